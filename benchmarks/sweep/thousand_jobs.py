@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from schedc.study.sweep.jobs import read_sweep
-from schedc.study.sweep.journal import Journal, journal_path
+from schedc.study.sweep.run import Journal, journal_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

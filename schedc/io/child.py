@@ -52,7 +52,7 @@ class Child:
         """Start it.
 
         Args:
-            arguments: of the Python interpreter, as in `-m schedc.study.worker`; the number of the socket is put behind them.
+            arguments: of the Python interpreter, as in `-m schedc.study.executors`; the number of the socket is put behind them.
             variables: of its environment, beside those of this process.
         """
         self._socket, theirs = socket.socketpair()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from schedc.errors import InvalidInput, Unsupported
 from schedc.io.location import show
-from schedc.study.asker import row_in_child
+from schedc.study.executors import row_in_child
 from schedc.study.task import CompileRow, CompileTask, JobFiles, Status
 
 if TYPE_CHECKING:
@@ -72,11 +72,10 @@ class DaskExecutor:
             task = replace(task, source=replace(source, path=os.path.abspath(source.path), names=names))
         return self.client.submit(row_in_child, task, key=f"schedc-{key}", pure=False)
 
-    def row_of(self, future: Any) -> CompileRow:
+    def row_of(self, future: Any) -> CompileRow | None:
         """As of `TaskExecutor`.
 
         Raises:
-            TimeoutError: it has not ended, after all.
             InvalidInput: the scheduler has forgotten it, or its worker cannot run schedc.
         """
         from distributed.scheduler import KilledWorker
@@ -86,6 +85,8 @@ class DaskExecutor:
             if error is None:
                 row: CompileRow = future.result(timeout=FETCH_S)
                 return row
+        except TimeoutError:  # of the wait: what the task itself raises is the future's exception
+            return None
         except CancelledError as cancelled:
             raise InvalidInput(f"--cluster: the scheduler at {self.address} lost jobs; run the command again") from cancelled
         if isinstance(error, KilledWorker):

@@ -16,7 +16,7 @@ import pytest
 from command_line import schedc
 from inputs.sweeps import JOB
 
-from schedc.study.sweep.journal import Journal, journal_path
+from schedc.study.sweep.run import Journal, journal_path
 
 SWEEP = """
 job = "job.toml"
@@ -34,14 +34,14 @@ seed = {list(range(150))}
 """
 PAUSING = """
 import time
-from schedc.study import task, worker
+from schedc.study import executors, task
 compile_now = task.row_of
 def answer(request):
     if request.source.options.seed >= 100:
         time.sleep(1000)
     return compile_now(request)
-worker.row_of = answer
-worker.main()
+executors.row_of = answer
+executors.serve_tasks()
 """
 
 
@@ -111,7 +111,7 @@ def test_what_cannot_be_written_or_read_is_refused_before_any_work(folder: Path)
 
 def started(folder: Path, processes: int) -> subprocess.Popen[str]:
     """The command, which does not get beyond the first 100 jobs, so that there is time to end it."""
-    code = f"from schedc.study import asker\nasker.WORKER = ('-c', {PAUSING!r})\nfrom schedc.__main__ import main\nmain()"
+    code = f"from schedc.study import executors\nexecutors.WORKER = ('-c', {PAUSING!r})\nfrom schedc.__main__ import main\nmain()"
     arguments = ["sweep", str(folder / "many.toml"), "-o", str(folder / "t.csv"), "--processes", str(processes)]
     return subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

@@ -16,7 +16,7 @@ from schedc.formats.plan.plan_file import read_plan
 from schedc.formats.trace_file import read_trace
 from schedc.frontend.job import load_job
 from schedc.frontend.job_source import source_of_file
-from schedc.study.sweep.journal import Journal
+from schedc.study.sweep.run import Journal
 from schedc.study.tune.request import read_request
 from schedc.verify.plan.checks import verify_plan
 

@@ -15,8 +15,7 @@ from inputs.sweeps import sweep_in
 
 from schedc.errors import InvalidInput, Unsupported
 from schedc.study import cluster as cluster_module
-from schedc.study.sweep.journal import Journal
-from schedc.study.sweep.run import run
+from schedc.study.sweep.run import Journal, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,10 +83,18 @@ class Ended:
         return self.error
 
 
+class Lost:
+    """A future that had ended, and whose row cannot be fetched."""
+
+    def exception(self, timeout: float) -> BaseException | None:
+        raise TimeoutError(timeout)
+
+
 def test_each_way_in_which_dask_gives_no_answer_has_its_words() -> None:
     worker: Any = SimpleNamespace(address="tcp://here:1")
     executor = cluster_module.DaskExecutor(None, "tcp://there:2")
     killed = executor.row_of(Ended(KilledWorker("task", worker, 3)))
+    assert killed is not None
     assert (killed.status, killed.error) == ("crashed", "its worker died at each attempt, and last tcp://here:1")
     with pytest.raises(InvalidInput, match=r"a worker of tcp://there:2 cannot run schedc .No module named 'schedc'.; install"):
         executor.row_of(Ended(ModuleNotFoundError("No module named 'schedc'")))
@@ -95,6 +102,9 @@ def test_each_way_in_which_dask_gives_no_answer_has_its_words() -> None:
         executor.row_of(Ended(CancelledError()))
     with pytest.raises(ZeroDivisionError):
         executor.row_of(Ended(ZeroDivisionError()))
+    with pytest.raises(TimeoutError, match="of the task itself"):
+        executor.row_of(Ended(TimeoutError("of the task itself")))
+    assert executor.row_of(Lost()) is None, "the wait for a row took too long, as its worker was lost"
 
 
 def test_without_dask_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from schedc.errors import InvalidInput
-from schedc.study.sweep.journal import HEAD, Journal, journal_path
+from schedc.study.sweep.run import HEAD, Journal, journal_path
 from schedc.study.task import CompileRow, Status
 
 if TYPE_CHECKING:

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 from inputs.sweeps import STAND_IN, sweep_in
 
-from schedc.study import asker as asker_module
 from schedc.study import executors as executors_module
 from schedc.study.executors import LocalExecutor, processes_for, run_tasks
-from schedc.study.sweep.journal import Journal
-from schedc.study.sweep.run import kept_keys, run
+from schedc.study.sweep.run import Journal, kept_keys, run
 from schedc.study.task import CompileRow, Status
 
 if TYPE_CHECKING:
@@ -29,7 +27,7 @@ def sweep(tmp_path: Path) -> Sweep:
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, body: str) -> None:
     """Let another program answer instead of the compiler."""
-    monkeypatch.setattr(asker_module, "WORKER", ("-c", STAND_IN.format(body=body.replace("\n", "\n    "))))
+    monkeypatch.setattr(executors_module, "WORKER", ("-c", STAND_IN.format(body=body.replace("\n", "\n    "))))
 
 
 def run_all(sweep: Sweep, path: Path, processes: int = 2) -> dict[int, CompileRow]:

@@ -97,9 +97,9 @@ def test_a_cell_that_dies_is_a_row_and_the_run_goes_on(
 
 STAND_IN = """
 import os, time
-from schedc.study import task, worker
-worker.row_of = lambda request: {body}
-worker.main()
+from schedc.study import executors, task
+executors.row_of = lambda request: {body}
+executors.serve_tasks()
 """
 
 
@@ -110,6 +110,15 @@ def test_what_a_solver_prints_does_not_spoil_the_answer(instance: Instance) -> N
     with Child(["-c", STAND_IN.format(body=body), "0"]) as child:
         answer = child.ask(pickle.dumps(asked))
     assert CompileRow(**json.loads(answer)) == CompileRow(status=Status.PLANNED, won_by="1f1b")
+
+
+def test_a_child_has_no_more_threads_than_there_are_cores(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = 'task.CompileRow(status="planned", won_by=os.environ["OMP_NUM_THREADS"])'
+    monkeypatch.setattr("schedc.study.executors.WORKER", ("-c", STAND_IN.format(body=body)))
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
+    for workers, threads in ((8, "3"), (2, "2")):
+        (row,) = run([instance], ["1f1b"], limits=Limits(time_s=60, workers=workers))
+        assert row.answer.won_by == threads
 
 
 def test_the_csv_file_holds_the_rows_as_plain_numbers(rows: list[BenchRow], tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from schedc.formats.profile_file import ProfileFile
 from schedc.formats.trace_file import TraceFile
 from schedc.frontend.job_file import JobFile, TopologyFile
 from schedc.io.conform import schema_of
-from schedc.study.sweep.sweep_file import SweepFile
+from schedc.study.sweep.jobs import SweepFile
 from schedc.study.tune.tune_file import TuneFile
 
 _HEAD = """\

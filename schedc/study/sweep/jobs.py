@@ -12,7 +12,9 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+from msgspec import Meta
 
 from schedc import __version__
 from schedc.compile.settings import DEFAULT_TIME_S
@@ -20,12 +22,11 @@ from schedc.errors import InvalidInput
 from schedc.frontend.job_file import JobFile
 from schedc.frontend.job_source import JobSource, source_of_file
 from schedc.frontend.overrides import Override, python_override, with_overrides
-from schedc.io.conform import UnknownKey, conform
+from schedc.io.conform import Counts, Durations, Section, UnknownKey, conform
 from schedc.io.input_file import read_bytes
 from schedc.io.location import Location, show
 from schedc.io.tables import parse_toml
 from schedc.solvers.driver.registry import check_method
-from schedc.study.sweep.sweep_file import SweepFile
 from schedc.study.task import GRACE_S, CompileTask, JobFiles, JobOptions, digest_of_files
 from schedc.units import format_duration_ns, parse_duration_ns
 
@@ -33,10 +34,42 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-
 MOST_JOBS = 1_000_000
 FILES = (("profile", "path"), ("topology", "path"), ("lengths", "path"), ("lengths", "fit"))
 """The keys of a job that name files."""
+
+Text: TypeAlias = Annotated[str, Meta(min_length=1)]
+Gap: TypeAlias = Annotated[float, Meta(ge=0, lt=1)]
+Seed: TypeAlias = Annotated[int, Meta(ge=0, lt=2**31)]
+Work: TypeAlias = Annotated[float, Meta(ge=0)]
+
+
+class CompileSection(Section, frozen=True, kw_only=True):
+    """The options of `schedc compile`; a list stands for each of its values in turn."""
+
+    method: Text | tuple[Text, ...] | None = None
+    time_limit_ns: Durations | None = None
+    gap: Gap | tuple[Gap, ...] | None = None
+    seed: Seed | tuple[Seed, ...] | None = None
+    workers: Counts | None = None
+    deterministic_limit: Work | tuple[Work, ...] | None = None
+
+
+class CaseSection(Section, frozen=True, kw_only=True):
+    """A named set of settings."""
+
+    name: Text
+    set: Any = None
+
+
+class SweepFile(Section, frozen=True, kw_only=True):
+    """A sweep: jobs × cases × grid × options of compile."""
+
+    job: Text | tuple[Text, ...]
+    compile: CompileSection = CompileSection()
+    set: Any = None
+    cases: tuple[CaseSection, ...] = ()
+    grid: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
