@@ -39,8 +39,8 @@ from schedc.study.tune.request import read_request
 from schedc.study.tune.search import tune
 
 if TYPE_CHECKING:
+    from schedc.study.tune.candidates import TuneRow
     from schedc.study.tune.request import TuneRequest
-    from schedc.study.tune.rows import TuneRow
 
 M70 = {
     "model_type": "llama",

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from schedc.ir.costs import MessageCost
 from schedc.study.tune.candidates import Choices, candidates, divisors
-from schedc.study.tune.collectives import one_way_ns, ring_ns
+from schedc.study.tune.problems import one_way_ns, ring_ns
 
 
 @given(

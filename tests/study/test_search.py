@@ -15,18 +15,17 @@ from schedc.frontend.job_source import source_of_table
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.interruption import Interruption
 from schedc.solvers.common.search_settings import SearchSettings
-from schedc.study.tune.baselines import Baseline
-from schedc.study.tune.candidates import candidates
-from schedc.study.tune.estimates import simple_bound_ns, totals_of
+from schedc.study.tune.candidates import CandidateState, candidates
+from schedc.study.tune.estimates import simple_bound_ns, totals_of, work_bound_ns
 from schedc.study.tune.folder import job_table
 from schedc.study.tune.problems import candidate_problem
 from schedc.study.tune.request import PROFILE
-from schedc.study.tune.rows import CandidateState
-from schedc.study.tune.search import tune, work_bound_ns
+from schedc.study.tune.search import tune
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from schedc.ir.plan import Plan
     from schedc.study.tune.request import TuneRequest
     from schedc.study.tune.search import Tuned
 
@@ -157,8 +156,10 @@ def test_auto_takes_baselines_first_and_then_searches(tmp_path: Path) -> None:
 
 
 def test_where_no_baseline_has_room_auto_may_find_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nothing = Baseline(plan=None, why_not="greedy{n_sub=1}: holds too much", failures=())
-    monkeypatch.setattr("schedc.study.tune.search.baseline_of", lambda *_: nothing)
+    def nothing(*_: object) -> Plan:
+        raise NoPlanFound("greedy{n_sub=1}: holds too much")
+
+    monkeypatch.setattr("schedc.study.tune.search.baseline_of", nothing)
     alone = {"ranks": [2], "microbatch_sizes": [2], "recompute": ["none"], "placements": ["unidirectional"]}
     found = tune(tiny_request(tmp_path, tune=alone), SearchSettings(), candidate_s=0.0)
     assert (found.best.state, found.best.why_not) == (CandidateState.BEST, "")

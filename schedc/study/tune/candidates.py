@@ -1,12 +1,19 @@
-"""Candidates: the ways to divide devices and batch that are tried. A pure function of numbers; nothing here takes time or bytes."""
+"""Candidates: the ways to divide devices and batch that are tried, a pure function of numbers; and what became of each.
+
+Nothing here takes time or bytes. A candidate is a row of the table, which is CSV.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from itertools import product
 from typing import TYPE_CHECKING
 
+from schedc.io.outputs import csv_bytes
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from schedc.study.tune.tune_file import Across, PlacementName
 
@@ -37,6 +44,47 @@ class TuneCandidate:
     """Of one stage, for each site that they are in."""
 
 
+class CandidateState(StrEnum):
+    """How far the work on a candidate came."""
+
+    BEST = "best"
+    PLANNED = "planned"
+    BOUNDED = "bounded"
+    """Its lower bound is not below the best step: not searched."""
+    NO_ROOM = "no room"
+    """A rank cannot hold what it must."""
+    NO_PLAN = "no plan"
+    """No method tried found a schedule within the memory."""
+    TOO_LARGE = "too large"
+    """More compute ops than are searched."""
+    NOT_REACHED = "not reached"
+    """The time was up, or somebody interrupted the work."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TuneRow:
+    """One candidate; filled in while it is worked on."""
+
+    candidate: TuneCandidate
+    state: CandidateState
+    method: str = ""
+    """What made the plan."""
+    step_ns: int | None = None
+    """The plan's makespan: the training step, with the collectives."""
+    stage_span_ns: int | None = None
+    """The longest time from the first to the last op of a rank: collectives do not count."""
+    collectives_ns: int | None = None
+    """Of the rank where they take longest, if nothing overlapped them."""
+    tokens_per_s: float | None = None
+    peak_bytes: int | None = None
+    """Of the rank that holds most: all that it holds all the time, and activations."""
+    bound_ns: int | None = None
+    """No schedule of this candidate has a shorter step."""
+    gap: float | None = None
+    seconds: float = 0.0
+    why_not: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
     """What is tried, in its order."""
@@ -63,14 +111,11 @@ def divisors(number: int) -> tuple[int, ...]:
 
 
 def candidates(choices: Choices) -> tuple[TuneCandidate, ...]:
-    """All that use every device and the whole batch.
+    """All that use every device and the whole batch, each once.
 
     Ranks of a pipeline across sites are divided as the devices are; otherwise each site has whole pipelines.
     """
-    return tuple(dict.fromkeys(_all(choices)))
-
-
-def _all(choices: Choices) -> Iterator[TuneCandidate]:
+    found: dict[TuneCandidate, None] = {}
     groups = choices.groups_of_site
     for ranks in choices.ranks:
         for across, ranks_of_site, replicas_of_site in _divided(ranks, groups, choices.across_sites):
@@ -79,26 +124,28 @@ def _all(choices: Choices) -> Iterator[TuneCandidate]:
             if choices.batch % data_parallel or any(each % choices.expert_parallel for each in replicas_of_site):
                 continue
             of_pipeline = choices.batch // data_parallel
-            for size in choices.microbatch_sizes:
-                if of_pipeline % size:
-                    continue
-                for placement, chunks in _placements(ranks, choices):
-                    # ZeRO 1 divides nothing where there is one replica.
-                    for zero_stage in choices.zero_stages if data_parallel > 1 else (0,):
-                        for recompute in choices.recompute:
-                            yield TuneCandidate(
-                                ranks=ranks,
-                                data_parallel=data_parallel,
-                                microbatch_size=size,
-                                microbatches=of_pipeline // size,
-                                placement=placement,
-                                chunks=chunks,
-                                zero_stage=zero_stage,
-                                recompute=recompute,
-                                across=across,
-                                ranks_of_site=ranks_of_site,
-                                replicas_of_site=replicas_of_site,
-                            )
+            tried = product(
+                [size for size in choices.microbatch_sizes if of_pipeline % size == 0],
+                _placements(ranks, choices),
+                choices.zero_stages if data_parallel > 1 else (0,),  # ZeRO 1 divides nothing where there is one replica
+                choices.recompute,
+            )
+            for size, (placement, chunks), zero_stage, recompute in tried:
+                candidate = TuneCandidate(
+                    ranks=ranks,
+                    data_parallel=data_parallel,
+                    microbatch_size=size,
+                    microbatches=of_pipeline // size,
+                    placement=placement,
+                    chunks=chunks,
+                    zero_stage=zero_stage,
+                    recompute=recompute,
+                    across=across,
+                    ranks_of_site=ranks_of_site,
+                    replicas_of_site=replicas_of_site,
+                )
+                found[candidate] = None
+    return tuple(found)
 
 
 def _divided(
@@ -123,3 +170,15 @@ def _placements(ranks: int, choices: Choices) -> Iterator[tuple[PlacementName, i
         for chunks in (1,) if placement == "unidirectional" else choices.chunks:
             if ranks * chunks <= choices.layers and (placement == "unidirectional" or (ranks > 1 and chunks > 1)):
                 yield placement, chunks
+
+
+def rows_csv(rows: Iterable[TuneRow]) -> bytes:
+    """The table: a column for each field, nanoseconds and bytes, an empty cell where there is none."""
+    of_candidate = [field.name for field in fields(TuneCandidate)]
+    others = [field.name for field in fields(TuneRow) if field.name != "candidate"]
+    table: list[list[object]] = [[*of_candidate, *others]]
+    for row in rows:
+        values = [getattr(row.candidate, name) for name in of_candidate]
+        values = [" ".join(map(str, each)) if isinstance(each, tuple) else each for each in values]  # of sites
+        table.append(values + [getattr(row, name) for name in others])
+    return csv_bytes(table)

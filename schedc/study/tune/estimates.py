@@ -5,22 +5,24 @@ All follow from sums over the model's layers: whatever the partition, some rank 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from schedc.study.tune.collectives import collectives_ns
-from schedc.study.tune.problems import bytes_per_parameter
+from schedc.study.tune.candidates import TuneCandidate, candidates
+from schedc.study.tune.problems import bytes_per_parameter, collectives_ns
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from schedc.ir.problem import Problem
     from schedc.ir.workload import Layer
-    from schedc.study.tune.candidates import TuneCandidate
     from schedc.study.tune.request import TuneRequest
 
 ROUNDED_NS = 16
 """More than what the roundings of one rank's collectives add up to."""
+MOST_TIMES = 16
+"""The largest multiple of the devices that is tried for room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,26 @@ def simple_bound_ns(request: TuneRequest, candidate: TuneCandidate, totals: Tota
     return max(work_ns, totals.path_ns(candidate), _collectives_ns(request, candidate, totals))
 
 
+def work_bound_ns(problem: Problem) -> int:
+    """A lower bound of the step that takes no time: some rank's work, after its first all-gather and before its last collective."""
+    parallel, most_ns = problem.data_parallel, 0
+    for rank in range(problem.ranks):
+        stages = problem.stages_on(rank)
+        work_ns = sum(
+            forward + min(split + weight, fused)
+            for costs in (problem.stages[stage] for stage in stages)
+            for forward, split, weight, fused in zip(
+                costs.forward_ns, costs.backward_input_ns, costs.backward_weight_ns, costs.backward_ns, strict=True
+            )
+        )
+        around_ns = 0
+        if parallel is not None:
+            around_ns += min(parallel.reduce_scatter_ns[stage] for stage in stages)
+            around_ns += min((parallel.all_gather_ns[stage] for stage in stages), default=0) if parallel.all_gather_ns else 0
+        most_ns = max(most_ns, problem.microbatches * work_ns + around_ns)
+    return most_ns
+
+
 def about_ns(request: TuneRequest, candidate: TuneCandidate, totals: Totals) -> int:
     """The step of 1F1B with equal stages, and collectives that nothing overlaps; only for the order of candidates."""
     rounds = candidate.microbatches + (candidate.ranks - 1) / candidate.chunks
@@ -119,3 +141,33 @@ def _collectives_ns(request: TuneRequest, candidate: TuneCandidate, totals: Tota
         more_ns = sum(collectives_ns(request, candidate, others, experts)) - sum(collectives_ns(request, candidate, others, 1))
         least_ns += max(0, more_ns - ROUNDED_NS)
     return least_ns
+
+
+def what_fits(request: TuneRequest, totals: Mapping[int, Totals]) -> str:
+    """Why no candidate has room, in sums over the cluster, and what would have; empty where the sums alone leave room.
+
+    `totals` are those of each microbatch size.
+    """
+    devices = sum(request.file.topology.sites)
+    least = min(
+        static_bytes(request, each, totals[each.microbatch_size]) * each.data_parallel * request.group
+        for each in candidates(request.choices)
+    )
+    if least <= devices * request.room_bytes:
+        return ""
+    larger = "larger devices"
+    choices = request.choices
+    for times in range(2, MOST_TIMES + 1):  # by how much the cluster would have to be larger
+        groups = tuple(times * each for each in choices.groups_of_site)
+        ranks = dict.fromkeys(factor * each for factor in range(1, times + 1) for each in choices.ranks)
+        more = replace(choices, groups_of_site=groups, ranks=tuple(each for each in ranks if each <= choices.layers))
+        if any(not no_room(request, each, totals[each.microbatch_size]) for each in candidates(more)):
+            larger = f"{times} times as many devices"
+            break
+    needed, room = format_bytes(int(least), 1), format_bytes(devices * request.room_bytes, 1)
+    each, kept = format_bytes(request.room_bytes, 1), format_bytes(request.reserve_bytes, 1)
+    return (
+        f"weights, gradients and optimizer state take {needed} or more in all, and {devices} devices have {room}"
+        f" ({each} each, after a reserve of {kept}); {larger} may have room, or fewer bytes for each parameter"
+        " (memory.weight, gradient, optimizer)"
+    )

@@ -18,9 +18,9 @@ from schedc.frontend.job import load_job
 from schedc.io.outputs import check_outputs, write_atomically
 from schedc.ir.workload import Semantics
 from schedc.solvers.driver.registry import FUSED, METHODS, MIXED
+from schedc.study.tune.candidates import rows_csv
 from schedc.study.tune.problems import CandidateProblem, bytes_per_parameter
 from schedc.study.tune.request import PROFILE, TuneRequest
-from schedc.study.tune.rows import rows_csv
 from schedc.units import format_duration_ns
 
 if TYPE_CHECKING:

@@ -1,6 +1,19 @@
 """A candidate as a problem of the compiler, with the layers of its microbatch size.
 
 The partition is the balanced one. Nothing is written or read: `folder` writes the best one as a job, which has the same problem.
+
+How long the collectives of data parallelism take follows from bytes, replicas and links.
+
+Within a site they are rings: of n devices, each sends (n − 1) / n of the bytes for a reduce-scatter, and as much for an
+all-gather, in n − 1 messages. Where replicas of a stage are in several sites, collectives are hierarchical: each site reduces its
+own, the sites exchange the parts in a ring of sites, and the all-gather goes the same way back. So between two sites each gradient
+crosses once, half for the reduce-scatter and half for the all-gather.
+
+The stages of a pipeline finish at about the same time, so the collectives of all of its ranks share what connects two sites: each
+has an equal part of the bandwidth, all the time. What they gain when others are done is not counted.
+
+Experts have replicas of their own: with expert parallelism e, each pipeline has 1/e of them, and what reduces the gradients of one
+are replicas ÷ e. The collectives of the others and those of experts follow each other.
 """
 
 from __future__ import annotations
@@ -13,17 +26,19 @@ from schedc.frontend.checks import check_size
 from schedc.frontend.job_file import MemorySection
 from schedc.frontend.sections import Memory, check_room, exactly
 from schedc.io.location import Location
+from schedc.ir.costs import MessageCost
 from schedc.ir.layout import Layout
 from schedc.ir.problem import DataParallel, Problem
 from schedc.ir.workload import Device, Network, Workload
 from schedc.lower.partition import balanced_partition
 from schedc.lower.placement import place
 from schedc.lower.problem import problem_of, static_bytes
-from schedc.study.tune.collectives import collectives_ns, shared
 from schedc.verify.layout import verify_layout
 from schedc.verify.workload import verify_workload
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from schedc.study.tune.candidates import TuneCandidate
     from schedc.study.tune.request import TuneRequest
 
@@ -68,12 +83,17 @@ def candidate_problem(request: TuneRequest, candidate: TuneCandidate) -> Candida
         bytes_per_parameter=exactly(bytes_per_parameter(request, candidate)),
         bytes_per_expert_parameter=exactly(bytes_per_parameter(request, candidate, request.file.model.ep)),
     )
+    sites, between = candidate.ranks_of_site, None
+    if len(sites) > 1:  # each rank has its share of what all pipelines use at the same time
+        assert request.between is not None
+        between = shared(request.between, candidate.data_parallel * request.group, request.within)
+    site_of_rank = tuple(site for site, ranks in enumerate(sites) for _ in range(ranks))
     workload = Workload(
         name=request.name,
         microbatches=candidate.microbatches,
         layers=memory.held_by(request.layers[candidate.microbatch_size]),
         devices=memory.devices,
-        network=network_of(request, candidate),
+        network=Network(site_of_rank=site_of_rank, within=request.within, between=between),
         split_backward=request.file.tune.split_backward,
         semantics=request.file.tune.semantics,
     )
@@ -84,7 +104,20 @@ def candidate_problem(request: TuneRequest, candidate: TuneCandidate) -> Candida
         recomputed=recomputed,
         placement=candidate.placement,
     )
-    workload = replace(workload, data_parallel=_data_parallel(request, candidate, workload, layout))
+    if candidate.data_parallel > 1:
+        durations_ns = []
+        for first, last in layout.layers_of_stage:  # from the parameters of one device of each stage
+            experts = sum(layer.expert_parameters for layer in workload.layers[first:last])
+            others = sum(layer.parameters for layer in workload.layers[first:last]) - experts
+            durations_ns.append(collectives_ns(request, candidate, others, experts))
+        reduce_ns, gather_ns = zip(*durations_ns, strict=True)
+        parallel = DataParallel(
+            size=candidate.data_parallel,
+            zero_stage=candidate.zero_stage,
+            reduce_scatter_ns=reduce_ns,
+            all_gather_ns=gather_ns if candidate.zero_stage else (),
+        )
+        workload = replace(workload, data_parallel=parallel)
     problem = problem_of(workload, layout)
     section = MemorySection(capacity_bytes=request.capacity_bytes, reserve_bytes=request.reserve_bytes)
     check_room(problem, workload.devices, section, JOB / "memory")
@@ -104,30 +137,65 @@ def bytes_per_parameter(request: TuneRequest, candidate: TuneCandidate, divided:
     return memory.weight_bytes + memory.gradient_bytes + optimizer
 
 
-def network_of(request: TuneRequest, candidate: TuneCandidate) -> Network:
-    """What connects the ranks of a pipeline: between sites, its share of what all pipelines use at the same time."""
-    sites = candidate.ranks_of_site
+def ring_ns(link: MessageCost, members: int, size_bytes: int) -> int:
+    """A reduce-scatter or an all-gather of this many bytes among this many; a fraction of a nanosecond counts as a whole."""
+    steps = members - 1
+    if link.bytes_per_second is None or not steps:
+        return steps * link.latency_ns
+    return steps * link.latency_ns + -(-steps * size_bytes * 1_000_000_000 // (members * link.bytes_per_second))
+
+
+def one_way_ns(replicas_of_site: Sequence[int], within: MessageCost, between: MessageCost | None, size_bytes: int) -> int:
+    """A reduce-scatter, or an all-gather, of this many bytes of one device of a stage among the stage's replicas.
+
+    Args:
+        replicas_of_site: for each site that has some.
+        within: of one device.
+        between: of one rank's devices of all replicas in a site together, for one device of them; None: all are in one site.
+        size_bytes: of the device.
+    """
+    within_ns = ring_ns(within, max(replicas_of_site), size_bytes)
+    if between is None:
+        return within_ns
+    sites = len(replicas_of_site)
+    # The slower of the two: what connects the sites, or the devices' own links for their parts.
+    part_bytes = -(-size_bytes // min(replicas_of_site))
+    own = MessageCost(latency_ns=between.latency_ns, bytes_per_second=within.bytes_per_second)
+    return within_ns + max(ring_ns(between, sites, size_bytes), ring_ns(own, sites, part_bytes))
+
+
+def collectives_ns(request: TuneRequest, candidate: TuneCandidate, others: int, experts: int) -> tuple[int, int]:
+    """Reduce-scatter and all-gather of a stage, from the parameters of one device of it, those of experts apart.
+
+    With ZeRO 0 the first is an all-reduce, and there is no second.
+    """
+    memory, ep = request.file.memory, request.file.model.ep
+
+    def both_ns(bytes_of_each: int) -> int:
+        total_ns = _among_ns(request, candidate, 1, others * bytes_of_each)
+        return total_ns + (_among_ns(request, candidate, ep, experts * bytes_of_each) if experts else 0)
+
+    reduce_ns, gather_ns = both_ns(memory.gradient_bytes), both_ns(memory.weight_bytes)
+    return (reduce_ns, gather_ns) if candidate.zero_stage else (2 * reduce_ns, 0)
+
+
+def _among_ns(request: TuneRequest, candidate: TuneCandidate, divided: int, size_bytes: int) -> int:
+    """Among the replicas of a stage, or of experts that expert parallelism of this size divides.
+
+    Groups of experts' replicas are beside each other, so each has its part of what connects sites.
+    """
     between = None
-    if len(sites) > 1:
+    if len(candidate.replicas_of_site) > 1:
         assert request.between is not None
-        between = shared(request.between, candidate.data_parallel * request.group, request.within)
-    site_of_rank = tuple(site for site, ranks in enumerate(sites) for _ in range(ranks))
-    return Network(site_of_rank=site_of_rank, within=request.within, between=between)
+        between = shared(request.between, candidate.ranks * request.group * divided)
+    return one_way_ns([replicas // divided for replicas in candidate.replicas_of_site], request.within, between, size_bytes)
 
 
-def _data_parallel(request: TuneRequest, candidate: TuneCandidate, workload: Workload, layout: Layout) -> DataParallel | None:
-    """The collectives of each stage, from the parameters of one device of it."""
-    if candidate.data_parallel == 1:
-        return None
-    durations_ns = []
-    for first, last in layout.layers_of_stage:
-        layers = workload.layers[first:last]
-        experts = sum(layer.expert_parameters for layer in layers)
-        others = sum(layer.parameters for layer in layers) - experts
-        durations_ns.append(collectives_ns(request, candidate, others, experts))
-    return DataParallel(
-        size=candidate.data_parallel,
-        zero_stage=candidate.zero_stage,
-        reduce_scatter_ns=tuple(reduce_ns for reduce_ns, _ in durations_ns),
-        all_gather_ns=tuple(gather_ns for _, gather_ns in durations_ns) if candidate.zero_stage else (),
-    )
+def shared(link: MessageCost, senders: int, own: MessageCost | None = None) -> MessageCost:
+    """An equal part of a bandwidth for each of the senders, and no more than a sender's own."""
+    if link.bytes_per_second is None:
+        return link
+    share = max(1, link.bytes_per_second // senders)
+    if own is not None and own.bytes_per_second is not None:
+        share = min(share, own.bytes_per_second)
+    return MessageCost(latency_ns=link.latency_ns, bytes_per_second=share)

@@ -10,27 +10,30 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from schedc import __version__
 from schedc.analysis.bounds.lower_bounds import cheap_bound_ns
 from schedc.analysis.bounds.residency import rank_without_room
 from schedc.analysis.gap import relative_gap
-from schedc.compile.driver import checks_s, compile_problem
+from schedc.compile.certify import certify
+from schedc.compile.driver import checks_s, compile_problem, defects_named
 from schedc.errors import Infeasible, InvalidInput, NoPlanFound, Unsupported
-from schedc.solvers.driver.registry import is_auto
-from schedc.study.tune.baselines import baseline_of
-from schedc.study.tune.candidates import candidates
-from schedc.study.tune.estimates import Totals, about_ns, no_room, simple_bound_ns, totals_of
+from schedc.ir.plan import MadeBy, Plan
+from schedc.solvers.common.fusing import fusing_frees, fusing_saves_time
+from schedc.solvers.common.incumbent import Incumbent
+from schedc.solvers.common.search_settings import SearchSettings
+from schedc.solvers.driver.portfolio import try_methods
+from schedc.solvers.driver.registry import TEMPLATE_NAMES, is_auto
+from schedc.study.tune.candidates import CandidateState, TuneRow, candidates
+from schedc.study.tune.estimates import Totals, about_ns, no_room, simple_bound_ns, totals_of, what_fits, work_bound_ns
 from schedc.study.tune.problems import CandidateProblem, candidate_problem
-from schedc.study.tune.rows import CandidateState, TuneRow
-from schedc.study.tune.sums import Sums, check_sums, sums_of, what_fits
+from schedc.study.tune.sums import Sums, check_sums, sums_of
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
-    from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
     from schedc.solvers.common.failure import Failure
-    from schedc.solvers.common.search_settings import SearchSettings
     from schedc.study.tune.request import TuneRequest
 
 MOST_SEARCHED_OPS = 50_000
@@ -39,6 +42,8 @@ FEW_OPS = 4_000
 """Candidates of at most this many compute ops are tried first, then those of twice as many, and so on: they take little time."""
 BASELINES_SHARE = 0.6
 """Of the time limit, for the first pass."""
+GREEDY, GREEDY_FUSED = "greedy{n_sub=1}", "greedy{fused=all,n_sub=1}"
+"""Blocks stay whole: the cut variants are rarely better by more than a thousandth, and take several times as long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +91,6 @@ class _Work:
         candidate = self.row.candidate
         return 3 * candidate.ranks * candidate.chunks * candidate.microbatches
 
-    @property
-    def problem(self) -> Problem:
-        """Of a candidate that can be compiled."""
-        assert self.made is not None
-        return self.made.problem
-
     def end(self, state: CandidateState, why_not: str) -> None:
         """There is no plan."""
         self.row.state, self.row.why_not = state, why_not
@@ -105,22 +104,17 @@ class _Work:
 class _Search:
     request: TuneRequest
     settings: SearchSettings
-    candidate_s: float
     prune: bool
     report: Callable[[Progress], None]
     works: list[_Work]
     begun_s: float = field(default_factory=time.perf_counter)
     best: _Work | None = None
     failures: list[Failure] = field(default_factory=list)
-    totals: dict[int, Totals] = field(default_factory=dict)
-    """Of each microbatch size."""
 
     def left_s(self, share: float = 1.0) -> float | None:
         """What is left of this share of the time; None: no limit."""
         time_s = self.settings.limits.time_s
-        if time_s is None:
-            return None
-        return share * time_s - (time.perf_counter() - self.begun_s)
+        return None if time_s is None else share * time_s - (time.perf_counter() - self.begun_s)
 
     def is_over(self, share: float = 1.0) -> bool:
         """Whether nothing more is begun; never before there is a plan."""
@@ -137,14 +131,12 @@ class _Search:
         """Say what is known."""
         self.report(Progress(doing=doing, done=done, total=len(self.works), best=None if self.best is None else self.best.row))
 
-    def prepare(self) -> None:
+    def prepare(self, totals: dict[int, Totals]) -> None:
         """What is known of the candidates before their problems are made; those that cannot fit or be planned are known here."""
         request = self.request
-        for size, layers in request.layers.items():
-            self.totals[size] = totals_of(layers, split_backward=request.file.tune.split_backward)
         for work in self.works:
             candidate = work.row.candidate
-            total = self.totals[candidate.microbatch_size]
+            total = totals[candidate.microbatch_size]
             why_not = no_room(request, candidate, total)
             if why_not:
                 work.end(CandidateState.NO_ROOM, why_not)
@@ -157,8 +149,9 @@ class _Search:
                     f"{work.ops} compute ops, more than the {MOST_SEARCHED_OPS} that are searched; larger microbatches have fewer",
                 )
 
-    def first_pass(self, *, by_name: bool) -> None:
+    def first_pass(self, candidate_s: float) -> None:
         """The baselines, or the method that the user names, on every candidate that may be the best."""
+        by_name = not is_auto(self.settings.method)
         works = [work for work in self.works if work.row.state is CandidateState.NOT_REACHED]
         works.sort(key=lambda work: ((work.ops // FEW_OPS).bit_length(), work.about_ns))
         for done, work in enumerate(works):
@@ -166,17 +159,14 @@ class _Search:
                 break
             self.tell("baselines", done)
             # Each bound costs more than the one before it.
-            if not self.refuses(work) and self._make(work) and not self.refuses(work):
-                work.raise_bound(cheap_bound_ns(work.problem))
+            if not self.refuses(work) and (problem := self._problem(work)) is not None and not self.refuses(work):
+                work.raise_bound(cheap_bound_ns(problem))
             if self.refuses(work):
-                self.bound_out(work)
+                self.bound_out((work,))
             elif work.row.state is CandidateState.NOT_REACHED:
-                if by_name:
-                    self._compile(work, self.candidate_s)
-                else:
-                    self._baselines(work)
+                self._plan(work, candidate_s, baseline=not by_name)
 
-    def second_pass(self) -> None:
+    def second_pass(self, candidate_s: float) -> None:
         """`auto` on those whose bound is below the best step: the shortest step first, then those without a baseline."""
         works = [work for work in self.works if work.row.state in (CandidateState.PLANNED, CandidateState.NO_PLAN)]
         works.sort(key=lambda work: (work.row.step_ns is None, work.row.step_ns or work.row.bound_ns or 0))
@@ -187,72 +177,56 @@ class _Search:
             if self.refuses(work) or (left_s is not None and left_s < work.row.seconds):
                 continue  # the second: there is no time to do again even what the baselines did
             self.tell("searching", done)
-            self._compile(work, self.candidate_s if left_s is None else min(self.candidate_s, left_s))
+            self._plan(work, candidate_s if left_s is None else min(candidate_s, left_s), baseline=False)
 
-    def bound_out(self, work: _Work) -> None:
-        """The candidate is not searched."""
-        work.end(CandidateState.BOUNDED, "its lower bound is not below the best step")
+    def bound_out(self, works: Iterable[_Work]) -> None:
+        """Candidates are not searched, those that the best plan refuses."""
+        for work in works:
+            if self.refuses(work):
+                work.end(CandidateState.BOUNDED, "its lower bound is not below the best step")
 
-    def _make(self, work: _Work) -> bool:
-        """The candidate's problem; False: it has no room."""
+    def _problem(self, work: _Work) -> Problem | None:
+        """The candidate's problem, made; None: it has no room."""
         try:
-            work.made = candidate_problem(self.request, work.row.candidate)
+            work.made = made = candidate_problem(self.request, work.row.candidate)
         except InvalidInput as error:
             work.end(CandidateState.NO_ROOM, str(error))
-            return False
-        problem = work.problem
-        if full := rank_without_room(problem):
+            return None
+        if full := rank_without_room(made.problem):
             rank, has, needs = full[0], format_bytes(full[1]), format_bytes(full[2])
             work.end(CandidateState.NO_ROOM, f"rank {rank} has room for {has} of activations; one microbatch needs {needs}")
-            return False
-        work.raise_bound(work_bound_ns(problem))
-        work.row.collectives_ns = max(work.made.collectives_ns)
-        return True
+            return None
+        work.raise_bound(work_bound_ns(made.problem))
+        work.row.collectives_ns = max(made.collectives_ns)
+        return made.problem
 
-    def _baselines(self, work: _Work) -> None:
-        begun_s = time.perf_counter()
-        made = baseline_of(work.problem, self._within(self.candidate_s))
-        self.failures += made.failures
-        if made.plan is None:
-            work.end(CandidateState.NO_PLAN, made.why_not)
-        else:
-            self._keep(work, made.plan, time.perf_counter() - begun_s)
-
-    def _compile(self, work: _Work, limit_s: float) -> None:
-        """The method on a candidate, within its time and what bounds and checks take at least."""
-        least_s = 1.1 * checks_s(work.problem)  # a limit below it leaves nothing for a search
-        begun_s = time.perf_counter()
+    def _plan(self, work: _Work, limit_s: float, *, baseline: bool) -> None:
+        """The baselines, or the method, on a candidate; the plan and its bound, each if it is better than what is known of it."""
+        assert work.made is not None
+        problem, row, begun_s = work.made.problem, work.row, time.perf_counter()
+        if not baseline:
+            limit_s = max(limit_s, 1.1 * checks_s(problem))  # a limit below what checks take leaves nothing for a search
+        settings = replace(self.settings, limits=replace(self.settings.limits, time_s=limit_s))
         try:
-            compiled = compile_problem(work.problem, self._within(max(limit_s, least_s)))
+            plan = (baseline_of if baseline else _compiled)(problem, settings, self.failures)
         except (NoPlanFound, Unsupported) as error:
             if work.plan is None:
                 work.end(CandidateState.NO_PLAN, str(error))
             return
-        self.failures += compiled.failures
-        self._keep(work, compiled.plan, time.perf_counter() - begun_s)
-
-    def _within(self, limit_s: float) -> SearchSettings:
-        """The settings, for one candidate."""
-        return replace(self.settings, limits=replace(self.settings.limits, time_s=limit_s))
-
-    def _keep(self, work: _Work, plan: Plan, seconds: float) -> None:
-        """The plan and its bound, each if it is better than what is known of the candidate."""
-        assert work.made is not None
+        row.seconds += time.perf_counter() - begun_s
         if not plan.certificate.bound.is_solvers:  # a solver's holds for whole blocks only: it says nothing of other schedules
             work.raise_bound(plan.certificate.lower_bound_ns)
         if work.plan is None or plan.certificate.makespan_ns < work.plan.certificate.makespan_ns:
             work.plan = plan
-        row, certificate = work.row, work.plan.certificate
+        certificate, sequence = work.plan.certificate, self.request.sequence
         step_ns = certificate.makespan_ns
         peaks = zip(work.made.static_bytes, certificate.peak_activation_bytes, strict=True)
-        choices, sequence = self.request.choices, self.request.sequence
         row.state, row.why_not = CandidateState.PLANNED, ""
         row.method = work.plan.made_by.method
         row.step_ns, row.stage_span_ns = step_ns, certificate.stage_span_ns
-        row.tokens_per_s = None if sequence is None else choices.batch * sequence / (step_ns / 1e9)
+        row.tokens_per_s = None if sequence is None else self.request.choices.batch * sequence / (step_ns / 1e9)
         row.peak_bytes = max(static + activations for static, activations in peaks)
         row.gap = relative_gap(step_ns, row.bound_ns or 0, certificate.bound)
-        row.seconds += seconds
         if self.best is None or self.best.row.step_ns is None or step_ns < self.best.row.step_ns:
             self.best = work
 
@@ -281,71 +255,47 @@ def tune(
         NoPlanFound: no candidate has a plan; says why of the one that came nearest.
         Defect: a plan breaks a rule, or the sums over the cluster.
     """
-    tried = candidates(request.choices)
-    if not tried:
-        raise (request.source.place / "tune").refuse("no way to divide the devices and the batch", _expected(request))
-    works = [_Work(TuneRow(candidate=each, state=CandidateState.NOT_REACHED)) for each in tried]
-    search = _Search(request, settings, candidate_s, prune, report, works)
-    search.prepare()
-    search.first_pass(by_name=not is_auto(settings.method))
+    choices = request.choices
+    works = [_Work(TuneRow(candidate=each, state=CandidateState.NOT_REACHED)) for each in candidates(choices)]
+    if not works:
+        expected = (
+            f"ranks that divide the {sum(choices.groups_of_site)} groups of {request.group} devices, pipelines that divide the"
+            f" batch of {choices.batch}, and microbatches that divide the rest"
+        )
+        raise (request.source.place / "tune").refuse("no way to divide the devices and the batch", expected)
+    search = _Search(request, settings, prune, report, works)
+    split = request.file.tune.split_backward
+    totals = {size: totals_of(layers, split_backward=split) for size, layers in request.layers.items()}
+    search.prepare(totals)
+    search.first_pass(candidate_s)
     if is_auto(settings.method):
-        search.second_pass()
-    return _tuned(search)
-
-
-def work_bound_ns(problem: Problem) -> int:
-    """A lower bound of the step that takes no time: some rank's work, after its first all-gather and before its last collective."""
-    parallel = problem.data_parallel
-    most = 0
-    for rank in range(problem.ranks):
-        stages = problem.stages_on(rank)
-        work_ns = 0
-        for stage in stages:
-            costs = problem.stages[stage]
-            for forward, split, weight, fused in zip(
-                costs.forward_ns, costs.backward_input_ns, costs.backward_weight_ns, costs.backward_ns, strict=True
-            ):
-                work_ns += forward + min(split + weight, fused)
-        around_ns = 0
-        if parallel is not None:
-            around_ns += min(parallel.reduce_scatter_ns[stage] for stage in stages)
-            around_ns += min((parallel.all_gather_ns[stage] for stage in stages), default=0) if parallel.all_gather_ns else 0
-        most = max(most, problem.microbatches * work_ns + around_ns)
-    return most
-
-
-def _tuned(search: _Search) -> Tuned:
+        search.second_pass(candidate_s)
     best = search.best
     if best is None or best.made is None or best.plan is None:
-        unfit = what_fits(search.request, search.totals)
-        if unfit:
-            raise Infeasible(f"{search.request.name}: none of {len(search.works)} candidates has room: {unfit}")
-        reasons = sorted((work.row for work in search.works if work.row.why_not), key=_nearness)
-        raise NoPlanFound(
-            f"{search.request.name}: none of {len(search.works)} candidates has a plan; {_says(reasons[-1])}"
-            if reasons
-            else f"{search.request.name}: no candidate was reached in the time given"
-        )
-    sums = sums_of(
-        search.request,
-        best.row.candidate,
-        best.made.static_bytes,
-        best.plan.certificate.peak_activation_bytes,
-        best.plan.certificate.makespan_ns,
-    )
-    check_sums(sums, search.request.name)
+        none = f"{request.name}: none of {len(works)} candidates has"
+        if unfit := what_fits(request, totals):
+            raise Infeasible(f"{none} room: {unfit}")
+        reasons = [work.row for work in works if work.row.why_not]
+        if not reasons:
+            raise NoPlanFound(f"{request.name}: no candidate was reached in the time given")
+        # The one that came nearest, the last of equals.
+        row = sorted(
+            reasons,
+            key=lambda row: (row.state is CandidateState.NO_PLAN, row.bound_ns is not None, -row.candidate.microbatch_size),
+        )[-1]
+        each = row.candidate
+        raise NoPlanFound(f"{none} a plan; with {each.ranks} ranks and {each.microbatch_size} in a microbatch: {row.why_not}")
+    sums = sums_of(request, best.row.candidate, best.made.static_bytes, best.plan.certificate)
+    check_sums(sums, request.name)
     best.row.state = CandidateState.BEST
-    for work in search.works:
-        if work.row.state in (CandidateState.NOT_REACHED, CandidateState.TOO_LARGE) and search.refuses(work):
-            search.bound_out(work)
+    search.bound_out(work for work in works if work.row.state in (CandidateState.NOT_REACHED, CandidateState.TOO_LARGE))
     order = {state: number for number, state in enumerate(CandidateState)}
     rows = sorted(
-        (work.row for work in search.works),
+        (work.row for work in works),
         key=lambda row: (row.step_ns is None, row.step_ns or 0, order[row.state], row.bound_ns or 0),
     )
-    bounds = [row.bound_ns for row in rows if row.state is not CandidateState.NO_ROOM]
     # A candidate without a bound may be as good as one likes.
-    bound_ns = min((0 if bound is None else bound for bound in bounds), default=0)
+    bound_ns = min((row.bound_ns or 0 for row in rows if row.state is not CandidateState.NO_ROOM), default=0)
     return Tuned(
         rows=tuple(rows),
         best=best.row,
@@ -357,19 +307,34 @@ def _tuned(search: _Search) -> Tuned:
     )
 
 
-def _nearness(row: TuneRow) -> tuple[bool, bool, int]:
-    """How near a candidate came to a plan; the nearest last."""
-    return row.state is CandidateState.NO_PLAN, row.bound_ns is not None, -row.candidate.microbatch_size
+def baseline_of(problem: Problem, settings: SearchSettings, failures: list[Failure]) -> Plan:
+    """A first plan: the best of the known schedules and of one list scheduler, whatever the settings' method, within their limits.
+
+    An interruption ends the work once there is a schedule. `failures` gets those of methods.
+
+    Raises:
+        NoPlanFound: there is no schedule.
+        Defect: a schedule breaks a rule.
+    """
+    incumbent = Incumbent(problem=problem, settings=SearchSettings(interruption=settings.interruption))
+    fused = (GREEDY_FUSED,) if fusing_saves_time(problem) or fusing_frees(problem) else ()
+    with defects_named(problem.name, "the baselines"):
+        try:
+            try_methods(incumbent, (*TEMPLATE_NAMES, GREEDY, *fused), mix=fusing_saves_time(problem))
+            if incumbent.schedule is None:
+                try_methods(incumbent, ("sequential",))
+        except KeyboardInterrupt:
+            if incumbent.schedule is None:
+                raise
+    failures += incumbent.failures
+    if incumbent.schedule is None:
+        greedy = next(each for each in incumbent.candidates if each.method == GREEDY)
+        raise NoPlanFound(f"{GREEDY}: {greedy.why_not}")
+    made_by = MadeBy(schedc=__version__, method=incumbent.found_by, seed=settings.limits.seed)
+    return certify(problem, incumbent.schedule, made_by, limits=settings.limits)
 
 
-def _says(row: TuneRow) -> str:
-    each = row.candidate
-    return f"with {each.ranks} ranks and {each.microbatch_size} in a microbatch: {row.why_not}"
-
-
-def _expected(request: TuneRequest) -> str:
-    choices = request.choices
-    return (
-        f"ranks that divide the {sum(choices.groups_of_site)} groups of {request.group} devices, pipelines that divide the batch of"
-        f" {choices.batch}, and microbatches that divide the rest"
-    )
+def _compiled(problem: Problem, settings: SearchSettings, failures: list[Failure]) -> Plan:
+    compiled = compile_problem(problem, settings)
+    failures += compiled.failures
+    return compiled.plan

@@ -6,23 +6,20 @@ holds less than the model's state, or computes faster than the devices can, is a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from schedc.costs.parameters import expert_parameters, further_token_parameters, matrix_parameters, parameters
 from schedc.errors import Defect
-from schedc.study.tune.candidates import TuneCandidate, candidates
-from schedc.study.tune.estimates import Totals, no_room, static_bytes
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
+    from schedc.ir.plan import Certificate
+    from schedc.study.tune.candidates import TuneCandidate
     from schedc.study.tune.request import TuneRequest
 
-MOST_TIMES = 16
-"""The largest multiple of the devices that is tried for room."""
-FEWER = "memory.weight, gradient, optimizer"
 ROUNDED = 1e-6
 """The relative part by which whole parameters and bytes on each device may differ from the sum."""
 
@@ -61,26 +58,23 @@ def state_bytes(request: TuneRequest, candidate: TuneCandidate) -> int | None:
     return held
 
 
-def sums_of(
-    request: TuneRequest, candidate: TuneCandidate, static_bytes: Sequence[int], activation_bytes: Sequence[int], step_ns: int
-) -> Sums:
+def sums_of(request: TuneRequest, candidate: TuneCandidate, static_bytes: Sequence[int], certificate: Certificate) -> Sums:
     """The sums of a plan.
 
     Args:
         request: what was asked.
         candidate: what the plan is of.
         static_bytes: what a device of each rank holds all the time.
-        activation_bytes: at most, besides.
-        step_ns: the plan's makespan.
+        certificate: of the plan, which says what a rank holds besides, at most, and how long the step is.
     """
     replicas, devices = candidate.data_parallel * request.group, sum(request.file.topology.sites)
     share = None
-    if request.architecture is not None and request.device is not None and request.sequence is not None and step_ns:
+    if request.architecture is not None and request.device is not None and request.sequence is not None and certificate.makespan_ns:
         flops = 6 * matrix_parameters(request.architecture) * request.choices.batch * request.sequence
-        share = flops / (request.device.flops_per_s * devices * step_ns / 1e9)
+        share = flops / (request.device.flops_per_s * devices * certificate.makespan_ns / 1e9)
     return Sums(
         static_bytes=replicas * sum(static_bytes),
-        peak_bytes=replicas * (sum(static_bytes) + sum(activation_bytes)),
+        peak_bytes=replicas * (sum(static_bytes) + sum(certificate.peak_activation_bytes)),
         room_bytes=devices * request.room_bytes,
         state_bytes=state_bytes(request, candidate),
         peak_share=share,
@@ -105,38 +99,3 @@ def check_sums(sums: Sums, name: str) -> None:
         told = f"would use {sums.peak_share:.0%} of the devices' peak for the model's matrices alone"
     if told:
         raise Defect(f"{name}: the plan {told}")
-
-
-def what_fits(request: TuneRequest, totals: Mapping[int, Totals]) -> str:
-    """Why no candidate has room, in sums over the cluster, and what would have; empty where the sums alone leave room.
-
-    `totals` are those of each microbatch size.
-    """
-    devices = sum(request.file.topology.sites)
-    least = min(
-        static_bytes(request, each, totals[each.microbatch_size]) * each.data_parallel * request.group
-        for each in candidates(request.choices)
-    )
-    if least <= devices * request.room_bytes:
-        return ""
-    needed, room = format_bytes(int(least), 1), format_bytes(devices * request.room_bytes, 1)
-    each, kept = format_bytes(request.room_bytes, 1), format_bytes(request.reserve_bytes, 1)
-    return (
-        f"weights, gradients and optimizer state take {needed} or more in all, and {devices} devices have {room}"
-        f" ({each} each, after a reserve of {kept}); {_larger(request, totals)}"
-    )
-
-
-def _larger(request: TuneRequest, totals: Mapping[int, Totals]) -> str:
-    """By how much the cluster would have to be larger."""
-    choices = request.choices
-    for times in range(2, MOST_TIMES + 1):
-        groups = tuple(times * each for each in choices.groups_of_site)
-        ranks = tuple(dict.fromkeys(factor * each for factor in range(1, times + 1) for each in choices.ranks))
-        larger = replace(
-            request,
-            choices=replace(choices, groups_of_site=groups, ranks=tuple(each for each in ranks if each <= choices.layers)),
-        )
-        if any(not no_room(larger, each, totals[each.microbatch_size]) for each in candidates(larger.choices)):
-            return f"{times} times as many devices may have room, or fewer bytes for each parameter ({FEWER})"
-    return f"larger devices may have room, or fewer bytes for each parameter ({FEWER})"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from schedc.spelling import counted
+from schedc.study.tune.candidates import CandidateState, TuneRow
 from schedc.study.tune.folder import JOB, PLAN, TABLE
-from schedc.study.tune.rows import CandidateState, TuneRow
 from schedc.units import format_bytes, format_duration_ns
 from schedc.view.document import Block, Column, Line, Table
 from schedc.view.terminal.results import failures_json
