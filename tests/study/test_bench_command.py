@@ -46,9 +46,7 @@ def bench(*arguments: object) -> Result:
 
 def small_set(objective: Objective) -> tuple[Instance, ...]:
     problem = pipeline(f"small-{objective}", 2, 3, (10 * MS, 10 * MS, 10 * MS), in_flight=2, objective=objective)
-    return (
-        Instance(name=problem.name, problem=problem, published={"them": 0.1}, unit=PublishedUnit.BUBBLE_RATE, comparable=("them",)),
-    )
+    return (Instance(problem=problem, published={"them": 0.1}, unit=PublishedUnit.BUBBLE_RATE, comparable=("them",)),)
 
 
 @pytest.fixture(autouse=True)

@@ -32,9 +32,7 @@ PUBLISHED_MS = 100
 def instance() -> Instance:
     """Two ranks, three microbatches, a slow link."""
     problem = pipeline("tiny", 2, 3, (10 * MS, 10 * MS, 10 * MS), in_flight=2, slow=both_ways((0,), LinkTimes(5 * MS, 0)))
-    return Instance(
-        name="tiny", problem=problem, published={"them": PUBLISHED_MS, "others": 50}, unit=PublishedUnit.MS, comparable=("them",)
-    )
+    return Instance(problem=problem, published={"them": PUBLISHED_MS, "others": 50}, unit=PublishedUnit.MS, comparable=("them",))
 
 
 @pytest.fixture(scope="module")

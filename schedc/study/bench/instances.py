@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from schedc.errors import InvalidInput
 from schedc.ir.problem import Objective, Problem
 from schedc.spelling import nearest
-from schedc.study.bench.pipelines import LinkTimes, both_ways, pipeline
+from schedc.study.bench.pipelines import RANDOM_SEEDS, LinkTimes, both_ways, pipeline, random_problem
 from schedc.study.bench.published import (
     CROSSPIPE_CASE_1_METHODS,
     CROSSPIPE_CASE_3_METHODS,
@@ -31,12 +31,10 @@ from schedc.study.bench.published import (
     ZERO_BUBBLE_METHODS,
     ZERO_BUBBLE_PROFILES,
     ZERO_BUBBLE_V_RATES,
-    Profile,
 )
-from schedc.study.bench.random_set import RANDOM_SEEDS, random_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 
 MS = 1_000_000
@@ -58,6 +56,15 @@ PIPEMORPH = {
     "pm-p8-n32-last60": (8, 32, 6, 60),
 }
 """Ranks, microbatches, the rank before the slow link, and its latency in ms."""
+LARGE = (
+    (16, 32, 2.0, 0.25),
+    (16, 32, 0.25, 2.0),
+    (16, 32, 2.0, 2.0),
+    (32, 64, 0.0, 0.0),
+    (64, 128, 2.0, 2.0),
+    (8, 1024, 2.0, 2.0),
+)
+"""Ranks, microbatches, latency and occupancy of the middle link in units of F."""
 
 
 class PublishedUnit(StrEnum):
@@ -73,13 +80,17 @@ class PublishedUnit(StrEnum):
 class Instance:
     """One problem of a set, with what others published for it."""
 
-    name: str
     problem: Problem
     published: Mapping[str, float | int]
     """By the name of who reached it; for another placement or more memory too, where one table holds both."""
     unit: PublishedUnit
     comparable: tuple[str, ...]
     """Those of `published` that had this placement and no more memory."""
+
+    @property
+    def name(self) -> str:
+        """The problem's."""
+        return self.problem.name
 
     def published_ns(self, name: str) -> int:
         """A published value as a value of the problem's objective, in nanoseconds."""
@@ -110,19 +121,17 @@ def instances(set_name: str, fused_backward: float | None = None) -> tuple[Insta
     if set_name not in SETS:
         raise InvalidInput(f"set {set_name!r} is unknown{nearest(set_name, SETS)}; expected {', '.join(SETS)}")
     if fused_backward is None:
-        return SETS[set_name]()
+        return tuple(SETS[set_name]())
     if not 0 < fused_backward < inf:
         raise InvalidInput(f"--fused-backward: found {fused_backward:g}, expected a number above 0, as in 0.9: BW is 0.9 × (B + W)")
     return tuple(_unpublished(_with_fused_backward(each.problem, fused_backward)) for each in SETS[set_name]())
 
 
-def _m70(placement: str) -> tuple[Instance, ...]:
-    found = []
+def _m70(placement: str) -> Iterator[Instance]:
     for (sites, latency, occupancy), values_of_case in CROSSPIPE_S_PER_MICROBATCH.items():
         for case, methods, values in zip((1, 3), (CROSSPIPE_CASE_1_METHODS, CROSSPIPE_CASE_3_METHODS), values_of_case, strict=True):
-            name = f"{'m70' if placement == 'unidirectional' else 'm70-wave'}-{sites}dc-{latency:g}-{occupancy:g}-case{case}"
             problem = pipeline(
-                name,
+                f"{'m70' if placement == 'unidirectional' else 'm70-wave'}-{sites}dc-{latency:g}-{occupancy:g}-case{case}",
                 8,
                 16 if case == 1 else 32,
                 M70_NS,
@@ -130,21 +139,16 @@ def _m70(placement: str) -> tuple[Instance, ...]:
                 placement=placement,
                 slow=both_ways(M70_SLOW[sites], _in_forwards(latency, occupancy)),
             )
-            found.append(
-                Instance(
-                    name=name,
-                    problem=problem,
-                    published=dict(zip(methods, values, strict=True)),
-                    unit=PublishedUnit.S_PER_MICROBATCH,
-                    comparable=tuple(method for method in methods if (method in WAVE_METHODS) == (placement == "wave")),
-                )
+            yield Instance(
+                problem=problem,
+                published=dict(zip(methods, values, strict=True)),
+                unit=PublishedUnit.S_PER_MICROBATCH,
+                comparable=tuple(method for method in methods if (method in WAVE_METHODS) == (placement == "wave")),
             )
-    return tuple(found)
 
 
-def _m70_loop() -> tuple[Instance, ...]:
+def _m70_loop() -> Iterator[Instance]:
     """With two sites the way back from the last rank to the first is slow too, and shares its trunk with the middle link."""
-    found = []
     for (slow, latency, occupancy), values in M70_LOOP_PEERS_MS.items():
         cost = _in_forwards(latency, occupancy)
         costs = both_ways((3,), cost)
@@ -153,19 +157,14 @@ def _m70_loop() -> tuple[Instance, ...]:
             costs |= dict.fromkeys(((4, 3), (7, 0)), cost._replace(trunk="1>0"))
         for times, value in zip((1, 2), values, strict=True):
             name = f"m70-loop-{slow}-{latency:g}-{occupancy:g}-{_memory_name(times)}"
-            found.append(
-                _beside_peers(name, pipeline(name, 8, 16, M70_NS, in_flight=8 * times, placement="loop", slow=costs), value)
-            )
-    return tuple(found)
+            yield _beside_peers(pipeline(name, 8, 16, M70_NS, in_flight=8 * times, placement="loop", slow=costs), value)
 
 
-def _pipemorph() -> tuple[Instance, ...]:
-    found = []
+def _pipemorph() -> Iterator[Instance]:
     for base, (ranks, microbatches, before, latency_ms) in PIPEMORPH.items():
         for (placement, times), value in zip(PEER_COLUMNS, PEERS_MS[base], strict=True):
-            name = f"{base}-{placement}-{_memory_name(times)}"
             problem = pipeline(
-                name,
+                f"{base}-{placement}-{_memory_name(times)}",
                 ranks,
                 microbatches,
                 PIPEMORPH_NS,
@@ -173,68 +172,48 @@ def _pipemorph() -> tuple[Instance, ...]:
                 placement=PLACEMENT_NAMES[placement],
                 slow=both_ways((before,), LinkTimes(latency_ms * MS, 0)),
             )
-            found.append(_beside_peers(name, problem, value))
-    return tuple(found)
+            yield _beside_peers(problem, value)
 
 
-def _zero_bubble() -> tuple[Instance, ...]:
-    found = []
+def _zero_bubble(objective: Objective) -> Iterator[Instance]:
     for profile in ZERO_BUBBLE_PROFILES:
-        base = _profile_name(profile)
-        for (placement, times), value in zip(PEER_COLUMNS, PEERS_MS[base], strict=True):
-            name = f"{base}-{placement}-{_memory_name(times)}"
-            found.append(_beside_peers(name, _profiled(name, profile, placement, times), value))
-    return tuple(found)
-
-
-def _zero_bubble_span() -> tuple[Instance, ...]:
-    found = []
-    for profile in ZERO_BUBBLE_PROFILES:
-        rates = dict(zip(ZERO_BUBBLE_METHODS, profile.bubble_rates, strict=True))
+        base = f"zb-{profile.model}-p{profile.ranks}-n{profile.microbatches}"
         v_rate = ZERO_BUBBLE_V_RATES.get((profile.model, profile.microbatches))
-        published = rates if v_rate is None else {**rates, "ZB-V": v_rate}
-        for placement, times in PEER_COLUMNS:
-            name = f"{_profile_name(profile)}-{placement}-{_memory_name(times)}-span"
+        rates = dict(zip(ZERO_BUBBLE_METHODS, profile.bubble_rates, strict=True)) | ({} if v_rate is None else {"ZB-V": v_rate})
+        for (placement, times), value in zip(PEER_COLUMNS, PEERS_MS[base], strict=True):
+            problem = pipeline(
+                f"{base}-{placement}-{_memory_name(times)}{'-span' if objective is Objective.STAGE_SPAN else ''}",
+                profile.ranks,
+                profile.microbatches,
+                (profile.forward_ns, profile.backward_input_ns, profile.backward_weight_ns),
+                in_flight=times * profile.ranks,
+                placement=PLACEMENT_NAMES[placement],
+                otherwise=LinkTimes(profile.latency_ns, 0),
+                objective=objective,
+            )
+            if objective is Objective.MAKESPAN:
+                yield _beside_peers(problem, value)
+                continue
             within_p = {"linear": ("1F1B", "ZB-H1", "ZB-1p"), "V": ("ZB-V",)}.get(placement, ())
             within_2p = ("ZB-H2", "ZB-2p") if placement == "linear" and times == 2 else ()
-            found.append(
-                Instance(
-                    name=name,
-                    problem=_profiled(name, profile, placement, times, objective=Objective.STAGE_SPAN),
-                    published=published,
-                    unit=PublishedUnit.BUBBLE_RATE,
-                    comparable=tuple(method for method in (*within_p, *within_2p) if method in published),
-                )
+            yield Instance(
+                problem=problem,
+                published=rates,
+                unit=PublishedUnit.BUBBLE_RATE,
+                comparable=tuple(method for method in (*within_p, *within_2p) if method in rates),
             )
-    return tuple(found)
 
 
-def _random() -> tuple[Instance, ...]:
-    return tuple(_unpublished(random_problem(f"random-{seed:02}", seed)) for seed in RANDOM_SEEDS)
+def _random() -> Iterator[Instance]:
+    for seed in RANDOM_SEEDS:
+        yield _unpublished(random_problem(f"random-{seed:02}", seed))
 
 
-def _large() -> tuple[Instance, ...]:
-    sizes = (
-        (16, 32, 2.0, 0.25),
-        (16, 32, 0.25, 2.0),
-        (16, 32, 2.0, 2.0),
-        (32, 64, 0.0, 0.0),
-        (64, 128, 2.0, 2.0),
-        (8, 1024, 2.0, 2.0),
-    )
-    return tuple(
-        _unpublished(
-            pipeline(
-                f"large-{ranks}x{microbatches}-{latency:g}-{occupancy:g}",
-                ranks,
-                microbatches,
-                M70_NS,
-                in_flight=ranks,
-                slow=both_ways((ranks // 2 - 1,), _in_forwards(latency, occupancy)),
-            )
-        )
-        for ranks, microbatches, latency, occupancy in sizes
-    )
+def _large() -> Iterator[Instance]:
+    for ranks, microbatches, latency, occupancy in LARGE:
+        name = f"large-{ranks}x{microbatches}-{latency:g}-{occupancy:g}"
+        slow = both_ways((ranks // 2 - 1,), _in_forwards(latency, occupancy))
+        yield _unpublished(pipeline(name, ranks, microbatches, M70_NS, in_flight=ranks, slow=slow))
 
 
 def _in_forwards(latency: float, occupancy: float) -> LinkTimes:
@@ -242,29 +221,12 @@ def _in_forwards(latency: float, occupancy: float) -> LinkTimes:
     return LinkTimes(int(latency * M70_NS[0]), int(occupancy * M70_NS[0]))
 
 
-def _profiled(name: str, profile: Profile, placement: str, times: int, objective: Objective = Objective.MAKESPAN) -> Problem:
-    return pipeline(
-        name,
-        profile.ranks,
-        profile.microbatches,
-        (profile.forward_ns, profile.backward_input_ns, profile.backward_weight_ns),
-        in_flight=times * profile.ranks,
-        placement=PLACEMENT_NAMES[placement],
-        otherwise=LinkTimes(profile.latency_ns, 0),
-        objective=objective,
-    )
-
-
-def _profile_name(profile: Profile) -> str:
-    return f"zb-{profile.model}-p{profile.ranks}-n{profile.microbatches}"
-
-
 def _memory_name(times: int) -> str:
     return "p" if times == 1 else f"{times}p"
 
 
-def _beside_peers(name: str, problem: Problem, value_ms: float) -> Instance:
-    return Instance(name=name, problem=problem, published={"best peer": value_ms}, unit=PublishedUnit.MS, comparable=("best peer",))
+def _beside_peers(problem: Problem, value_ms: float) -> Instance:
+    return Instance(problem=problem, published={"best peer": value_ms}, unit=PublishedUnit.MS, comparable=("best peer",))
 
 
 def _with_fused_backward(problem: Problem, multiple: float) -> Problem:
@@ -283,16 +245,16 @@ def _with_fused_backward(problem: Problem, multiple: float) -> Problem:
 
 
 def _unpublished(problem: Problem) -> Instance:
-    return Instance(name=problem.name, problem=problem, published={}, unit=PublishedUnit.MS, comparable=())
+    return Instance(problem=problem, published={}, unit=PublishedUnit.MS, comparable=())
 
 
-SETS: dict[str, Callable[[], tuple[Instance, ...]]] = {
+SETS: dict[str, Callable[[], Iterable[Instance]]] = {
     "m70": partial(_m70, "unidirectional"),
     "m70-wave": partial(_m70, "wave"),
     "m70-loop": _m70_loop,
     "pipemorph": _pipemorph,
-    "zero-bubble": _zero_bubble,
-    "zero-bubble-span": _zero_bubble_span,
+    "zero-bubble": partial(_zero_bubble, Objective.MAKESPAN),
+    "zero-bubble-span": partial(_zero_bubble, Objective.STAGE_SPAN),
     "random": _random,
     "large": _large,
 }

@@ -83,7 +83,29 @@ def write_rows(path: Path | str, rows: Iterable[BenchRow]) -> None:
     Raises:
         InvalidInput: the file cannot be written; says why.
     """
-    columns = [_columns(row) for row in rows]
+    columns: list[dict[str, object]] = []
+    for row in rows:
+        answer = row.answer
+        published_by, published_ns = row.instance.published_best() or ("", None)
+        columns.append(
+            {
+                "instance": row.instance.name,
+                "method": row.method,
+                "won_by": answer.won_by,
+                "objective": row.instance.problem.objective,
+                "objective_ns": answer.objective_ns,
+                "makespan_ns": answer.makespan_ns,
+                "bound_ns": answer.bound_ns,
+                "bound": answer.bound,
+                "gap": answer.gap,
+                "seconds": answer.seconds,
+                "peak_memory_bytes": answer.peak_memory_bytes,
+                "published_by": published_by,
+                "published_ns": published_ns,
+                "ratio": row.ratio,
+                "why_not": answer.error,
+            }
+        )
     write_atomically(path, csv_bytes([columns[0], *(each.values() for each in columns)]))
 
 
@@ -102,25 +124,3 @@ def _answer(instance: Instance, method: str, limits: Limits) -> CompileRow:
     if row.status is Status.PLANNED:
         return row
     return replace(row, error=row.error.removeprefix(f"{instance.problem.name}: "), seconds=None)  # the row names the instance
-
-
-def _columns(row: BenchRow) -> dict[str, str | float | None]:
-    answer = row.answer
-    published_by, published_ns = row.instance.published_best() or ("", None)
-    return {
-        "instance": row.instance.name,
-        "method": row.method,
-        "won_by": answer.won_by,
-        "objective": row.instance.problem.objective,
-        "objective_ns": answer.objective_ns,
-        "makespan_ns": answer.makespan_ns,
-        "bound_ns": answer.bound_ns,
-        "bound": answer.bound,
-        "gap": answer.gap,
-        "seconds": answer.seconds,
-        "peak_memory_bytes": answer.peak_memory_bytes,
-        "published_by": published_by,
-        "published_ns": published_ns,
-        "ratio": row.ratio,
-        "why_not": answer.error,
-    }
