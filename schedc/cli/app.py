@@ -9,37 +9,15 @@ from __future__ import annotations
 import signal
 import sys
 from functools import cache
+from importlib import import_module
 from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 from typer.main import get_command
 
 from schedc import __version__
-from schedc.cli.commands.assign import assign_command
-from schedc.cli.commands.bench import bench_command
-from schedc.cli.commands.bounds import bounds_command
-from schedc.cli.commands.compare import compare_command
-from schedc.cli.commands.compile import compile_command
-from schedc.cli.commands.costs import costs_command
-from schedc.cli.commands.diff import diff_command
-from schedc.cli.commands.emulate import emulate_command
-from schedc.cli.commands.explain import explain_command
-from schedc.cli.commands.export import export_app
-from schedc.cli.commands.family import family_command
-from schedc.cli.commands.init import init_command
-from schedc.cli.commands.lint import lint_command
-from schedc.cli.commands.plot import plot_command
-from schedc.cli.commands.profile import profile_command
-from schedc.cli.commands.repartition import repartition_command
-from schedc.cli.commands.report import report_command
-from schedc.cli.commands.schema import schema_command
-from schedc.cli.commands.show import show_command
-from schedc.cli.commands.simulate import simulate_command
-from schedc.cli.commands.sweep import sweep_command
-from schedc.cli.commands.templates import templates_command
-from schedc.cli.commands.tune import tune_command
-from schedc.cli.commands.verify import verify_command
 from schedc.cli.options import INTERRUPTED
 from schedc.cli.standard_output import PLAIN, standard_error, standard_output
 from schedc.cli.usage import UsageError, refused
@@ -63,21 +41,23 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[bool, Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
     """Take the options before the command."""
 
 
-_ABOUT_PLANS = (compile_command, verify_command, simulate_command, show_command, bounds_command, templates_command)
-_ABOUT_INPUTS = (bench_command, schema_command, profile_command, costs_command, init_command, tune_command, family_command)
-_ABOUT_RUNS = (emulate_command, compare_command, diff_command, report_command, explain_command)
-_ABOUT_CHANGES = (assign_command, repartition_command, plot_command, sweep_command)
+_ABOUT_PLANS = ("compile", "verify", "simulate", "show", "bounds", "templates")
+_ABOUT_INPUTS = ("bench", "schema", "profile", "costs", "init", "tune", "family")
+_ABOUT_RUNS = ("emulate", "compare", "diff", "report", "explain")
+_ABOUT_CHANGES = ("assign", "repartition", "plot", "sweep", "export", "lint")
 COMMANDS = (*_ABOUT_PLANS, *_ABOUT_INPUTS, *_ABOUT_RUNS, *_ABOUT_CHANGES)
-"""In the order in which `--help` lists them."""
-for function in COMMANDS:
-    app.command(function.__name__.removesuffix("_command"))(function)
-app.add_typer(export_app, name="export")
-app.command("lint")(lint_command)
+"""In the order in which `--help` lists them; each is `NAME_command`, or a group of commands `NAME_app`, of its file."""
+for name in COMMANDS:
+    module = import_module(f"schedc.cli.commands.{name}")
+    if hasattr(module, f"{name}_app"):
+        app.add_typer(getattr(module, f"{name}_app"), name=name)
+    else:
+        app.command(name)(getattr(module, f"{name}_command"))
 
 
 @cache

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from schedc.errors import CheckFailed, InvalidInput
 from schedc.io.location import one_line
@@ -21,33 +22,38 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.solvers.common.failure import Failure
 
-JobArgument = Annotated[Path, typer.Argument(metavar="JOB", help="The job file (TOML); - is standard input.")]
+
+def output_to(metavar: str, help: str) -> Any:
+    """The option `-o`: where what a command makes goes."""
+    return Option("-o", "--output", metavar=metavar, help=help)
+
+
+JobArgument = Annotated[Path, Argument(metavar="JOB", help="The job file (TOML); - is standard input.")]
 PlanJobOption = Annotated[
-    Path | None, typer.Option("--job", metavar="JOB", help="The job to check or time the plan against; - is standard input.")
+    Path | None, Option("--job", metavar="JOB", help="The job to check or time the plan against; - is standard input.")
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--set",
         metavar="KEY=VALUE",
         help='Set a value of the job, as in pipeline.microbatches=32 or topology.between.latency="9 ms". Repeatable.',
     ),
 ]
 LayoutOption = Annotated[
-    Path | None,
-    typer.Option("--layout", metavar="PLAN", help='Take the layout of this plan where the job leaves it open with "auto".'),
+    Path | None, Option("--layout", metavar="PLAN", help='Take the layout of this plan where the job leaves it open with "auto".')
 ]
-PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="The plan file (JSON).")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output instead of tables.")]
-JsonNotLinesOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output instead of lines.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", help="No progress and no table.")]
-SeedOption = Annotated[int | None, typer.Option(min=0, max=2**31 - 1, help="Seed of random numbers.")]
-GapOption = Annotated[float | None, typer.Option(min=0, max=0.999, help="Stop when proven to be within this gap, as in 0.01.")]
-WorkersOption = Annotated[int, typer.Option(min=1, max=1024, help="Search threads of CP-SAT.")]
-TensorOption = Annotated[int, typer.Option(min=1, help="Tensor parallel size.")]
-ContextOption = Annotated[int, typer.Option(min=1, help="Context parallel size.")]
-ExpertOption = Annotated[int, typer.Option(min=1, help="Expert parallel size.")]
-MicrobatchOption = Annotated[int, typer.Option(min=1, help="Sequences in a microbatch.")]
+PlanArgument = Annotated[Path, Argument(metavar="PLAN", help="The plan file (JSON).")]
+JsonOption = Annotated[bool, Option("--json", help="Print one JSON object on standard output instead of tables.")]
+JsonNotLinesOption = Annotated[bool, Option("--json", help="Print one JSON object on standard output instead of lines.")]
+QuietOption = Annotated[bool, Option("--quiet", help="No progress and no table.")]
+SeedOption = Annotated[int | None, Option(min=0, max=2**31 - 1, help="Seed of random numbers.")]
+GapOption = Annotated[float | None, Option(min=0, max=0.999, help="Stop when proven to be within this gap, as in 0.01.")]
+WorkersOption = Annotated[int, Option(min=1, max=1024, help="Search threads of CP-SAT.")]
+TensorOption = Annotated[int, Option(min=1, help="Tensor parallel size.")]
+ContextOption = Annotated[int, Option(min=1, help="Context parallel size.")]
+ExpertOption = Annotated[int, Option(min=1, help="Expert parallel size.")]
+MicrobatchOption = Annotated[int, Option(min=1, help="Sequences in a microbatch.")]
 
 INTERRUPTED = 130
 """The exit status after an interruption from the keyboard."""

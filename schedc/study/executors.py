@@ -3,28 +3,36 @@
 Either is an executor: `submit` gives a future at once. Each thread that runs tasks keeps a child process for them, started when it
 is needed, and again after it died: so one that crashes or hangs costs no more than itself, and the memory is the task's.
 
+Dask decides where a task runs, and gives those of a worker that is lost to another one. Its workers read a job's files themselves,
+by their absolute paths: they must share a file system.
+
 `python -m schedc.study.executors IDLE_S SOCKET` is such a child. It compiles one task after another, and ends after IDLE_S without
 one; 0: it does not. A question is a pickled `CompileTask`, an answer the fields of a `CompileRow` as a JSON object.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import pickle
+import re
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+import time
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from schedc.errors import InvalidInput, Unsupported
 from schedc.io.child import Child, ChildDied, TookTooLong, serve
-from schedc.study.task import CompileRow, CompileTask, Status, row_of
+from schedc.io.location import show
+from schedc.study.task import CompileRow, CompileTask, JobFiles, Status, row_of
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping
+    from collections.abc import Generator, Iterable, Iterator, Mapping
 
 Rows: TypeAlias = tuple[tuple[str, CompileRow], ...]
 """Keys and rows that came together."""
@@ -39,37 +47,26 @@ ATTEMPTS = 3
 """How often a task is begun whose process dies."""
 IDLE_S = 30.0
 """In a thread that was not begun here, a child ends after this long without a task."""
+ADDRESS = re.compile(r"((tcp|tls|ucx|ws|wss)://)?[^/]+:[0-9]{1,5}")
+"""Of a scheduler, as Dask reads it."""
+CONNECT_S = 20.0
+"""How long the scheduler may take to answer first."""
+NO_WORKER_S = 60.0
+"""How long a cluster may be without any worker."""
+FETCH_S = 5.0
+"""How long it is waited for a row that a worker has."""
 
 _of_thread = threading.local()
 """The asker of each thread that runs tasks, one after another."""
 
 
-class TaskExecutor(Protocol):
-    """What runs tasks."""
-
-    def submit(self, key: str, task: CompileTask) -> Any:
-        """The future of the task's row, of `concurrent.futures` or of Dask; a key names its task."""
-
-    def row_of(self, future: Any) -> CompileRow | None:
-        """The row of a future that is done; None: it is not, after all.
-
-        Raises:
-            SchedcError: the executor cannot be used.
-        """
-
-    def check(self, *, is_quiet: bool) -> None:
-        """Called after each wait; `is_quiet`: nothing came.
-
-        Raises:
-            SchedcError: nothing will come any more.
-        """
-
-    def cancel(self, futures: Iterable[Any]) -> None:
-        """Take back what is not done."""
-
-
-def run_tasks(tasks: Mapping[str, CompileTask], executor: TaskExecutor) -> Generator[Rows]:
+def run_tasks(tasks: Mapping[str, CompileTask], executor: LocalExecutor | DaskExecutor) -> Generator[Rows]:
     """The rows by their tasks' keys, in the order in which they come, and now and then none; closing it takes back the others.
+
+    Args:
+        tasks: by key.
+        executor: `submit` gives the future of a task's row; `row_of` the row of one that is done, None where it is not, after all;
+            `check` is called after each wait, and raises where nothing will come any more; `cancel` takes back what is not done.
 
     Raises:
         SchedcError: the executor cannot be used.
@@ -128,7 +125,7 @@ class Asker:
         how = ""
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                return dataclasses.replace(self.ask(task), attempts=attempt)
+                return replace(self.ask(task), attempts=attempt)
             except TookTooLong:
                 error = f"killed after {task.kill_after_s:g} s, far beyond its time limit"
                 return CompileRow(status=Status.TIMED_OUT, attempts=attempt, error=error)
@@ -175,7 +172,7 @@ class Asker:
 
 
 class LocalExecutor:
-    """Child processes of this machine, each asked by a thread; all is as of `TaskExecutor`."""
+    """Child processes of this machine, each asked by a thread."""
 
     def __init__(self, processes: int) -> None:
         """`processes`: how many tasks run at the same time."""
@@ -204,6 +201,97 @@ class LocalExecutor:
             asker.close()
 
 
+@contextmanager
+def dask_executor(address: str) -> Iterator[DaskExecutor]:
+    """The executor that the scheduler at `tcp://HOST:PORT` has.
+
+    Raises:
+        Unsupported: Dask is not installed here.
+        InvalidInput: the scheduler cannot be reached.
+    """
+    try:
+        from distributed import Client
+    except ModuleNotFoundError as error:
+        raise Unsupported(f"--cluster: found no module {error.name}, expected Dask: pip install 'schedc[cluster]'") from error
+    if not ADDRESS.fullmatch(address):  # a client of what is no address ends with a traceback when it is collected
+        raise InvalidInput(f"--cluster: found {show(address)}, expected the address of a scheduler of Dask, as tcp://HOST:PORT")
+    try:
+        connect: Any = Client  # has no types
+        client = connect(address, timeout=CONNECT_S, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"--cluster: found no scheduler of Dask at {address} ({error}), expected tcp://HOST:PORT") from error
+    with client:
+        yield DaskExecutor(client, address)
+
+
+@dataclass(slots=True)
+class DaskExecutor:
+    """A client of Dask, as an executor of tasks; `concurrent.futures` has no word for a lost worker or scheduler."""
+
+    client: Any
+    address: str
+    alone_since_s: float | None = None
+    """Since when the cluster has had no worker; None: it has some."""
+
+    def submit(self, key: str, task: CompileTask) -> Any:
+        """Any worker does it; one key is one task."""
+        source = task.source
+        if isinstance(source, JobFiles):
+            names = tuple(map(os.path.abspath, source.names))
+            task = replace(task, source=replace(source, path=os.path.abspath(source.path), names=names))
+        return self.client.submit(row_in_child, task, key=f"schedc-{key}", pure=False)
+
+    def row_of(self, future: Any) -> CompileRow | None:
+        """A worker that died at each attempt is a row.
+
+        Raises:
+            InvalidInput: the scheduler has forgotten it, or its worker cannot run schedc.
+        """
+        from distributed.scheduler import KilledWorker
+
+        try:
+            error = future.exception(timeout=FETCH_S)
+            if error is None:
+                row: CompileRow = future.result(timeout=FETCH_S)
+                return row
+        except TimeoutError:  # of the wait: what the task itself raises is the future's exception
+            return None
+        except CancelledError as cancelled:
+            raise InvalidInput(f"--cluster: the scheduler at {self.address} lost jobs; run the command again") from cancelled
+        if isinstance(error, KilledWorker):
+            message = f"its worker died at each attempt, and last {error.last_worker.address}"
+            return CompileRow(status=Status.CRASHED, error=message)
+        if isinstance(error, ImportError):
+            raise InvalidInput(
+                f"--cluster: a worker of {self.address} cannot run schedc ({error}); install the same version on all"
+            )
+        raise error
+
+    def check(self, *, is_quiet: bool) -> None:
+        """`is_quiet`: nothing came.
+
+        Raises:
+            InvalidInput: the scheduler is lost, or has had no worker for long.
+        """
+        if not is_quiet:
+            self.alone_since_s = None
+            return
+        if self.client.status != "running":
+            raise InvalidInput(f"--cluster: the scheduler at {self.address} was lost; run the command again once it is back")
+        if self.client.nthreads():
+            self.alone_since_s = None
+            return
+        self.alone_since_s = self.alone_since_s or time.monotonic()
+        if time.monotonic() - self.alone_since_s > NO_WORKER_S:
+            raise InvalidInput(
+                f"--cluster: {self.address} has had no worker for {NO_WORKER_S:g} s; start some, then run the command again"
+            )
+
+    def cancel(self, futures: Iterable[Any]) -> None:
+        """The scheduler forgets them."""
+        self.client.cancel(list(futures))
+
+
 def row_in_child(task: CompileTask) -> CompileRow:
     """What came of a task: runs in a thread of an executor, which keeps its child process for the next one."""
     asker: Asker | None = getattr(_of_thread, "asker", None)
@@ -227,7 +315,7 @@ def serve_tasks() -> None:
     idle_s = float(sys.argv[1])
     serve(
         int(sys.argv[2]),
-        lambda question: json.dumps(dataclasses.asdict(row_of(pickle.loads(question)))).encode(),
+        lambda question: json.dumps(asdict(row_of(pickle.loads(question)))).encode(),
         idle_s or None,
     )
 

@@ -11,7 +11,7 @@ import typer
 from inputs.jobs import read_problem, write_job
 from typer.testing import CliRunner
 
-from schedc.cli.commands.profile import DeviceName, profile_command
+from schedc.cli.commands.profile import profile_command
 from schedc.errors import InvalidInput
 from schedc.runtime.profiling import load_model
 
@@ -101,5 +101,5 @@ def test_the_command_refuses_before_it_measures(directory: Path) -> None:
         profile_command(output=Path("missing/profile.json"), model="six_layers:model")
     assert not Path("profile.json").exists()
     with pytest.raises(InvalidInput, match=r"six_layers\.py: cannot be written: this command reads it"):
-        profile_command(output=Path("six_layers.py"), model="six_layers:model", device=DeviceName.cpu)
+        profile_command(output=Path("six_layers.py"), model="six_layers:model", device="cpu")
     assert (directory / "six_layers.py").read_text() == FACTORY

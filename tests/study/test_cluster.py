@@ -14,7 +14,7 @@ import pytest
 from inputs.sweeps import sweep_in
 
 from schedc.errors import InvalidInput, Unsupported
-from schedc.study import cluster as cluster_module
+from schedc.study import executors as executors_module
 from schedc.study.sweep.run import Journal, run
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def test_a_worker_that_is_killed_costs_no_job(tmp_path: Path, cluster: Any) -> N
 
 @pytest.mark.slow
 def test_a_cluster_that_cannot_be_used_is_refused_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_module, "CONNECT_S", 0.5)
+    monkeypatch.setattr(executors_module, "CONNECT_S", 0.5)
     sweep = sweep_in(tmp_path, 'job = "job.toml"')
     none, not_one = "found no scheduler of Dask at", "expected the address of a scheduler of Dask"
     for address, says in (("tcp://127.0.0.1:1", none), ("nonsense://x:1", not_one), ("head", not_one), ("", not_one)):
@@ -60,7 +60,7 @@ def test_a_cluster_that_cannot_be_used_is_refused_in_a_line(tmp_path: Path, monk
 
 @pytest.mark.slow
 def test_a_cluster_without_workers_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_module, "NO_WORKER_S", 0.5)
+    monkeypatch.setattr(executors_module, "NO_WORKER_S", 0.5)
     sweep = sweep_in(tmp_path, 'job = "job.toml"')
     with (
         distributed.LocalCluster(n_workers=0, dashboard_address=None, host="127.0.0.1") as made,
@@ -92,7 +92,7 @@ class Lost:
 
 def test_each_way_in_which_dask_gives_no_answer_has_its_words() -> None:
     worker: Any = SimpleNamespace(address="tcp://here:1")
-    executor = cluster_module.DaskExecutor(None, "tcp://there:2")
+    executor = executors_module.DaskExecutor(None, "tcp://there:2")
     killed = executor.row_of(Ended(KilledWorker("task", worker, 3)))
     assert killed is not None
     assert (killed.status, killed.error) == ("crashed", "its worker died at each attempt, and last tcp://here:1")

@@ -2,50 +2,34 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-import typer
+from typer import Argument, Option
 
 from schedc.api import assign_plan, read_plan
-from schedc.cli.options import JsonOption, option_seconds, option_value
+from schedc.cli.options import JsonOption, option_seconds, option_value, output_to
 from schedc.errors import InvalidInput
 from schedc.io.outputs import check_outputs, write_output
 from schedc.units import parse_bytes
 
 
-class OrderName(StrEnum):
-    """The values of `--order`; here, as the search loads what `--help` need not."""
-
-    pipelines = "pipelines"
-    ranks = "ranks"
-
-
 def assign_command(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan file (JSON) of one pipeline.")],
-    links: Annotated[
-        Path, typer.Option("--links", metavar="TOPOLOGY", help="The links between all nodes (TOML), by process number.")
-    ],
+    plan: Annotated[Path, Argument(metavar="PLAN", help="The plan file (JSON) of one pipeline.")],
+    links: Annotated[Path, Option("--links", metavar="TOPOLOGY", help="The links between all nodes (TOML), by process number.")],
     gradients: Annotated[
-        str, typer.Option("--gradients", metavar="SIZE", help="What the all-reduce of a rank sums: one size, or one each: 2GB,3GB.")
+        str, Option("--gradients", metavar="SIZE", help="What the all-reduce of a rank sums: one size, or one each: 2GB,3GB.")
     ],
-    replicas: Annotated[int | None, typer.Option(min=1, help="How many pipelines. Default: the plan's data_parallel.size.")] = None,
-    buckets: Annotated[int, typer.Option(min=1, help="A rank's all-reduce is this many, one after the other.")] = 1,
-    order: Annotated[OrderName, typer.Option(help="How processes are numbered: pipeline after pipeline, or rank after rank.")] = (
-        OrderName.pipelines
-    ),
-    exact_links: Annotated[
-        bool, typer.Option("--exact-links", help="Do not take links as equal whose costs are nearly so.")
-    ] = False,
-    keep_orders: Annotated[
-        bool, typer.Option("--keep-orders", help="Do not plan anew: every rank keeps the plan's order.")
-    ] = False,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="PLAN", help="Write the plan for the links that it has then.")
-    ] = None,
+    replicas: Annotated[int | None, Option(min=1, help="How many pipelines. Default: the plan's data_parallel.size.")] = None,
+    buckets: Annotated[int, Option(min=1, help="A rank's all-reduce is this many, one after the other.")] = 1,
+    order: Annotated[
+        Literal["pipelines", "ranks"], Option(help="How processes are numbered: pipeline after pipeline, or rank after rank.")
+    ] = "pipelines",
+    exact_links: Annotated[bool, Option("--exact-links", help="Do not take links as equal whose costs are nearly so.")] = False,
+    keep_orders: Annotated[bool, Option("--keep-orders", help="Do not plan anew: every rank keeps the plan's order.")] = False,
+    output: Annotated[Path | None, output_to("PLAN", "Write the plan for the links that it has then.")] = None,
     time_limit: Annotated[
-        str | None, typer.Option(metavar="TIME", help="For each search, as in 10s. Default: a fixed amount of work.")
+        str | None, Option(metavar="TIME", help="For each search, as in 10s. Default: a fixed amount of work.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -65,7 +49,7 @@ def assign_command(
         gradient_bytes=[option_value("--gradients", text, parse_bytes) for text in gradients.split(",")],
         replicas=replicas,
         buckets=buckets,
-        order=order.value,
+        order=order,
         exact_links=exact_links,
         keep_orders=keep_orders,
         time_limit_s=option_seconds("--time-limit", time_limit),

@@ -5,19 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from schedc.cli.options import option_seconds
 from schedc.io.outputs import check_outputs
 
 
 def bench_command(
-    instances: Annotated[str, typer.Argument(metavar="SET", help="A named set of instances; an unknown name lists them.")],
-    methods: Annotated[str, typer.Option(metavar="A,B", help="The methods, separated by commas.")] = "greedy,auto",
-    time_limit: Annotated[str, typer.Option(metavar="TIME", help="Stop each search after this long.")] = "60s",
-    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the rows as CSV, too.")] = None,
+    instances: Annotated[str, Argument(metavar="SET", help="A named set of instances; an unknown name lists them.")],
+    methods: Annotated[str, Option(metavar="A,B", help="The methods, separated by commas.")] = "greedy,auto",
+    time_limit: Annotated[str, Option(metavar="TIME", help="Stop each search after this long.")] = "60s",
+    csv: Annotated[Path | None, Option(metavar="FILE", help="Write the rows as CSV, too.")] = None,
     fused_backward: Annotated[
-        float | None, typer.Option(metavar="X", help="Let each fused backward take X times B plus W; otherwise 1.")
+        float | None, Option(metavar="X", help="Let each fused backward take X times B plus W; otherwise 1.")
     ] = None,
 ) -> None:
     """Run methods side by side on known instances: makespan, bound, gap, time, memory, published results."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from schedc.api import read_plan
 from schedc.cli.options import JsonOption, PlanArgument
@@ -23,14 +23,14 @@ FileOption = Path | None
 
 def compare_command(
     plan: PlanArgument,
-    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A trace file, recorded from this plan.")],
-    step: Annotated[str, typer.Option(metavar="N|median", help="The recorded step to look at in detail.")] = "median",
+    trace: Annotated[Path, Argument(metavar="TRACE", help="A trace file, recorded from this plan.")],
+    step: Annotated[str, Option(metavar="N|median", help="The recorded step to look at in detail.")] = "median",
     profile: Annotated[
-        FileOption, typer.Option(metavar="FILE", help="Write the measured costs as a profile (JSON), one layer for each stage.")
+        FileOption, Option(metavar="FILE", help="Write the measured costs as a profile (JSON), one layer for each stage.")
     ] = None,
-    topology: Annotated[FileOption, typer.Option(metavar="FILE", help="Write the measured links as a topology (TOML).")] = None,
+    topology: Annotated[FileOption, Option(metavar="FILE", help="Write the measured links as a topology (TOML).")] = None,
     perfetto: Annotated[
-        FileOption, typer.Option(metavar="FILE", help="Write planned and measured lanes for ui.perfetto.dev (JSON).")
+        FileOption, Option(metavar="FILE", help="Write planned and measured lanes for ui.perfetto.dev (JSON).")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

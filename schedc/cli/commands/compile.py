@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from schedc.cli import options
-from schedc.errors import InvalidInput
-from schedc.io.outputs import check_outputs, is_standard, write_output
+from schedc.errors import Defect, InvalidInput
+from schedc.io.outputs import check_outputs, is_standard, write_atomically, write_output
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from schedc.frontend.job import Job
 
 SAMPLES = 64
 """How many states of the links `--robust` looks at, where the user does not say."""
@@ -18,30 +24,30 @@ SAMPLES = 64
 
 def compile_command(
     job: options.JobArgument,
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="PLAN", help="Where to write the plan; - is standard output.")],
+    output: Annotated[Path, options.output_to("PLAN", "Where to write the plan; - is standard output.")],
     values: options.SetOption = None,
     layout: options.LayoutOption = None,
     write_job: Annotated[
         Path | None,
-        typer.Option("--write-job", metavar="FILE", help='Write the job with the layout chosen in place of "auto", comments kept.'),
+        Option("--write-job", metavar="FILE", help='Write the job with the layout chosen in place of "auto", comments kept.'),
     ] = None,
-    method: Annotated[str | None, typer.Option(help="auto, or a method, its options in braces: greedy{n_sub=2}.")] = None,
-    time_limit: Annotated[str | None, typer.Option(metavar="TIME", help="Stop searching after this long, as in 60s.")] = None,
+    method: Annotated[str | None, Option(help="auto, or a method, its options in braces: greedy{n_sub=2}.")] = None,
+    time_limit: Annotated[str | None, Option(metavar="TIME", help="Stop searching after this long, as in 60s.")] = None,
     gap: options.GapOption = None,
     seed: options.SeedOption = None,
-    workers: Annotated[int, typer.Option(min=1, help="Search threads of CP-SAT.")] = 8,
+    workers: Annotated[int, Option(min=1, help="Search threads of CP-SAT.")] = 8,
     deterministic_limit: Annotated[
-        float | None, typer.Option(min=0, help="Stop after this much work, not time: the same plan on every machine.")
+        float | None, Option(min=0, help="Stop after this much work, not time: the same plan on every machine.")
     ] = None,
     robust: Annotated[
         str | None,
-        typer.Option(metavar="LINKTRACE|DISTRIBUTION", help='Links that change: a link trace (CSV), or "normal(30 ms, 10 ms)".'),
+        Option(metavar="LINKTRACE|DISTRIBUTION", help='Links that change: a link trace (CSV), or "normal(30 ms, 10 ms)".'),
     ] = None,
     robust_percentile: Annotated[
-        float | None, typer.Option(min=0, max=100, help="With --robust: minimize this percentile, not the mean.")
+        float | None, Option(min=0, max=100, help="With --robust: minimize this percentile, not the mean.")
     ] = None,
     robust_samples: Annotated[
-        int | None, typer.Option(min=1, max=4096, help="With --robust: how many states of the links. Default: 64.")
+        int | None, Option(min=1, max=4096, help="With --robust: how many states of the links. Default: 64.")
     ] = None,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
@@ -57,7 +63,6 @@ def compile_command(
     given = options.read_job(job, values, layout) if is_standard(job) else None
     interruption = Interruption()
     with interruption.listening():  # also while the rest is loaded: from here on a signal means that the best plan is written
-        from schedc.cli.defect import defects_kept
         from schedc.compile.driver import compile_job
         from schedc.compile.settings import search_settings
         from schedc.formats.plan.plan_file import plan_json
@@ -93,7 +98,7 @@ def compile_command(
         if robust is not None:
             samples = robust_samples or SAMPLES
             states = states_named(robust, loaded.problem, samples=samples, seed=settings.limits.seed, option="--robust")
-        with defects_kept(loaded, output), live(loaded, settings, hidden=quiet or as_json) as shown:
+        with _defects_kept(loaded, output), live(loaded, settings, hidden=quiet or as_json) as shown:
             if states is None:
                 compiled = compile_job(loaded, shown.told(settings))
             else:
@@ -133,3 +138,40 @@ def _check_robust(robust: str | None, percentile: float | None, samples: int | N
             raise InvalidInput(f"{option}: found {value:g} without --robust LINKTRACE|DISTRIBUTION, expected both or neither")
     if percentile == 0:
         raise InvalidInput("--robust-percentile: found 0, expected a number above 0 and at most 100")
+
+
+@contextmanager
+def _defects_kept(job: Job, output: Path) -> Iterator[None]:
+    """Where a verifier refuses schedc's own result, keep all of it in one file to send with a report, and name that in the message.
+
+    It has the version, the message, the text of the job, the values set in it, the files that it names, and the plan.
+
+    Args:
+        job: what is compiled.
+        output: where the plan was to be written; the file goes beside it, into a temporary folder where that cannot be.
+
+    Raises:
+        Defect: the same one, its message with the file.
+    """
+    import json
+    import tempfile
+
+    from schedc import __version__
+
+    try:
+        yield
+    except Defect as defect:
+        source = job.source
+        files = {source.place.file: source.content.decode("utf-8-sig")}
+        files |= {str(path): path.read_text(encoding="utf-8") for path in job.files if path != source.path and path.is_file()}
+        plan = json.loads(defect.plan_json) if defect.plan_json else None
+        values = [override.canonical for override in source.overrides]
+        report = {"schedc": __version__, "message": str(defect), "set": values, "files": files, "plan": plan}
+        content = json.dumps(report, indent=1).encode()
+        path = Path("plan.defect.json") if is_standard(output) else output.with_name(f"{output.name}.defect.json")
+        try:
+            write_atomically(path, content)
+        except InvalidInput:  # the plan could not have been written there either
+            path = Path(tempfile.mkdtemp(prefix="schedc-")) / path.name
+            write_atomically(path, content)
+        raise Defect(f"{defect}; this is a defect of schedc: please report it with {path}", defect.plan_json) from defect

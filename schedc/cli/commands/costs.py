@@ -2,47 +2,34 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-import typer
+from typer import Argument, Option
 
-from schedc.cli.options import ContextOption, ExpertOption, JsonOption, MicrobatchOption, TensorOption
+from schedc.cli.options import ContextOption, ExpertOption, JsonOption, MicrobatchOption, TensorOption, output_to
 from schedc.io.outputs import check_outputs, write_output
-
-
-class Recompute(StrEnum):
-    """What B computes again instead of keeping it."""
-
-    none = "none"
-    selective = "selective"
 
 
 def costs_command(
     model: Annotated[
-        str, typer.Argument(metavar="NAME|CONFIG.json", help="A known model's name, or the path of a Hugging Face config.json.")
+        str, Argument(metavar="NAME|CONFIG.json", help="A known model's name, or the path of a Hugging Face config.json.")
     ],
-    output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="PROFILE", help="Where to write the profile (JSON); - is standard output.")
-    ],
-    device: Annotated[str, typer.Option(metavar="NAME", help="What it runs on, as h100.")] = "h100",
+    output: Annotated[Path, output_to("PROFILE", "Where to write the profile (JSON); - is standard output.")],
+    device: Annotated[str, Option(metavar="NAME", help="What it runs on, as h100.")] = "h100",
     tp: TensorOption = 1,
     cp: ContextOption = 1,
     ep: ExpertOption = 1,
     microbatch: MicrobatchOption = 1,
     sequence: Annotated[
-        int | None, typer.Option(min=1, help="Tokens in a sequence. Default: 4096, or the model's position embeddings if fewer.")
+        int | None, Option(min=1, help="Tokens in a sequence. Default: 4096, or the model's position embeddings if fewer.")
     ] = None,
-    recompute: Annotated[Recompute, typer.Option(help="Compute norms and activation functions again in B.")] = Recompute.none,
-    split_backward: Annotated[bool, typer.Option(help="Whether B and W may run apart; if not, nothing is kept for W.")] = True,
+    recompute: Annotated[Literal["none", "selective"], Option(help="Compute norms and activation functions again in B.")] = "none",
+    split_backward: Annotated[bool, Option(help="Whether B and W may run apart; if not, nothing is kept for W.")] = True,
     efficiency: Annotated[
-        float | None,
-        typer.Option(min=0.001, max=1, metavar="X", help="Take this share of the peak for all FLOPs, and nothing else."),
+        float | None, Option(min=0.001, max=1, metavar="X", help="Take this share of the peak for all FLOPs, and nothing else.")
     ] = None,
-    operators: Annotated[
-        bool, typer.Option("--operators", help="Print what each operator of each kind of layer costs, too.")
-    ] = False,
+    operators: Annotated[bool, Option("--operators", help="Print what each operator of each kind of layer costs, too.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Predict what a model's layers cost on a device, and write them as a profile for jobs."""
@@ -63,7 +50,7 @@ def costs_command(
         ep=ep,
         microbatch=microbatch,
         sequence=sequence,
-        selective_recompute=recompute is Recompute.selective,
+        selective_recompute=recompute == "selective",
         split_backward=split_backward,
         rates=ROOFLINE if efficiency is None else sustained(efficiency),
     )

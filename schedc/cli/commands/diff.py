@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument
 
 from schedc.api import diff_plans, read_plan
 from schedc.cli.options import JsonNotLinesOption
@@ -13,8 +14,8 @@ from schedc.io.location import one_line
 
 
 def diff_command(
-    before: Annotated[Path, typer.Argument(metavar="A", help="The plan before the change (JSON).")],
-    after: Annotated[Path, typer.Argument(metavar="B", help="The plan after the change (JSON).")],
+    before: Annotated[Path, Argument(metavar="A", help="The plan before the change (JSON).")],
+    after: Annotated[Path, Argument(metavar="B", help="The plan after the change (JSON).")],
     as_json: JsonNotLinesOption = False,
 ) -> None:
     """Say what is different between two plans: layout, orders, certificate, memory, costs. Status 1: they differ."""

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from schedc.api import read_plan
 from schedc.cli.options import JsonOption, PlanArgument
@@ -24,16 +24,14 @@ RUNS, ADAPTING_RUNS = 5, 60
 
 def emulate_command(
     plan: PlanArgument,
-    scale: Annotated[float, typer.Option(metavar="X", help="Multiplies all times: 2 is half as fast as the plan.")] = 1.0,
-    runs: Annotated[int | None, typer.Option(metavar="N", min=1, help="Runs to measure: 5, with --adapt 60.")] = None,
-    queues: Annotated[int, typer.Option(metavar="4|1", help="1: all transfers of a rank in one queue.")] = 4,
-    links: Annotated[FileOption, typer.Option(metavar="LINKTRACE", help="How links change while it runs (CSV).")] = None,
-    choose: Annotated[bool, typer.Option("--choose", help="Each rank chooses its next op by what has come.")] = False,
-    adapt: Annotated[bool, typer.Option("--adapt", help="The ranks measure, and move to other plans while links change.")] = False,
-    warm_up: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="With --adapt: runs before, links as planned: 40.")
-    ] = None,
-    trace: Annotated[FileOption, typer.Option(metavar="FILE", help="Write the runs as a trace, for `schedc compare`.")] = None,
+    scale: Annotated[float, Option(metavar="X", help="Multiplies all times: 2 is half as fast as the plan.")] = 1.0,
+    runs: Annotated[int | None, Option(metavar="N", min=1, help="Runs to measure: 5, with --adapt 60.")] = None,
+    queues: Annotated[int, Option(metavar="4|1", help="1: all transfers of a rank in one queue.")] = 4,
+    links: Annotated[FileOption, Option(metavar="LINKTRACE", help="How links change while it runs (CSV).")] = None,
+    choose: Annotated[bool, Option("--choose", help="Each rank chooses its next op by what has come.")] = False,
+    adapt: Annotated[bool, Option("--adapt", help="The ranks measure, and move to other plans while links change.")] = False,
+    warm_up: Annotated[int | None, Option(metavar="N", min=1, help="With --adapt: runs before, links as planned: 40.")] = None,
+    trace: Annotated[FileOption, Option(metavar="FILE", help="Write the runs as a trace, for `schedc compare`.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a plan on this machine: a process per rank, real channels with the links' delays, waiting instead of compute."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from schedc.api import read_plan
 from schedc.cli.options import INTERRUPTED, JsonOption, PlanArgument, SetOption, check_set, option_value, read_given_job
@@ -14,18 +15,18 @@ from schedc.cli.options import INTERRUPTED, JsonOption, PlanArgument, SetOption,
 def explain_command(
     plan: PlanArgument,
     job: Annotated[
-        Path | None, typer.Option("--job", metavar="JOB", help="The plan's job, to try other choices in it; - is standard input.")
+        Path | None, Option("--job", metavar="JOB", help="The plan's job, to try other choices in it; - is standard input.")
     ] = None,
     values: SetOption = None,
     time_limit: Annotated[
-        str, typer.Option(metavar="TIME", help="Limit for the whole command: what is cheap is tried first, then searches.")
+        str, Option(metavar="TIME", help="Limit for the whole command: what is cheap is tried first, then searches.")
     ] = "30s",
-    most: Annotated[int, typer.Option(min=0, help="Solve again for at most this many links, and as many ranks.")] = 6,
+    most: Annotated[int, Option(min=0, help="Solve again for at most this many links, and as many ranks.")] = 6,
     allowed: Annotated[
-        float, typer.Option("--allow", min=0, max=1, help="For tolerated delays: how much longer the step may be.")
+        float, Option("--allow", min=0, max=1, help="For tolerated delays: how much longer the step may be.")
     ] = 0.05,
     as_json: JsonOption = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    quiet: Annotated[bool, Option("--quiet", help="No progress.")] = False,
 ) -> None:
     """Say where a plan's time goes: critical path, idle time by cause, tolerated delays, and what would help, each solved again."""
     from schedc.analysis.bounds.clock import Clock

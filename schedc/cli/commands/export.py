@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from typer import Option
 
 from schedc.api import read_plan
-from schedc.cli.options import PlanArgument, read_sound_plan
+from schedc.cli.options import PlanArgument, output_to, read_sound_plan
 from schedc.errors import InvalidInput
 from schedc.io.location import one_line
 from schedc.io.outputs import check_outputs, is_standard, write_atomically, write_output
@@ -18,37 +18,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 ProfileOption = Annotated[
-    Path, typer.Option("--profile", metavar="PROFILE", help="The profile of the plan's job: it says what each layer is.")
+    Path, Option("--profile", metavar="PROFILE", help="The profile of the plan's job: it says what each layer is.")
 ]
-OptionsOption = Annotated[
-    Path, typer.Option("-o", "--output", metavar="OUT", help="Where to write the options, one for each line.")
-]
+OptionsOption = Annotated[Path, output_to("OUT", "Where to write the options, one for each line.")]
 
 export_app = typer.Typer(help="Write a plan in another tool's format.", no_args_is_help=True, rich_markup_mode=None)
-
-
-class CsvFormat(StrEnum):
-    """What torch's `_load_csv` calls `format`."""
-
-    compute_comms = "compute_comms"
-    compute_only = "compute_only"
 
 
 @export_app.command("torch")
 def export_torch(
     plan: PlanArgument,
     output: Annotated[
-        Path,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="CSV",
-            help="Where to write the CSV, with NAME.stages.json beside it; - is standard output, without it.",
-        ),
+        Path, output_to("CSV", "Where to write the CSV, with NAME.stages.json beside it; - is standard output, without it.")
     ],
     layout: Annotated[
-        CsvFormat, typer.Option("--format", help="compute_comms: all actions. compute_only: torch adds the transfers.")
-    ] = CsvFormat.compute_comms,
+        Literal["compute_comms", "compute_only"],
+        Option("--format", help="compute_comms: all actions. compute_only: torch adds the transfers."),
+    ] = "compute_comms",
 ) -> None:
     """Write a plan as the CSV that torch.distributed.pipelining loads, with a stage map beside it."""
     from schedc.formats.torch_csv.exporter import stage_map_path, torch_csv, write_torch_csv
@@ -58,10 +44,10 @@ def export_torch(
     check_outputs({"-o": output, "the stage map of -o": beside}, (plan,), standard=True)
     read = read_sound_plan(plan)
     if beside is None:
-        write_output(output, torch_csv(read, layout.value).encode())
+        write_output(output, torch_csv(read, layout).encode())
     else:
-        write_torch_csv(read, output, layout.value)
-        typer.echo(one_line(f"written to {output} ({layout.value}), the stage map to {beside}"))
+        write_torch_csv(read, output, layout)
+        typer.echo(one_line(f"written to {output} ({layout}), the stage map to {beside}"))
     _say_notes(notes(read))
 
 
@@ -85,7 +71,7 @@ def export_torchtitan(
     plan: PlanArgument,
     profile: ProfileOption,
     output: OptionsOption,
-    head: Annotated[str, typer.Option(metavar="NAME", help="The name of the head's module; output in older models.")] = "lm_head",
+    head: Annotated[str, Option(metavar="NAME", help="The name of the head's module; output in older models.")] = "lm_head",
 ) -> None:
     """Write torchtitan's options for a plan, with its CSV beside them as OUT's name with .csv."""
     from schedc.formats.layouts import read_model_layers, torchtitan_lines
@@ -111,9 +97,7 @@ def export_torchtitan(
 @export_app.command("perfetto")
 def export_perfetto(
     plan: PlanArgument,
-    output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="OUT", help="Where to write the events (JSON); - is standard output.")
-    ],
+    output: Annotated[Path, output_to("OUT", "Where to write the events (JSON); - is standard output.")],
 ) -> None:
     """Write a plan for ui.perfetto.dev: ops and transfers over time, memory of ranks and messages on links as curves."""
     from schedc.compile.plans import time_plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from schedc.cli import options
 from schedc.errors import InvalidInput
@@ -23,29 +23,24 @@ def family_command(
     job: options.JobArgument,
     links: Annotated[
         list[str],
-        typer.Option(
+        Option(
             "--links",
             metavar="LINKTRACE|RANKS=TIMES|DISTRIBUTION",
             help="Conditions: 3-4=10ms,30ms; each=30ms, one pair after the other; all=30ms; or states of a link trace. Repeatable.",
         ),
     ],
-    output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="FOLDER", help="Where the plans and family.json go; what fits is kept.")
-    ],
+    output: Annotated[Path, options.output_to("FOLDER", "Where the plans and family.json go; what fits is kept.")],
     values: options.SetOption = None,
     layout: options.LayoutOption = None,
     most: Annotated[
-        int,
-        typer.Option(min=1, max=256, help="At most this many states of each trace or distribution, which stand for the others."),
+        int, Option(min=1, max=256, help="At most this many states of each trace or distribution, which stand for the others.")
     ] = 8,
-    method: Annotated[str | None, typer.Option(metavar="NAME", help="auto, or a method, for each plan.")] = None,
-    time_limit: Annotated[str, typer.Option("--time-limit", metavar="TIME", help="For each plan.")] = "20s",
+    method: Annotated[str | None, Option(metavar="NAME", help="auto, or a method, for each plan.")] = None,
+    time_limit: Annotated[str, Option("--time-limit", metavar="TIME", help="For each plan.")] = "20s",
     gap: options.GapOption = None,
     seed: options.SeedOption = None,
     workers: options.WorkersOption = 8,
-    deterministic_limit: Annotated[
-        float | None, typer.Option(min=0, help="For each plan: stop after this much work, not time.")
-    ] = None,
+    deterministic_limit: Annotated[float | None, Option(min=0, help="For each plan: stop after this much work, not time.")] = None,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> None:

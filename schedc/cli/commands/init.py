@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from schedc.cli import options
 from schedc.errors import InvalidInput
@@ -42,41 +43,39 @@ class _Profile:
 
 
 def init_command(
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="JOB", help="Where to write the job; - is standard output.")],
-    ranks: Annotated[int, typer.Option(min=1, max=2**14, help="Pipeline ranks.")],
+    output: Annotated[Path, options.output_to("JOB", "Where to write the job; - is standard output.")],
+    ranks: Annotated[int, Option(min=1, max=2**14, help="Pipeline ranks.")],
     model: Annotated[
-        str | None,
-        typer.Option(metavar="NAME|CONFIG.json", help="As of schedc costs; its profile is written beside the job."),
+        str | None, Option(metavar="NAME|CONFIG.json", help="As of schedc costs; its profile is written beside the job.")
     ] = None,
-    profile: Annotated[Path | None, typer.Option(metavar="PROFILE", help="A profile.json instead, which you have.")] = None,
+    profile: Annotated[Path | None, Option(metavar="PROFILE", help="A profile.json instead, which you have.")] = None,
     device: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Whose memory and links there are. Default: h100; with --profile none is assumed."),
+        str | None, Option(metavar="NAME", help="Whose memory and links there are. Default: h100; with --profile none is assumed.")
     ] = None,
     tp: options.TensorOption = 1,
     cp: options.ContextOption = 1,
     ep: options.ExpertOption = 1,
     microbatch: options.MicrobatchOption = 1,
-    sequence: Annotated[int | None, typer.Option(min=1, help="Tokens in a sequence. Default: as of schedc costs.")] = None,
-    microbatches: Annotated[int | None, typer.Option(min=1, help="In a training step. Default: 4 for each rank.")] = None,
-    sites: Annotated[int, typer.Option(min=1, help="Datacenters, which share the ranks.")] = 1,
-    latency: Annotated[str | None, typer.Option(metavar="TIME", help='Between sites, as in "10 ms".')] = None,
+    sequence: Annotated[int | None, Option(min=1, help="Tokens in a sequence. Default: as of schedc costs.")] = None,
+    microbatches: Annotated[int | None, Option(min=1, help="In a training step. Default: 4 for each rank.")] = None,
+    sites: Annotated[int, Option(min=1, help="Datacenters, which share the ranks.")] = 1,
+    latency: Annotated[str | None, Option(metavar="TIME", help='Between sites, as in "10 ms".')] = None,
     bandwidth: Annotated[
-        str | None, typer.Option(metavar="RATE", help='Between sites, of all devices together, as in "100 Gb/s".')
+        str | None, Option(metavar="RATE", help='Between sites, of all devices together, as in "100 Gb/s".')
     ] = None,
     bytes_per_parameter: Annotated[
-        float, typer.Option(min=0, max=2**20, help="Held all the time: 16 for Adam in mixed precision, less with ZeRO.")
+        float, Option(min=0, max=2**20, help="Held all the time: 16 for Adam in mixed precision, less with ZeRO.")
     ] = 16,
     bytes_per_expert_parameter: Annotated[
-        float | None, typer.Option(min=0, max=2**20, help="The same for routed experts. Default: --bytes-per-parameter.")
+        float | None, Option(min=0, max=2**20, help="The same for routed experts. Default: --bytes-per-parameter.")
     ] = None,
     reserve: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Of the device's memory, what no plan uses. Default: 6 % of it.")
+        str | None, Option(metavar="SIZE", help="Of the device's memory, what no plan uses. Default: 6 % of it.")
     ] = None,
     memory_limit: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="For activations on a rank. Default: what the device leaves for them.")
+        str | None, Option(metavar="SIZE", help="For activations on a rank. Default: what the device leaves for them.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
+    force: Annotated[bool, Option("--force", help="Replace files that exist.")] = False,
 ) -> None:
     """Write a commented job for a model, a device and a topology; it compiles as it is."""
     from schedc.costs.devices import device_named

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from typer import Argument, Option
 
 from schedc.cli.options import JsonNotLinesOption, LayoutOption, SetOption, read_job
 from schedc.io.location import one_line
@@ -25,24 +25,17 @@ LONGEST = 240
 """What `lint` prints: of many findings some, and lines that can be read."""
 
 
-class LintFormat(StrEnum):
-    """What torch's `_load_csv` calls `format`, or whichever the file looks like."""
-
-    auto = "auto"
-    compute_comms = "compute_comms"
-    compute_only = "compute_only"
-
-
 def lint_command(
-    csv: Annotated[Path, typer.Argument(metavar="CSV", help="A schedule CSV of torch.distributed.pipelining.")],
+    csv: Annotated[Path, Argument(metavar="CSV", help="A schedule CSV of torch.distributed.pipelining.")],
     job: Annotated[
-        Path, typer.Option("--job", metavar="JOB", help="The job (TOML) of the CSV: ranks, stages, costs; - is standard input.")
+        Path, Option("--job", metavar="JOB", help="The job (TOML) of the CSV: ranks, stages, costs; - is standard input.")
     ],
     values: SetOption = None,
     layout: LayoutOption = None,
     actions: Annotated[
-        LintFormat, typer.Option("--format", help="auto: compute_comms if it has anything but compute.")
-    ] = LintFormat.auto,
+        Literal["auto", "compute_comms", "compute_only"],
+        Option("--format", help="auto: compute_comms if it has anything but compute."),
+    ] = "auto",
     as_json: JsonNotLinesOption = False,
 ) -> None:
     """Check a schedule CSV of torch by row and cell; if it is sound, time it under the job's costs."""
@@ -57,7 +50,7 @@ def lint_command(
 
     problem = read_job(job, values, layout).problem
     rows = read_rows(read_bytes(csv), str(csv))
-    chosen = layout_of(rows) if actions is LintFormat.auto else actions.value
+    chosen = layout_of(rows) if actions == "auto" else actions
     findings = verify_torch_csv(rows, problem, chosen)
     said = {"sound": not findings, "format": chosen, "findings": findings}
     if findings:

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from schedc.api import read_plan
+from schedc.cli.options import output_to
 from schedc.errors import InvalidInput
 from schedc.io.location import one_line
 from schedc.io.outputs import check_outputs, write_atomically
@@ -17,20 +19,18 @@ Column = str | None
 
 def plot_command(
     source: Annotated[
-        Path, typer.Argument(metavar="PLAN|TABLE", help="A plan (.json), or the table of a sweep or of tune (.csv or .parquet).")
+        Path, Argument(metavar="PLAN|TABLE", help="A plan (.json), or the table of a sweep or of tune (.csv or .parquet).")
     ],
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write the picture: .svg, .png or .pdf.")],
-    transfers: Annotated[bool, typer.Option("--transfers", help="Of a plan: draw transfers, from start to arrival.")] = False,
-    x: Annotated[
-        Column, typer.Option("--x", metavar="COLUMN", help="Of a table: the x axis. Default: a setting that varies.")
-    ] = None,
-    y: Annotated[Column, typer.Option("--y", metavar="COLUMN", help="Of a table: the y axis. Default: the objective.")] = None,
+    output: Annotated[Path, output_to("FILE", "Where to write the picture: .svg, .png or .pdf.")],
+    transfers: Annotated[bool, Option("--transfers", help="Of a plan: draw transfers, from start to arrival.")] = False,
+    x: Annotated[Column, Option("--x", metavar="COLUMN", help="Of a table: the x axis. Default: a setting that varies.")] = None,
+    y: Annotated[Column, Option("--y", metavar="COLUMN", help="Of a table: the y axis. Default: the objective.")] = None,
     by: Annotated[
         list[str] | None,
-        typer.Option("--by", metavar="COLUMN", help="Of a table: a curve for each value. Repeatable. Default: all other settings."),
+        Option("--by", metavar="COLUMN", help="Of a table: a curve for each value. Repeatable. Default: all other settings."),
     ] = None,
-    width: Annotated[float, typer.Option(min=2, max=40, metavar="INCHES", help="Of the picture; a page of a paper has 7.")] = 7.0,
-    title: Annotated[str, typer.Option(metavar="TEXT", help="Above the picture. Default: none.")] = "",
+    width: Annotated[float, Option(min=2, max=40, metavar="INCHES", help="Of the picture; a page of a paper has 7.")] = 7.0,
+    title: Annotated[str, Option(metavar="TEXT", help="Above the picture. Default: none.")] = "",
 ) -> None:
     """Draw a plan, or curves from a table; needs matplotlib, which pip install 'schedc[plot]' adds."""
     from schedc.compile.plans import time_plan

@@ -6,13 +6,12 @@ torch is imported only where a model is measured.
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+from typer import Option
 
-from schedc.cli.options import JsonOption
+from schedc.cli.options import JsonOption, output_to
 from schedc.errors import InvalidInput
 from schedc.io.location import one_line
 from schedc.io.outputs import check_outputs, write_output
@@ -21,44 +20,24 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class DeviceName(StrEnum):
-    """Where a model is measured."""
-
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class NumberType(StrEnum):
-    """Floating types, by torch's names and the usual short ones."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
-    float64 = "float64"
-    fp32 = "fp32"
-    bf16 = "bf16"
-    fp16 = "fp16"
-    fp64 = "fp64"
+NumberType = Literal["float32", "bfloat16", "float16", "float64", "fp32", "bf16", "fp16", "fp64"]
+"""Floating types, by torch's names and the usual short ones."""
 
 
 def profile_command(
-    output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="PROFILE", help="Where to write the profile (JSON); - is standard output.")
-    ],
+    output: Annotated[Path, output_to("PROFILE", "Where to write the profile (JSON); - is standard output.")],
     model: Annotated[
-        str | None,
-        typer.Option(metavar="MODULE:FACTORY", help="Measure the schedc.runtime.profiling.Model that this function returns."),
+        str | None, Option(metavar="MODULE:FACTORY", help="Measure the schedc.runtime.profiling.Model that this function returns.")
     ] = None,
     from_trace: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="TRACE", help="Read the PP: spans of torch.profiler traces instead; one trace per rank."),
+        list[Path] | None, Option(metavar="TRACE", help="Read the PP: spans of torch.profiler traces instead; one trace per rank.")
     ] = None,
-    device: Annotated[DeviceName | None, typer.Option(help="Where to measure. Default: cuda where there is one.")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each phase.")] = 20,
-    warmup: Annotated[int, typer.Option(min=1, help="Untimed runs before these.")] = 5,
-    dtype: Annotated[NumberType | None, typer.Option(help="Cast parameters and inputs to this type.")] = None,
-    autocast: Annotated[NumberType | None, typer.Option(help="Run under torch.autocast with this type.")] = None,
-    merge: Annotated[bool, typer.Option(help="Write equal layers in a row as one entry with repeat, or each layer.")] = True,
+    device: Annotated[Literal["cpu", "cuda"] | None, Option(help="Where to measure. Default: cuda where there is one.")] = None,
+    repeats: Annotated[int, Option(min=1, help="Timed runs of each phase.")] = 20,
+    warmup: Annotated[int, Option(min=1, help="Untimed runs before these.")] = 5,
+    dtype: Annotated[NumberType | None, Option(help="Cast parameters and inputs to this type.")] = None,
+    autocast: Annotated[NumberType | None, Option(help="Run under torch.autocast with this type.")] = None,
+    merge: Annotated[bool, Option(help="Write equal layers in a row as one entry with repeat, or each layer.")] = True,
     as_json: JsonOption = False,
 ) -> None:
     """Measure a model's layers (F, B, W, memory) and write them as a profile for jobs."""

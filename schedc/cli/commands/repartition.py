@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from schedc.api import read_plan, repartition_plan
-from schedc.cli.options import JsonOption, SetOption, option_value, read_job
+from schedc.cli.options import JsonOption, SetOption, option_value, output_to, read_job
 from schedc.errors import InvalidInput
 from schedc.io.location import show as shown
 from schedc.io.outputs import check_outputs, write_output
@@ -25,28 +25,24 @@ _FACTOR = re.compile(r"\s*([0-9]{1,9})\s*=(.*)", re.ASCII)
 
 
 def repartition_command(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan that runs (JSON).")],
-    job: Annotated[
-        Path, typer.Option("--job", metavar="JOB", help="The plan's job, whose profile has layers; - is standard input.")
-    ],
+    plan: Annotated[Path, Argument(metavar="PLAN", help="The plan that runs (JSON).")],
+    job: Annotated[Path, Option("--job", metavar="JOB", help="The plan's job, whose profile has layers; - is standard input.")],
     slow: Annotated[
-        list[str] | None,
-        typer.Option("--slow", metavar="RANK=FACTOR", help="The rank takes this many times as long: 2=1.3. Repeatable."),
+        list[str] | None, Option("--slow", metavar="RANK=FACTOR", help="The rank takes this many times as long: 2=1.3. Repeatable.")
     ] = None,
     links: Annotated[
-        list[str] | None,
-        typer.Option("--links", metavar="RANKS=LATENCY", help="A slow link: 3-4=30ms, 3>4=30ms, all=30ms. Repeatable."),
+        list[str] | None, Option("--links", metavar="RANKS=LATENCY", help="A slow link: 3-4=30ms, 3>4=30ms, all=30ms. Repeatable.")
     ] = None,
     values: SetOption = None,
-    steps: Annotated[int, typer.Option(min=0, help="How many steps are to come like this.")] = 1000,
+    steps: Annotated[int, Option(min=0, help="How many steps are to come like this.")] = 1000,
     pause: Annotated[
-        str, typer.Option(metavar="TIME", help="What a move takes besides sending: building stages, loading the plan.")
+        str, Option(metavar="TIME", help="What a move takes besides sending: building stages, loading the plan.")
     ] = "0s",
     bytes_per_parameter: Annotated[
         float | None,
-        typer.Option(min=0, help="Of weights and optimizer state together. Default: what the job's memory section says of layers."),
+        Option(min=0, help="Of weights and optimizer state together. Default: what the job's memory section says of layers."),
     ] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="PLAN", help="Write the plan to go on with.")] = None,
+    output: Annotated[Path | None, output_to("PLAN", "Write the plan to go on with.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Say which layers to give to other ranks when a rank computes slower, and what a step takes then."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from schedc.api import read_plan
 from schedc.cli.commands.compare import compared, step_number
-from schedc.cli.options import PlanArgument
+from schedc.cli.options import PlanArgument, output_to
 from schedc.errors import CheckFailed, InvalidInput
 from schedc.io.outputs import check_outputs, write_atomically
 
@@ -18,13 +18,11 @@ FileOption = Path | None
 
 def report_command(
     plan: PlanArgument,
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write the page (HTML).")],
-    trace: Annotated[
-        FileOption, typer.Option(metavar="TRACE", help="A trace file, recorded from this plan: what was measured.")
-    ] = None,
-    step: Annotated[str, typer.Option(metavar="N|median", help="The recorded step of the trace to show.")] = "median",
+    output: Annotated[Path, output_to("FILE", "Where to write the page (HTML).")],
+    trace: Annotated[FileOption, Option(metavar="TRACE", help="A trace file, recorded from this plan: what was measured.")] = None,
+    step: Annotated[str, Option(metavar="N|median", help="The recorded step of the trace to show.")] = "median",
     compiled: Annotated[
-        FileOption, typer.Option(metavar="FILE", help="What `compile --json` printed for this plan: the methods tried.")
+        FileOption, Option(metavar="FILE", help="What `compile --json` printed for this plan: the methods tried.")
     ] = None,
 ) -> None:
     """Write a plan as one HTML page: the step over time with zoom, what each op waited for, memory, idle time, certificate."""

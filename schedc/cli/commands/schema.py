@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
-import typer
-
-
-class SchemaName(StrEnum):
-    """The files that have a schema."""
-
-    job = "job"
-    plan = "plan"
-    tune = "tune"
+from typer import Argument
 
 
-def schema_command(file: Annotated[SchemaName, typer.Argument(metavar="job|plan|tune", help="Which file.")]) -> None:
+def schema_command(file: Annotated[Literal["job", "plan", "tune"], Argument(metavar="job|plan|tune", help="Which file.")]) -> None:
     """Print the JSON Schema of the job, the plan, or the job of tune."""
     from schedc.formats.plan.plan_structs import plan_schema
     from schedc.frontend.job_file import job_schema
@@ -24,7 +15,7 @@ def schema_command(file: Annotated[SchemaName, typer.Argument(metavar="job|plan|
     from schedc.study.tune.tune_file import TuneFile
     from schedc.view.terminal.show import show
 
-    if file is SchemaName.job:
+    if file == "job":
         show(job_schema())
     else:
-        show(plan_schema() if file is SchemaName.plan else schema_of(TuneFile, "schedc tune job"))
+        show(plan_schema() if file == "plan" else schema_of(TuneFile, "schedc tune job"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from schedc.api import read_plan
 from schedc.cli.options import PlanArgument, option_value
@@ -13,12 +13,12 @@ from schedc.errors import InvalidInput
 
 def show_command(
     plan: PlanArgument,
-    begin: Annotated[str, typer.Option("--from", metavar="TIME", help="Show from this time on, as in 200ms.")] = "0 ns",
-    end: Annotated[str | None, typer.Option("--to", metavar="TIME", help="Show up to this time.")] = None,
+    begin: Annotated[str, Option("--from", metavar="TIME", help="Show from this time on, as in 200ms.")] = "0 ns",
+    end: Annotated[str | None, Option("--to", metavar="TIME", help="Show up to this time.")] = None,
     ranks: Annotated[
-        str | None, typer.Option(metavar="RANKS", help="Show these ranks, as in 0-3,8, or all. Default: some of many.")
+        str | None, Option(metavar="RANKS", help="Show these ranks, as in 0-3,8, or all. Default: some of many.")
     ] = None,
-    width: Annotated[int | None, typer.Option(metavar="N", min=40, max=10_000, help="Columns. Default: the terminal's.")] = None,
+    width: Annotated[int | None, Option(metavar="N", min=40, max=10_000, help="Columns. Default: the terminal's.")] = None,
 ) -> None:
     """Draw a plan in the terminal: ranks, links, collectives and memory over time."""
     from schedc.compile.plans import time_plan

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+from typer import Option
 
 from schedc.api import choosing_run, costs_for, read_plan, simulate_plan
 from schedc.cli.options import JsonOption, PlanArgument, PlanJobOption, SetOption, check_set, read_given_job
@@ -17,23 +16,16 @@ if TYPE_CHECKING:
     from schedc.analysis.simulation.timeline import Timeline
 
 
-class TransfersName(StrEnum):
-    """The values of `simulate --transfers`; here, as the simulator of each loads what `--help` need not."""
-
-    decoupled = "decoupled"
-    one_queue = "one-queue"
-    blocking = "blocking"
-
-
 def simulate_command(
     plan: PlanArgument,
     job: PlanJobOption = None,
     values: SetOption = None,
     transfers: Annotated[
-        TransfersName, typer.Option(help="How transfers hold up compute: not at all, in one queue for each rank, or each one.")
-    ] = TransfersName.decoupled,
-    choose: Annotated[bool, typer.Option("--choose", help="Each rank chooses its next op by what has come.")] = False,
-    links: Annotated[Path | None, typer.Option(metavar="LINKTRACE", help="How links change from 0 on (CSV).")] = None,
+        Literal["decoupled", "one-queue", "blocking"],
+        Option(help="How transfers hold up compute: not at all, in one queue for each rank, or each one."),
+    ] = "decoupled",
+    choose: Annotated[bool, Option("--choose", help="Each rank chooses its next op by what has come.")] = False,
+    links: Annotated[Path | None, Option(metavar="LINKTRACE", help="How links change from 0 on (CSV).")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Time a plan, under its own costs or a job's: makespan, stage span, bubble, and what each rank computes and holds."""
@@ -44,11 +36,11 @@ def simulate_command(
 
     check_set(job, values, "--job JOB")
     changing = choose or links is not None
-    if changing and transfers is not TransfersName.decoupled:
-        raise InvalidInput(f"--transfers {transfers.value}: cannot be combined with --choose or --links; leave one out")
+    if changing and transfers != "decoupled":
+        raise InvalidInput(f"--transfers {transfers}: cannot be combined with --choose or --links; leave one out")
     read, loaded = read_plan(plan), read_given_job(job, values)
     problem = costs_for(read, loaded)
-    said: dict[str, object] = {"transfers": transfers.value}
+    said: dict[str, object] = {"transfers": transfers}
     more = ""
     if changing:
         trace = None if links is None else read_link_trace(links, problem)
@@ -62,10 +54,10 @@ def simulate_command(
             more = f"ranks choose by what has come; in the plan's orders it takes {takes}, which choosing changes by {longer}"
             more += f"; {moved} ops run at another place of their rank's order"
     else:
-        schedule, timeline = read.schedule(), simulate_plan(read, loaded, transfers=transfers.value)
-        if transfers is not TransfersName.decoupled:
+        schedule, timeline = read.schedule(), simulate_plan(read, loaded, transfers=transfers)
+        if transfers != "decoupled":
             longer, takes = _against(timeline, simulate_plan(read, loaded))
-            more = f"with {transfers.value} transfers; decoupled ones take {takes}, so these cost {longer}"
+            more = f"with {transfers} transfers; decoupled ones take {takes}, so these cost {longer}"
     if as_json:
         show({**said, **timeline_json(problem, schedule, timeline)})
     else:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
-from schedc.cli.options import INTERRUPTED, JsonOption, QuietOption
+from schedc.cli.options import INTERRUPTED, JsonOption, QuietOption, output_to
 from schedc.errors import InvalidInput
 from schedc.io.location import one_line
 from schedc.io.outputs import check_outputs
@@ -26,13 +27,13 @@ WITHOUT_PLAN = 5
 
 
 def sweep_command(
-    sweep: Annotated[Path, typer.Argument(metavar="SWEEP", help="The sweep file (TOML).")],
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="TABLE", help="Where to write the table: .csv or .parquet.")],
+    sweep: Annotated[Path, Argument(metavar="SWEEP", help="The sweep file (TOML).")],
+    output: Annotated[Path, output_to("TABLE", "Where to write the table: .csv or .parquet.")],
     processes: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Jobs at the same time on this machine. Default: as cores allow.")
+        int | None, Option(metavar="N", min=1, help="Jobs at the same time on this machine. Default: as cores allow.")
     ] = None,
     cluster: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Run on the workers of this Dask scheduler, tcp://HOST:PORT.")
+        str | None, Option(metavar="ADDRESS", help="Run on the workers of this Dask scheduler, tcp://HOST:PORT.")
     ] = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,

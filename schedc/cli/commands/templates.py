@@ -5,16 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument
 
 from schedc.cli.options import LayoutOption, SetOption, check_set, read_job
 from schedc.errors import InvalidInput
 
 
 def templates_command(
-    job: Annotated[
-        Path | None, typer.Argument(metavar="[JOB]", help="Time each template on this job; - is standard input.")
-    ] = None,
+    job: Annotated[Path | None, Argument(metavar="[JOB]", help="Time each template on this job; - is standard input.")] = None,
     values: SetOption = None,
     layout: LayoutOption = None,
 ) -> None:

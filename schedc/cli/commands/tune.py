@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from schedc.cli import options
-from schedc.cli.options import option_value
+from schedc.cli.options import option_value, output_to
 from schedc.errors import InvalidInput
 from schedc.io.location import Location
 from schedc.io.outputs import is_standard
@@ -16,21 +16,17 @@ from schedc.io.outputs import is_standard
 
 def tune_command(
     job: options.JobArgument,
-    output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="FOLDER", help="Where the table goes, and the best as job, profile and plan.")
-    ],
+    output: Annotated[Path, output_to("FOLDER", "Where the table goes, and the best as job, profile and plan.")],
     values: options.SetOption = None,
-    method: Annotated[
-        str | None, typer.Option(metavar="NAME", help="auto, or the one method that is run on each candidate.")
-    ] = None,
+    method: Annotated[str | None, Option(metavar="NAME", help="auto, or the one method that is run on each candidate.")] = None,
     time_limit: Annotated[
-        str | None, typer.Option("--time-limit", metavar="TIME", help="Limit for the whole command. Default: 300s.")
+        str | None, Option("--time-limit", metavar="TIME", help="Limit for the whole command. Default: 300s.")
     ] = None,
     candidate_time: Annotated[
-        str, typer.Option("--candidate-time", metavar="TIME", help="Limit for the search of one candidate.")
+        str, Option("--candidate-time", metavar="TIME", help="Limit for the search of one candidate.")
     ] = "20s",
     gap: options.GapOption = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of random numbers.")] = None,
+    seed: Annotated[int | None, Option(min=0, help="Seed of random numbers.")] = None,
     workers: options.WorkersOption = 8,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,

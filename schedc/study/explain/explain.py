@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from schedc.analysis.attribution.critical_path import Segment, critical_path
 from schedc.analysis.attribution.idle import Idle, IdleCause, idle_of
@@ -176,16 +176,17 @@ def explain_plan(
     delays.sort(key=lambda delay: (delay.allowed_ns, delay.free_ns))
     pairs = pair_delays(problem, schedule, until)
 
-    solver = Solver(work=SEARCH_WORK, clock=clock, interruption=interruption or Interruption())
+    solver = Solver(work=SEARCH_WORK, clock=clock, interruption=interruption or Interruption(), on_work=on_work)
+    not_tried = solver.not_tried
     planned_ns = timeline.objective_ns(problem.objective)
+    changes, gains = list[Change](), list[Gain]()
     if most == 0:
         base = Resolved(objective_ns=planned_ns, lower_bound_ns=solver.bound(problem).value_ns, schedule=schedule)
-        chosen = _Chosen([], [], ["all changes: --most 0 was given"])
+        not_tried.append("all changes: --most 0 was given")
     else:
         on_work("the unchanged problem")
         base = solver.settle(problem, schedule)
-        chosen = _chosen(problem, base, idle, most, solver)
-    not_tried, others = list(chosen.not_tried), list[Change]()
+        changes, gains = _chosen(problem, base, idle, most, solver)
     if until.has_cut:
         not_tried.append(f"delays of {len(slack_of_links) - len(delays)} more links, and of pairs of neighbours{LATE}")
     if job is None:
@@ -193,10 +194,9 @@ def explain_plan(
     elif most:
         given = job if job.open_layout is None else job_in_layout(job.source, plan, plan.name)
         others, why_not = other_choices(given, problem)
+        changes += others
         not_tried += why_not
-    gains, why_not = _gains([*chosen.changes, *others], problem, base, solver, on_work)
-    gains += chosen.proven
-    not_tried += why_not
+    gains = _gains(changes, problem, base, solver) + gains
     if problem.objective is Objective.MAKESPAN and most:
         target_ns = lengthened_ns(timeline.makespan_ns, allowed)
         for at, delay in enumerate(delays[:RESOLVED_DELAYS]):
@@ -229,17 +229,10 @@ def explain_plan(
     )
 
 
-class _Chosen(NamedTuple):
-    """Which changes are solved again."""
-
-    changes: list[Change]
-    proven: list[Gain]
-    """Those that gain nothing, by the bounds."""
-    not_tried: list[str]
-
-
-def _chosen(problem: Problem, base: Resolved, idle: Sequence[Sequence[Idle]], most: int, solver: Solver) -> _Chosen:
-    """The links and ranks that promise most with the base's orders; of small problems, those that can gain anything at all."""
+def _chosen(
+    problem: Problem, base: Resolved, idle: Sequence[Sequence[Idle]], most: int, solver: Solver
+) -> tuple[list[Change], list[Gain]]:
+    """The links and ranks that promise most with the base's orders; of small ones, those that gain nothing by the bounds."""
     waited: dict[tuple[IdleCause, int, int | None], int] = {}
     for each in (each for rank in idle for each in rank):
         cause = each.cause if each.destination is None else IdleCause.LATENCY
@@ -252,7 +245,7 @@ def _chosen(problem: Problem, base: Resolved, idle: Sequence[Sequence[Idle]], mo
     links = [change for link in problem.links if (change := faster_link(problem, link)) is not None]
     memory = [change for rank in range(problem.ranks) if (change := more_memory(problem, rank)) is not None]
     microbatch = one_more_microbatch(problem)
-    not_tried = []
+    not_tried = solver.not_tried
     if len(links) < len(problem.links):
         not_tried.append(f"faster links: {len(problem.links) - len(links)} of {len(problem.links)} take no time")
     if len(memory) < problem.ranks:
@@ -270,23 +263,21 @@ def _chosen(problem: Problem, base: Resolved, idle: Sequence[Sequence[Idle]], mo
     for name, changes in (("links", links), ("ranks with more memory", memory)):
         if len(changes) > most:
             not_tried.append(f"{name}: {len(changes) - most} more, which promise less with the plan's orders (--most)")
-    return _Chosen([*links[:most], *memory[:most], *([] if microbatch is None else [microbatch])], proven, not_tried)
+    return [*links[:most], *memory[:most], *([] if microbatch is None else [microbatch])], proven
 
 
-def _gains(
-    changes: Sequence[Change], problem: Problem, base: Resolved, solver: Solver, on_work: Callable[[str], None]
-) -> tuple[list[Gain], list[str]]:
-    """What the changes are worth, and what there was no time or no room for.
+def _gains(changes: Sequence[Change], problem: Problem, base: Resolved, solver: Solver) -> list[Gain]:
+    """What the changes are worth, without those for which there is no time or no room.
 
     All are tried first without a search, the cheap ones first; then they are searched, those that promise most first.
     """
     found: dict[Change, Resolved] = {}
-    not_tried = []
+    not_tried: list[str] = []
     for change in sorted(changes, key=lambda change: CHEAP.index(change.kind)):
         if solver.is_over:
             not_tried.append(f"{change.text}{LATE}")
             continue
-        on_work(change.text)
+        solver.on_work(change.text)
         known = (base.schedule,) if change.only_helps else ()
         # A faster link makes no schedule possible that was not; more memory and other layouts do.
         at_once = (
@@ -304,11 +295,12 @@ def _gains(
         if solver.is_over:
             not_tried.append(f"searches of {len(promising) - searched} of {len(promising)} changes{LATE}")
             break
-        on_work(f"search of {change.text}")
+        solver.on_work(f"search of {change.text}")
         known = (base.schedule,) if change.only_helps else ()
         found[change] = solver.improved(change.problem, (*known, found[change].schedule))
-    gains = [_worth(change, problem, base, resolved, resolved.lower_bound_ns) for change, resolved in found.items()]
-    return gains, [] if solver.interruption.requested else not_tried
+    if not solver.interruption.requested:
+        solver.not_tried.extend(not_tried)
+    return [_worth(change, problem, base, resolved, resolved.lower_bound_ns) for change, resolved in found.items()]
 
 
 def _laid_out(job: Job, solver: Solver) -> Resolved | None:

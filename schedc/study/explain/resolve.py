@@ -20,7 +20,7 @@ from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.driver.portfolio import solve
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
@@ -54,6 +54,10 @@ class Solver:
     """The deterministic limit of each search: unless the time ends it, the result is the same on every machine."""
     clock: Clock
     interruption: Interruption
+    on_work: Callable[[str], None] = lambda _: None
+    """Is called with what is solved next."""
+    not_tried: list[str] = field(default_factory=list)
+    """What was not solved again, and why."""
     _bounds: dict[Problem, Bound] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     @property

@@ -19,7 +19,7 @@ from schedc.compile.certify import BOUNDS_SHARE, certify
 from schedc.compile.driver import Compiled, compile_problem
 from schedc.compiled.compiler import compile_ahead
 from schedc.errors import Defect
-from schedc.ir.plan import MadeBy, Plan
+from schedc.ir.plan import MadeBy
 from schedc.lower.conditions import checked_under, problem_under
 from schedc.solvers.common.incumbent import Ended
 from schedc.solvers.common.search_settings import SearchSettings
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
-    from schedc.solvers.common.base import Limits
-    from schedc.solvers.common.interruption import Interruption
 
 SEARCHED = {0.0: 0.2, 0.5: 0.1, 1.0: 0.1, 1.5: 0.1}
 """For the mean latencies plus this many standard deviations, the method is run within this share of the limit. The rest is for the
@@ -140,10 +138,13 @@ def compile_robust(
             break
         name = f"mean + {deviations:g} deviations" if deviations else "mean"
         on_method(f"a plan for the {name}")
-        made = compile_problem(
-            problem_under(problem, shifted(problem, states, deviations)),
-            replace(settings, limits=_part(limits, share)),
+        part = replace(
+            limits,
+            time_s=None if limits.time_s is None else share * limits.time_s,
+            deterministic=None if limits.deterministic is None else share * limits.deterministic,
         )
+        under = problem_under(problem, shifted(problem, states, deviations))
+        made = compile_problem(under, replace(settings, limits=part))
         exact.append(made)
         candidates[name] = made.plan.schedule()
     for_mean = exact[0]
@@ -191,10 +192,17 @@ def compile_robust(
         job_sha256=job_sha256,
         reproducible=not cut_short,
     )
-    plan = certify(mean_problem, best, made_by, limits=limits)
+    compiled = replace(
+        for_mean,
+        plan=certify(mean_problem, best, made_by, limits=limits),
+        seconds=time.perf_counter() - begun,
+        failures=tuple(failure for each in exact for failure in each.failures),
+        ended=Ended.INTERRUPTED if interruption.requested else Ended.OUT_OF_TIME if found.cut_short else Ended.EXHAUSTED,
+        solver_log=(),
+    )
     planned = candidates["as planned"]
     return Robust(
-        compiled=_compiled(plan, for_mean, exact, time.perf_counter() - begun, interruption, found.cut_short),
+        compiled=compiled,
         states=states,
         aim=aim,
         value_ns=value_ns,
@@ -235,23 +243,6 @@ def _least_ns(problem: Problem, until: Clock) -> int:
     return max(bound.value_ns for bound in bounds_in_time(problem, until))
 
 
-def _part(limits: Limits, share: float) -> Limits:
-    return replace(
-        limits,
-        time_s=None if limits.time_s is None else share * limits.time_s,
-        deterministic=None if limits.deterministic is None else share * limits.deterministic,
-    )
-
-
 def _outcome(problem: Problem, mean_problem: Problem, schedule: Schedule, ends_ns: tuple[int, ...]) -> OrderOutcome:
     as_planned_ns, mean_ns = ends_of((problem, mean_problem), schedule)
     return OrderOutcome(as_planned_ns=as_planned_ns, mean_ns=mean_ns, ends_ns=ends_ns)
-
-
-def _compiled(
-    plan: Plan, for_mean: Compiled, exact: list[Compiled], seconds: float, interruption: Interruption, cut_short: bool
-) -> Compiled:
-    """How the plan came to be."""
-    ended = Ended.INTERRUPTED if interruption.requested else Ended.OUT_OF_TIME if cut_short else Ended.EXHAUSTED
-    failures = tuple(failure for each in exact for failure in each.failures)
-    return replace(for_mean, plan=plan, seconds=seconds, failures=failures, ended=ended, solver_log=())

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from schedc.errors import InvalidInput
-from schedc.study.cluster import dask_executor
-from schedc.study.executors import LocalExecutor, Rows, run_tasks
+from schedc.study.executors import LocalExecutor, Rows, dask_executor, run_tasks
 from schedc.study.task import CompileRow, Status
 
 if TYPE_CHECKING:
