@@ -23,8 +23,7 @@ with warnings.catch_warnings():
     from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
     from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 
-    from schedc.runtime.frameworks.torchtitan_modules import modules_of_stages
-    from schedc.runtime.frameworks.torchtitan_refusals import check_job
+    from schedc.runtime.frameworks.torchtitan import check_job, modules_of_stages
 
 if TYPE_CHECKING:
     from schedc.ir.plan import Plan
