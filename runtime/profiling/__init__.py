@@ -12,7 +12,6 @@ A factory for `schedc profile` returns a `Model`; `profile_model` measures it, a
 from __future__ import annotations
 
 from schedc.runtime.profiling.layers import profile_model
-from schedc.runtime.profiling.measured import MeasuredLayer, merged, profile_layer, warnings
-from schedc.runtime.profiling.model import Model, load_model
+from schedc.runtime.profiling.model import MeasuredLayer, Model, load_model, merged, profile_layer, warnings
 
 __all__ = ["MeasuredLayer", "Model", "load_model", "merged", "profile_layer", "profile_model", "warnings"]

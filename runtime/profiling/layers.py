@@ -8,7 +8,7 @@ the microbatches of a step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -18,9 +18,8 @@ from torch import nn
 from schedc.analysis.comparison.times import SampledTimes
 from schedc.errors import InvalidInput, SchedcError
 from schedc.runtime.common.boundary import tensors_of
-from schedc.runtime.profiling.measured import MeasuredLayer
 from schedc.runtime.profiling.meters import Watch, meter_for
-from schedc.runtime.profiling.model import Model, raised
+from schedc.runtime.profiling.model import MeasuredLayer, Model, raised
 from schedc.runtime.stage.block import StageBlock
 
 T = TypeVar("T")
@@ -79,7 +78,8 @@ def profile_model(
         if loss_fn is not None and isinstance(targets, torch.Tensor):
             targets = targets.to(device)
         try:
-            with _on_device(layer, device, dtype), _autocast(device, autocast):
+            casting = nullcontext() if autocast is None else torch.autocast(device.type, autocast)
+            with _on_device(layer, device, dtype), casting:
                 run, outputs = _prepare(layer, inputs, loss_fn, targets)
                 held_bytes, held_after_input_bytes = _hold(run, device, warmup, first=not measured)
                 times = _time(run, Watch(device), repeats)
@@ -201,26 +201,17 @@ def _time(run: _Run, watch: Watch, repeats: int) -> dict[str, Any]:
     return {phase: SampledTimes(tuple(samples)) for phase, samples in watch.times().items()}
 
 
-class _on_device:
+@contextmanager
+def _on_device(layer: nn.Module, device: torch.device, dtype: torch.dtype | None) -> Iterator[None]:
     """A layer on a device for a while; its gradients are dropped after it."""
-
-    def __init__(self, layer: nn.Module, device: torch.device, dtype: torch.dtype | None) -> None:
-        self._layer = layer
-        self._device = device
-        self._dtype = dtype
-        self._home = next((tensor.device for tensor in layer.parameters()), device)
-
-    def __enter__(self) -> None:
-        self._layer.to(self._device, self._dtype)
-
-    def __exit__(self, *_: object) -> None:
-        self._layer.zero_grad(set_to_none=True)
-        if self._home != self._device:
-            self._layer.to(self._home)
-
-
-def _autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[object]:
-    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
+    home = next((tensor.device for tensor in layer.parameters()), device)
+    layer.to(device, dtype)
+    try:
+        yield
+    finally:
+        layer.zero_grad(set_to_none=True)
+        if home != device:
+            layer.to(home)
 
 
 def _structure(layer: nn.Module, inputs: Boundary, *, first: bool, with_loss: bool) -> str:

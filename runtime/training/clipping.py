@@ -1,4 +1,7 @@
-"""Clipping gradients by their norm over all ranks of a pipeline: each weight counts once, wherever it is."""
+"""Clipping gradients by their norm over all ranks of a pipeline: each weight counts once, wherever it is.
+
+`over_ranks` is how all ranks add something up.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,13 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from schedc.errors import InvalidInput, Unsupported
-from schedc.runtime.common.failure import NonFiniteLoss
-from schedc.runtime.training.owned import over_ranks, owned
+from schedc.runtime.common.failure import NonFiniteLoss, with_others
+from schedc.runtime.common.hooks import shards_of
+from schedc.runtime.common.program import replicas_of
+from schedc.runtime.transports.gloo import finish
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -52,17 +58,30 @@ def clip_grad_norm_(
     p = float(norm_type)
     if not p > 0:
         raise InvalidInput(f"norm_type: found {norm_type}, expected a number above 0")
-    own = owned(pipe)
-    apart = own.of(local) if pipe.swap_group is not None else set()
-    total = _over_ranks(pipe, [weight for weight in own.counted if weight not in apart], p, sharded=own.sharded)
-    if pipe.swap_group is not None:
-        others = _over_ranks(pipe, [weight for weight in own.counted if weight in apart], p, sharded=own.sharded)
-        total = _over_peers(pipe.swap_group.exchange((total, others)), p)
+    shards = shards_of(pipe.hooks)
+    sharded = shards is not None  # each process of a rank in several pipelines has other weights (ZeRO 1), and counts them all
+    apart = set(local)
+    if shards is None:
+        weights = list(dict.fromkeys(weight for module in pipe.modules.values() for weight in module.parameters()))
+        elsewhere = _in_replicas(pipe).union(*(tie.counted_elsewhere for tie in pipe.ties))
+        counted = [weight for weight in weights if weight not in elsewhere]
+    else:
+        weights = counted = [shard.weight for shard in shards]
+        apart = {shard.weight for shard in shards if shard.whole in apart}
+    if pipe.swap_group is None:
+        total = _over_ranks(pipe, counted, p, sharded=sharded)
+    else:
+        of_all = _over_ranks(pipe, [weight for weight in counted if weight not in apart], p, sharded=sharded)
+        of_this = _over_ranks(pipe, [weight for weight in counted if weight in apart], p, sharded=sharded)
+        total = _over_peers(pipe.swap_group.exchange((of_all, of_this)), p)
     total = total if math.isinf(p) else total ** (1 / p)
     if error_if_nonfinite and not math.isfinite(total):
         raise NonFiniteLoss(f"the norm of the gradients of all ranks is {total}; zero them before going on")
-    for weights in _by_kind(own.weights):
-        _scale(weights, max_norm, total)
+    for alike in _by_kind(weights):
+        first = alike[0].grad
+        assert first is not None
+        kind = torch.promote_types(first.dtype.to_real(), torch.float32)
+        torch.nn.utils.clip_grads_with_norm_(alike, max_norm, torch.tensor(total, dtype=kind, device=first.device))
     return torch.tensor(total, dtype=torch.float64, device="cpu")
 
 
@@ -103,8 +122,39 @@ def _norm(weights: list[nn.Parameter], p: float) -> float:
     return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
 
-def _scale(weights: list[nn.Parameter], max_norm: float, total: float) -> None:
-    first = weights[0].grad
-    assert first is not None
-    kind = torch.promote_types(first.dtype.to_real(), torch.float32)
-    torch.nn.utils.clip_grads_with_norm_(weights, max_norm, torch.tensor(total, dtype=kind, device=first.device))
+def _in_replicas(pipe: Pipe) -> set[nn.Parameter]:
+    """Weights that the rank with the first stage of a set of replicas counts; a weight of several sets belongs to the first.
+
+    Replicas in other pipelines have the same weights, and count them too, unless they are sharded.
+    """
+    problem = pipe.plan.problem
+    seen: set[nn.Parameter] = set()
+    elsewhere: set[nn.Parameter] = set()
+    for members in replicas_of(problem):
+        own = {weight for stage in members if stage in pipe.modules for weight in pipe.modules[stage].parameters()} - seen
+        seen |= own
+        first = members[0]
+        elsewhere |= own - set(pipe.modules[first].parameters()) if first in pipe.modules else own
+    return elsewhere
+
+
+def over_ranks(pipe: Pipe, value: float, doing: str, *, sharded: bool, largest: bool = False) -> float:
+    """The sum, or the largest, of a number that every rank of the pipeline gives; all ranks of all pipelines call it together.
+
+    Args:
+        pipe: of this rank.
+        value: this rank's.
+        doing: for messages: `sums the norms of gradients`.
+        sharded: whether those of the other pipelines are added as well.
+        largest: in place of the sum.
+
+    Raises:
+        TransferFailed: another rank has ended, or does not answer.
+    """
+    total = torch.tensor(value, dtype=torch.float64, device="cpu")
+    kind: Any = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
+    groups = pipe.groups
+    late = f"no answer in {groups.timeout_s:g} s; all ranks call it together"
+    with with_others(f"rank {groups.rank} {doing} with the others", "one of them has ended or failed", late):
+        finish(groups.all.allreduce([total], kind), groups.timeout_s)
+    return (pipe.hooks.total(total, largest=largest) if sharded else total).item()

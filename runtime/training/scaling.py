@@ -8,7 +8,7 @@ import torch
 from torch.amp.grad_scaler import OptState
 
 from schedc.errors import Unsupported
-from schedc.runtime.training.owned import over_ranks
+from schedc.runtime.training.clipping import over_ranks
 from schedc.runtime.transports.choice import stage_device
 
 if TYPE_CHECKING:
