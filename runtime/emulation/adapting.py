@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput
 from schedc.formats.plan.plan_file import parse_plan, plan_sha256
-from schedc.runtime.emulation.emulate import Emulation, request_of, results_of
+from schedc.runtime.emulation.emulate import emulated
+from schedc.runtime.emulation.rank import RankRequest
 from schedc.runtime.session.swap import Swap
 
 if TYPE_CHECKING:
@@ -86,8 +87,8 @@ def emulate_adapting(
     """
     if warm_up < 1:
         raise InvalidInput(f"warm_up: found {warm_up}, expected at least 1")
-    request = request_of(plan, scale, runs, links, choose=choose, warm_up=warm_up, adapt=True)
-    emulation = Emulation(plan=plan, scale=scale, results=tuple(results_of(request, report)))
+    request = RankRequest(plan=plan, scale=scale, runs=runs, links=links, choose=choose, warm_up=warm_up, adapt=True)
+    emulation = emulated(request, report)
     of_ranks = [result.adapted for result in emulation.results if result.adapted is not None]
     first = of_ranks[0]
     plans, sha256, places = [plan], [plan_sha256(plan)], [0]

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from multiprocessing.connection import Connection, Pipe
 from typing import TYPE_CHECKING
@@ -63,14 +63,13 @@ class Emulation:
     @property
     def begun_ns(self) -> tuple[int, ...]:
         """When each run began, on the clock of the link trace: it starts with the first, and stops between two runs."""
-        return self.results[0].begun_ns
+        return tuple(run.trace_ns for run in self.results[0].runs)
 
     @property
     def runs_ns(self) -> tuple[int, ...]:
         """What each run took: from the begin of all ranks to the end of the last op."""
-        ends_ns = zip(*(result.ends_ns for result in self.results), strict=True)
-        begins_ns = self.results[0].begins_ns
-        return tuple(round((max(ended) - begin_ns) / self.scale) for begin_ns, ended in zip(begins_ns, ends_ns, strict=True))
+        by_run = zip(*(result.runs for result in self.results), strict=True)
+        return tuple(round((max(run.end_ns for run in runs) - runs[0].begin_ns) / self.scale) for runs in by_run)
 
     @property
     def orders(self) -> tuple[tuple[tuple[Op, ...], ...], ...]:
@@ -113,31 +112,34 @@ def emulate(
     """
     if queues not in (1, 4):
         raise InvalidInput(f"queues: found {queues}, expected 4 (as the plan has them) or 1 (all transfers of a rank in one)")
-    request = request_of(plan, scale, runs, links, choose=choose, one_queue=queues == 1, delegate=delegate)
-    return Emulation(plan=plan, scale=scale, results=tuple(results_of(request, report)))
+    how = RankRequest(plan=plan, scale=scale, runs=runs, links=links, choose=choose, one_queue=queues == 1, delegate=delegate)
+    return emulated(how, report)
 
 
-def request_of(
-    plan: Plan, scale: float, runs: int, links: LinkTrace | None, *, choose: bool, warm_up: int = 1, **options: bool
-) -> RankRequest:
-    """What the ranks are asked for, with a limit on how long they wait for each other; arguments and errors of `emulate`."""
-    check_request(plan, scale, runs)
-    if choose and plan.problem.data_parallel is not None:
+def emulated(request: RankRequest, report: Callable[[int], None]) -> Emulation:
+    """What comes of a request, of which only the time limit is open; `report`, and what is refused, are those of `emulate`."""
+    plan, scale, runs = request.plan, request.scale, request.runs
+    if not (math.isfinite(scale) and scale > 0):
+        raise InvalidInput(f"scale: found {scale:g}, expected a number above 0")
+    if runs < 1:
+        raise InvalidInput(f"runs: found {runs}, expected at least 1")
+    violations = verify_plan(plan)
+    if violations:
+        more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
+        raise CheckFailed(f"plan {plan.name!r} breaks a rule: {violations[0]}{more}")
+    schedule = plan.schedule()
+    durations_ns = {schedule.duration_ns(plan.problem, op) for entry in plan.ranks for op in entry.compute} - {0}
+    shortest_ns = min(durations_ns, default=SHORTEST_OP_NS)
+    if shortest_ns * scale < SHORTEST_OP_NS:
+        raise InvalidInput(
+            f"scale {scale:g} makes the shortest op of {plan.name!r} {format_duration_ns(round(shortest_ns * scale), 2)} long,"
+            f" which cannot be waited for truly; expected {format_duration_ns(SHORTEST_OP_NS)} or more, a scale of"
+            f" {math.ceil(SHORTEST_OP_NS / shortest_ns * 1000) / 1000:g}"
+        )
+    if request.choose and plan.problem.data_parallel is not None:
         raise Unsupported(f"plan {plan.name!r} has data-parallel collectives, with which ranks that choose are not emulated")
-    longest_s = (plan.certificate.makespan_ns + _delays_ns(plan, links)) * scale / 1e9
-    timeout_s = PATIENCE_S + 10 * plan.problem.ranks * longest_s
-    return RankRequest(
-        plan=plan, scale=scale, runs=runs, links=links, timeout_s=timeout_s, choose=choose, warm_up=warm_up, **options
-    )
-
-
-def results_of(request: RankRequest, report: Callable[[int], None]) -> list[RankResult]:
-    """What came of it on each rank; `report` is called with how many of the runs have ended.
-
-    Raises:
-        CheckFailed: a rank has failed.
-    """
-    plan = request.plan
+    longest_s = (plan.certificate.makespan_ns + _delays_ns(plan, request.links)) * scale / 1e9
+    request = replace(request, timeout_s=PATIENCE_S + 10 * plan.problem.ranks * longest_s)
     results: dict[int, RankResult] = {}
     failures: list[tuple[bool, int, str]] = []
     with _processes(request) as answers:
@@ -159,7 +161,7 @@ def results_of(request: RankRequest, report: Callable[[int], None]) -> list[Rank
         raise CheckFailed(f"the emulation of {plan.name!r} has failed on rank {rank}: {reason}")
     if len(results) < plan.problem.ranks:
         raise CheckFailed(f"the emulation of {plan.name!r} has failed: its processes have ended without a word")
-    return [results[rank] for rank in range(plan.problem.ranks)]
+    return Emulation(plan=plan, scale=scale, results=tuple(results[rank] for rank in range(plan.problem.ranks)))
 
 
 def _delays_ns(plan: Plan, links: LinkTrace | None) -> int:
@@ -176,27 +178,6 @@ def _delays_ns(plan: Plan, links: LinkTrace | None) -> int:
                     size_bytes = problem.message_bytes(op)
                     delay_ns += max((link.latency_ns + link.occupancy_ns(size_bytes) for link in states), default=0)
     return delay_ns
-
-
-def check_request(plan: Plan, scale: float, runs: int) -> None:
-    """Refuse what `emulate` cannot run."""
-    if not (math.isfinite(scale) and scale > 0):
-        raise InvalidInput(f"scale: found {scale:g}, expected a number above 0")
-    if runs < 1:
-        raise InvalidInput(f"runs: found {runs}, expected at least 1")
-    violations = verify_plan(plan)
-    if violations:
-        more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
-        raise CheckFailed(f"plan {plan.name!r} breaks a rule: {violations[0]}{more}")
-    schedule = plan.schedule()
-    durations_ns = {schedule.duration_ns(plan.problem, op) for entry in plan.ranks for op in entry.compute} - {0}
-    shortest_ns = min(durations_ns, default=SHORTEST_OP_NS)
-    if shortest_ns * scale < SHORTEST_OP_NS:
-        raise InvalidInput(
-            f"scale {scale:g} makes the shortest op of {plan.name!r} {format_duration_ns(round(shortest_ns * scale), 2)} long,"
-            f" which cannot be waited for truly; expected {format_duration_ns(SHORTEST_OP_NS)} or more, a scale of"
-            f" {math.ceil(SHORTEST_OP_NS / shortest_ns * 1000) / 1000:g}"
-        )
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection, Pipe, wait
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -74,8 +74,8 @@ class RankRequest:
     """What all of the plan's times are multiplied by."""
     runs: int
     """How many are recorded."""
-    timeout_s: float
-    """How long an op waits for another rank."""
+    timeout_s: float = 0.0
+    """How long an op waits for another rank; `emulated` says it."""
     warm_up: int = 1
     """How many go before them, with links as planned: from these a monitor learns what is usual."""
     one_queue: bool = False
@@ -88,6 +88,17 @@ class RankRequest:
     """Whether the ranks measure and move to other plans; then there is no record."""
     links: LinkTrace | None = None
     """How the links change, from the first recorded run on; None: they do not."""
+
+
+class RunTimes(NamedTuple):
+    """When a run began and ended."""
+
+    begin_ns: int
+    """On the clock of the ranks' machine; the same on all ranks, as is the next."""
+    trace_ns: int
+    """When it began on the clock of the link trace."""
+    end_ns: int
+    """When the rank's last op of it ended, or a collective."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,12 +121,8 @@ class RankResult:
 
     before_others: bool
     """Whether the system let it run before other processes."""
-    begins_ns: tuple[int, ...]
-    """When each recorded run began, on the clock of the ranks' machine; the same on all ranks, as are the next."""
-    begun_ns: tuple[int, ...]
-    """When it began on the clock of the link trace."""
-    ends_ns: tuple[int, ...]
-    """When the rank's last op of it ended, or a collective."""
+    runs: tuple[RunTimes, ...]
+    """Those that are recorded."""
     record: RankRecord | None
     adapted: RankAdapted | None
 
@@ -165,7 +172,7 @@ def run_rank(rank: int, request: RankRequest, ran: Callable[[int], None]) -> Ran
             gc.collect()
             gc.freeze()
             gc.disable()  # a collection takes longer than the timers are off
-            begins_ns, begun_ns, ends_ns = _run(request, pipe, adaptation, injection, ran)
+            runs = _run(request, pipe, adaptation, injection, ran)
             groups.exchange(None)  # no rank closes its connections while another needs them
         adapted = None
         if adaptation is not None:
@@ -177,9 +184,7 @@ def run_rank(rank: int, request: RankRequest, ran: Callable[[int], None]) -> Ran
             )
         return RankResult(
             before_others=before_others,
-            begins_ns=tuple(begins_ns),
-            begun_ns=tuple(begun_ns),
-            ends_ns=tuple(ends_ns),
+            runs=tuple(runs),
             record=None if request.adapt else recorder.record(rank),
             adapted=adapted,
         )
@@ -190,31 +195,28 @@ def run_rank(rank: int, request: RankRequest, ran: Callable[[int], None]) -> Ran
 
 def _run(
     request: RankRequest, pipe: EmulatedPipe, adaptation: Adaptation | None, injection: Injection, ran: Callable[[int], None]
-) -> tuple[list[int], list[int], list[int]]:
-    """Run the steps; of the recorded ones when they began, here and on the trace's clock, and when they ended."""
-    begins_ns: list[int] = []
-    begun_ns: list[int] = []
-    ends_ns: list[int] = []
-    end_ns = 0
+) -> list[RunTimes]:
+    """Run the steps; when the recorded ones began and ended."""
+    runs: list[RunTimes] = []
+    clock, end_ns = injection.clock, 0
     for run in range(1 - request.warm_up, request.runs + 1):
         offered = pipe.groups.rank == LOOKING and pipe.all_have_offered()
         everybodys = pipe.groups.exchange((perf_counter_ns(), end_ns, offered))
         ready_ns, ended_ns, seen = zip(*everybodys, strict=True)
         start_ns = max(ready_ns) + LEAD_NS
-        if begins_ns:
-            injection.clock.stop(max(ended_ns))
+        if runs:
+            clock.stop(max(ended_ns))
         if run > 0:
-            injection.clock.start(start_ns)
-            begins_ns.append(start_ns)
-            begun_ns.append(injection.clock.time_ns(start_ns))
+            clock.start(start_ns)
+        trace_ns = clock.time_ns(start_ns)
         end_ns = pipe.step(start_ns, moves=seen[LOOKING])
         if adaptation is not None:
             adaptation.between_steps()
         if run > 0:
-            ends_ns.append(end_ns)
+            runs.append(RunTimes(start_ns, trace_ns, end_ns))
         if run >= 0:
             ran(run)
-    return begins_ns, begun_ns, ends_ns
+    return runs
 
 
 @contextmanager

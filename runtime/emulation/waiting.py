@@ -138,25 +138,8 @@ def _gathers(plan: Plan, rank: int, scale: float) -> dict[int, int]:
     return {stage: round(parallel.all_gather_ns[stage] * scale) for stage in stages}
 
 
-class _TrueBegin(Observer):
-    """Reports when an op's time really began: after what held it back in the compute itself."""
-
-    def __init__(self, compute: Waiting, observer: Observer) -> None:
-        self._compute = compute
-        self._observer = observer
-
-    def op(self, times: OpTimes) -> None:
-        self._observer.op(times._replace(begun_ns=self._compute.begun_ns))
-
-    def sent(self, transfer: Op, peer: int, now_ns: int) -> None:
-        self._observer.sent(transfer, peer, now_ns)
-
-    def taken(self, transfer: Op, peer: int, now_ns: int) -> None:
-        self._observer.taken(transfer, peer, now_ns)
-
-
-class EmulatedPipe:
-    """One rank of the plan."""
+class EmulatedPipe(Observer):
+    """One rank of the plan. It observes its executor, and reports when an op's time really began: after what held it back."""
 
     swap_group = None
     """It moves alone."""
@@ -198,6 +181,18 @@ class EmulatedPipe:
         """Whether this rank sees that all ranks have offered the next plan, before a step."""
         return self._mover.all_have_offered()
 
+    def op(self, times: OpTimes) -> None:
+        """As `Observer.op`."""
+        self._observer.op(times._replace(begun_ns=self._compute.begun_ns))
+
+    def sent(self, transfer: Op, peer: int, now_ns: int) -> None:
+        """As `Observer.sent`."""
+        self._observer.sent(transfer, peer, now_ns)
+
+    def taken(self, transfer: Op, peer: int, now_ns: int) -> None:
+        """As `Observer.taken`."""
+        self._observer.taken(transfer, peer, now_ns)
+
     def step(self, start_ns: int, *, moves: bool) -> int:
         """Run the plan once, with all other ranks.
 
@@ -229,4 +224,4 @@ class EmulatedPipe:
         self.plan = plan
         rank = self.groups.rank
         self._compute = Waiting(replace(plan, problem=self._problem), rank, self._scale, self._trunk)
-        self._runner.use(plan, program_of(plan, rank), self._compute, _TrueBegin(self._compute, self._observer))
+        self._runner.use(plan, program_of(plan, rank), self._compute, self)
