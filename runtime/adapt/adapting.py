@@ -26,9 +26,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from schedc.errors import InvalidInput, SchedcError, Unsupported
 from schedc.formats.plan.plan_file import parse_plan
 from schedc.ir.conditions import Conditions
-from schedc.runtime.adapt.hysteresis import Hysteresis
-from schedc.runtime.adapt.leading import Leading, Settled
-from schedc.runtime.adapt.plan_store import PlanStore
+from schedc.runtime.adapt.leading import Hysteresis, Leading, PlanStore, Settled
 from schedc.runtime.common.failure import TransferFailed
 from schedc.runtime.session.swap import Received, Swap
 
@@ -163,7 +161,6 @@ class Adaptation:
         """Why there is no more adapting; None: there is."""
         self._pipe = pipe
         self._monitor = monitor
-        self._leader = leader
         self._hysteresis = hysteresis
         self._look_s = look_s
         self._plan_store = PlanStore(pipe.groups.store_of(range(pipe.groups.size)), pipe.groups.rank, pipe.groups.size)

@@ -1,21 +1,79 @@
-"""What the leader of a job that adapts does, in a thread: it asks the proposer, decides whether a move pays, and publishes."""
+"""What the leader of a job that adapts does, in a thread: it asks the proposer, decides whether a move pays, and publishes.
+
+When a move to another plan pays is a pure rule (`Hysteresis`), so that plans do not change with every tremor of a link.
+
+The `PlanStore` is what a pipeline's ranks have in the job's store: plans that one of them publishes, and what each has measured. No
+call waits for another rank. A plan is cut into pieces, as stores limit their values, and is named by its number; the number of the
+newest is increased once all pieces are there. Whoever takes a plan checks the digest of its bytes.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
+import pickle
+from dataclasses import dataclass, fields
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
+from schedc.errors import CheckFailed, InvalidInput
 from schedc.ir.conditions import Conditions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from schedc.runtime.adapt.hysteresis import Hysteresis
-    from schedc.runtime.adapt.plan_store import PlanStore, StoredPlan
+    from torch._C._distributed_c10d import Store
+
     from schedc.runtime.adapt.proposer import Proposer, ProposerAnswer
 
+PIECE_BYTES = 1 << 18
 MOST_REFUSALS = 3
 """After this many refused plans in a row there are no more: the next would most likely be refused, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hysteresis:
+    """What a move must bring."""
+
+    cost_s: float = 0.05
+    """What a move takes from training: every rank lays the wires of the new plan between two steps."""
+    expected_steps: int = 50
+    """For how many steps conditions are expected to last; a move pays if its gain over this many exceeds its cost."""
+    least_gain: float = 0.01
+    """The least share of a step that a move must gain: predictions are no better than that."""
+    rest_steps: int = 10
+    """How many steps there are between one move and the next proposal, at least, unless that gains `plain_gain`."""
+    plain_gain: float = 0.1
+    """A move that gains this share of a step rests for nothing."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that cannot be.
+
+        Raises:
+            InvalidInput: names the first.
+        """
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not (math.isfinite(value) and value >= 0):
+                raise InvalidInput(f"hysteresis: {field.name}: found {value}, expected a number from 0")
+
+    def pays(self, running_ns: int, proposed_ns: int, *, since_move: int | None, back: bool) -> bool:
+        """Whether to move.
+
+        Args:
+            running_ns: a step of the plan that runs, under the conditions.
+            proposed_ns: a step of the proposed one.
+            since_move: how many steps ago the last proposal was settled; None: there was none.
+            back: whether conditions are as the job's own plan expects, and that plan is proposed: it need not be faster then, only
+                as fast, since its quality is known best.
+        """
+        gain_ns = running_ns - proposed_ns
+        if since_move is not None and since_move < self.rest_steps and gain_ns < self.plain_gain * running_ns:
+            return False
+        if back:
+            return gain_ns >= 0
+        return gain_ns >= self.least_gain * running_ns and gain_ns * self.expected_steps > self.cost_s * 1e9
 
 
 class Settled(NamedTuple):
@@ -26,6 +84,84 @@ class Settled(NamedTuple):
     """Whether it runs now."""
     step: int
     """After this many steps it was known."""
+
+
+class StoredPlan(NamedTuple):
+    """A plan that has been published."""
+
+    number: int
+    """The first is 1."""
+    pieces: int
+    sha256: str
+    """Of its bytes."""
+
+
+class PlanStore:
+    """One rank's view. A store that is lost raises `RuntimeError`."""
+
+    def __init__(self, store: Store, rank: int, size: int) -> None:
+        """Take the store that the pipeline's ranks, and they alone, share."""
+        self._store = store
+        self._rank = rank
+        self._size = size
+        self._posts = 0
+        self._posted: dict[int, Conditions] = {}
+
+    def publish(self, number: int, content: bytes) -> StoredPlan:
+        """Publish the plan of this number, one above the last."""
+        pieces = [content[at : at + PIECE_BYTES] for at in range(0, len(content), PIECE_BYTES)]
+        notice = StoredPlan(number, len(pieces), hashlib.sha256(content).hexdigest())
+        values = {f"plan/{number}/{index}": piece for index, piece in enumerate(pieces)}
+        values[f"plan/{number}"] = json.dumps(notice).encode()
+        for key, value in values.items():
+            self._store.set(key, value)  # type: ignore[arg-type]  # bytes are as good as text
+        self._store.wait(list(values))  # `set` returns before the store has it
+        self._store.add("newest", 1)
+        return notice
+
+    def newest(self) -> int:
+        """The number of the newest plan; 0: there is none yet."""
+        return self._store.add("newest", 0)
+
+    def take(self, number: int) -> tuple[StoredPlan, bytes]:
+        """A published plan and its bytes.
+
+        Raises:
+            CheckFailed: not all of it is there, or its bytes are not those that were published.
+        """
+        head = f"plan/{number}"
+        if not self._store.check([head]):
+            raise CheckFailed(f"plan {number} of the proposer is not in the job's store, though it was published")
+        notice = StoredPlan(*json.loads(self._store.get(head)))
+        keys = [f"plan/{number}/{index}" for index in range(notice.pieces)]
+        if not self._store.check(keys):
+            raise CheckFailed(f"plan {number} of the proposer is not whole in the job's store")
+        content = b"".join(self._store.get(key) for key in keys)
+        if hashlib.sha256(content).hexdigest() != notice.sha256:
+            raise CheckFailed(f"plan {number} of the proposer does not have the digest with which it was published")
+        return notice, content
+
+    def remove(self, notice: StoredPlan) -> None:
+        """Remove a plan that all ranks have taken."""
+        for index in range(notice.pieces):
+            self._store.delete_key(f"plan/{notice.number}/{index}")
+        self._store.delete_key(f"plan/{notice.number}")
+
+    def post(self, conditions: Conditions) -> None:
+        """Post what this rank has measured; what it posted before counts no more."""
+        key = f"measured/{self._rank}"
+        self._store.set(key, pickle.dumps(conditions))  # type: ignore[arg-type]
+        self._store.wait([key])
+        self._store.add("posts", 1)
+
+    def posted(self) -> dict[int, Conditions]:
+        """What each rank has measured, of those that have posted anything."""
+        posts = self._store.add("posts", 0)
+        if posts != self._posts:
+            keys = {rank: f"measured/{rank}" for rank in range(self._size)}
+            self._posted = {rank: pickle.loads(self._store.get(key)) for rank, key in keys.items() if self._store.check([key])}
+            self._posts = posts
+        return self._posted
 
 
 class Leading:

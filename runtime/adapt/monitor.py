@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import warnings
 from collections import defaultdict
 from functools import partial
 from itertools import pairwise
@@ -82,12 +83,14 @@ class Monitor(Observer):
         self._peers: dict[int, PeerLinks] = {}
         self._cadence: Sampling | None = None
         self._ops: list[tuple[Op, int]] = []
-        self._ended: SimpleQueue[list[tuple[Op, int]] | tuple[tuple[Op, int], ...] | int | None] = SimpleQueue()
-        """What the monitor's thread is to look at: a step's ops when it has ended, its first ones (a tuple) before that, and peers
+        self._ended: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        """What the monitor's thread is to do: measure a step when it has ended, look at its first ops before that, and at peers
         from which something has come."""
         self._first_ops = 0
         """How many ops are a quarter of a step's."""
         self._thread: threading.Thread | None = None
+        self._failure: Exception | None = None
+        """What has ended the thread before its time, until that has been said."""
         self._closed = False
         self._conditions: Conditions | None = None
         self.changed = threading.Event()
@@ -130,13 +133,14 @@ class Monitor(Observer):
 
     def _peer(self, peer: int) -> PeerLinks:
         if peer not in self._peers:
-            self._peers[peer] = PeerLinks(self._rate, self._clock, partial(self._unequal_ns, peer), partial(self._ended.put, peer))
+            look = partial(self._ended.put, partial(self._come, peer))
+            self._peers[peer] = PeerLinks(self._rate, self._clock, self._unequal_ns(peer), look)
         return self._peers[peer]
 
     @property
     def links(self) -> dict[int, LinkWatch]:
         """By the rank that sends on it, what is known of the link to this one."""
-        return {peer: links.watch for peer, links in list(self._peers.items()) if links.watch is not None}
+        return {peer: links.watch for peer, links in list(self._peers.items()) if links.into.end is not None}
 
     @property
     def every(self) -> int:
@@ -156,7 +160,7 @@ class Monitor(Observer):
         if self._cadence is None or self._cadence.now:
             self._ops.append((times.op, times.ended_ns - times.begun_ns))
             if len(self._ops) == self._first_ops and self.speeds.doubtful and self._thread is not None:
-                self._ended.put(tuple(self._ops))
+                self._ended.put(partial(self._early, tuple(self._ops)))
 
     def end_step(self, step: int, now_ns: int) -> None:
         """As `Observer.end_step`; sends the pings that peers have asked for, and waits for no other rank.
@@ -185,8 +189,12 @@ class Monitor(Observer):
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, args=(self._ended,), name="schedc monitor", daemon=True)
             self._thread.start()
-        if self._thread.is_alive():  # otherwise it has failed, and has said why
-            self._ended.put(ops)
+        if self._failure is not None:
+            why, self._failure = f"{type(self._failure).__name__}: {self._failure}", None
+            what = f"the monitor of rank {self._rank} has ended, and what it has found stays as it is"
+            warnings.warn(f"{what}: {why}", RuntimeWarning, stacklevel=2)
+        if self._thread.is_alive():  # otherwise it has failed
+            self._ended.put(partial(self.measure, ops))
 
     def close(self) -> None:
         """End the threads. Training goes on as before, and `conditions` stay what they are."""
@@ -197,16 +205,23 @@ class Monitor(Observer):
         for links in self._peers.values():
             links.close()
 
-    def _work(self, ended: SimpleQueue[list[tuple[Op, int]] | tuple[tuple[Op, int], ...] | int | None]) -> None:
-        while (one := ended.get()) is not None:
-            if isinstance(one, int):
-                self._peers[one].come()
-                self._conclude()
-            elif isinstance(one, tuple):
-                self.speeds.early(one)
-                self._conclude()
-            else:
-                self.measure(one)
+    def _work(self, ended: SimpleQueue[Callable[[], None] | None]) -> None:
+        try:
+            while (job := ended.get()) is not None:
+                job()
+        except Exception as error:
+            self._failure = error
+            raise
+
+    def _come(self, peer: int) -> None:
+        """Take what has come from a peer in the middle of a step."""
+        self._peers[peer].come()
+        self._conclude()
+
+    def _early(self, ops: Sequence[tuple[Op, int]]) -> None:
+        """Take what a step's first ops took."""
+        self.speeds.early(ops)
+        self._conclude()
 
     def measure(self, ops: Sequence[tuple[Op, int]]) -> None:
         """Take what has come since the last call as one step: stamps and pings, and what the step's ops took."""
@@ -240,7 +255,7 @@ class Monitor(Observer):
         assert self._problem is not None
         found = {}
         for peer, links in list(self._peers.items()):
-            if (pair := links.pair) is not None and pair.excess_ns:
+            if (pair := links.pair).excess_ns:
                 planned = self._problem.link(peer, self._rank)
                 size_bytes = _message_bytes(self._problem, peer, self._rank)
                 more_ns = round(pair.occupancy_excess_ns / self._scale) if size_bytes else 0

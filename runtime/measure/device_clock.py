@@ -7,7 +7,6 @@ is called with everything in the same order as on a CPU, at the end of the step,
 
 from __future__ import annotations
 
-from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -91,7 +90,8 @@ class DeviceClock(Observer):
 
     def op(self, times: OpTimes) -> None:
         """Keep it."""
-        self._reports.append(partial(self._report_op, times))
+        op, *numbers = times
+        self._reports.append(lambda time_of: self._observer.op(OpTimes(op, *map(time_of, numbers))))
 
     def sent(self, transfer: Op, peer: int, now_ns: int) -> None:
         """Keep it."""
@@ -118,10 +118,6 @@ class DeviceClock(Observer):
                 report(lambda number: anchor_ns - self._events.between_ns(number, anchor))
         self._reports.clear()
         self._observer.end_step(step, max(now_ns, perf_counter_ns()) if self._count else now_ns)
-
-    def _report_op(self, times: OpTimes, time_of: Callable[[int], int]) -> None:
-        op, *stamps = times
-        self._observer.op(OpTimes(op, *map(time_of, stamps)))
 
 
 def clock_on(device: torch.device, observer: Observer) -> tuple[DeviceClock, Callable[[], int]]:

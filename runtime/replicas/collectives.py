@@ -130,11 +130,7 @@ class ReplicaCollectives(ReplicaHooks):
         return [shard for _, buckets in sorted(self._shards.items()) for bucket in buckets for shard in bucket.shards]
 
     def begin_call(self, call: str, *, fits: bool = True) -> None:
-        """Say to the other pipelines what this one does; whether all do the same is looked at before anything else with them.
-
-        Raises:
-            TransferFailed: a replica is lost.
-        """
+        """As `ReplicaHooks.begin_call`; whether all do the same is looked at before anything else with them."""
         self._pipelines.begin(call, fits=fits)
 
     def begins(self, fits: bool) -> bool:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedc.errors import InvalidInput
-from schedc.runtime.adapt.hysteresis import Hysteresis
+from schedc.runtime.adapt.leading import Hysteresis
 
 RULE = Hysteresis(cost_s=0.1, expected_steps=20, least_gain=0.02, rest_steps=5)
 STEP_NS = 400_000_000

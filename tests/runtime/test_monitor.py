@@ -22,8 +22,8 @@ from schedc.ir.ops import Kind, Op
 from schedc.runtime.adapt.monitor import Monitor
 from schedc.runtime.adapt.monitoring.change import ChangeTest, Rate, most_likely_share
 from schedc.runtime.adapt.monitoring.link_state import LinkWatch
-from schedc.runtime.adapt.monitoring.pair_clock import PairClock
 from schedc.runtime.adapt.monitoring.speeds import SpeedWatch
+from schedc.runtime.measure.clocks import PairClock
 from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:

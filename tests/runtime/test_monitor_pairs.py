@@ -161,6 +161,30 @@ class _Tagged:
         raise NotImplementedError
 
 
+class _BrokenEnd(_LostEnd):
+    """Whose messages end with something else than a lost connection."""
+
+    def receive(self, kind: TensorMeta, tag: int) -> Incoming:
+        return _Broken()
+
+
+class _Broken:
+    def wait(self, timeout_s: float) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_what_breaks_pings_is_told_to_who_looks_at_them() -> None:
+    """At once, so that the monitor ends with a line, and not with nothing."""
+    told = threading.Event()
+    link = InLink(on_pings=told.set)
+    link.end, link.kind = _BrokenEnd(), STAMP
+    assert link.expect_pings()
+    assert told.wait(60)
+    assert not link.pings_lost
+    with pytest.raises(torch.OutOfMemoryError):
+        _ = link.pings_ns
+
+
 def test_pings_and_stamps_have_tags_of_their_own() -> None:
     """Also beside a first transfer with as many tensors as there can be, and its header."""
     wire = Wire(
@@ -197,7 +221,9 @@ def test_what_fails_ends_the_monitor_and_not_training(monkeypatch: pytest.Monkey
     monitor.end_step(100, 0)
     assert monitor._thread is not None
     monitor._thread.join()
-    for step in range(101, 110):
+    with pytest.warns(RuntimeWarning, match=r"the monitor of rank 0 has ended.*: ZeroDivisionError"):
+        monitor.end_step(101, 0)
+    for step in range(102, 110):
         monitor.end_step(step, 0)
     assert monitor._ended.empty()
     assert [args.exc_type for args in said] == [ZeroDivisionError]

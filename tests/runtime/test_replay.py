@@ -27,8 +27,7 @@ from schedc.formats.plan.plan_file import plan_sha256, write_plan
 from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState, LinkTrace
 from schedc.ir.ops import Kind
 from schedc.ir.problem import DataParallel
-from schedc.runtime.adapt.hysteresis import Hysteresis
-from schedc.runtime.adapt.leading import Leading
+from schedc.runtime.adapt.leading import Hysteresis, Leading
 from schedc.runtime.adapt.monitor import Monitor
 from schedc.runtime.adapt.proposer import ProposerAnswer
 from schedc.runtime.common.program import wires_of

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from schedc.runtime.adapt.monitoring.link_pair import News
 from schedc.runtime.common.boundary import TensorMeta
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer
 from schedc.runtime.execution.channels import PING_TAG, STAMP_TAG, TAGS, TransferBegins
@@ -40,6 +39,16 @@ PINGS = 3
 MOST_PING_BYTES = 16 << 20
 UNKNOWN = -(2**62)
 """Of a time: there is none yet."""
+
+
+class News(NamedTuple):
+    """What one rank says to the other of the direction to it. Numbers count from the start."""
+
+    alarms: int = 0
+    confirmed: int = 0
+    """The alarms that pings have confirmed."""
+    looked: int = 0
+    """The peer's confirmed alarms for which it has looked at its own direction."""
 
 
 class Words(NamedTuple):
@@ -69,17 +78,25 @@ SENT = TensorMeta(torch.int64, (PINGS,))
 """What goes behind pings: when each of them was sent."""
 
 
-class OutLink:
-    """The sending end of a link, whichever plan's wire lies over it."""
+class _Link:
+    """One end of a link, whichever plan's wire lies over it."""
+
+    def __init__(self) -> None:
+        self.words = SILENT
+        """What the sender says, or the last that has come."""
+        self.lock = threading.Lock()
+        """Held while something is sent or expected, or the words change."""
+        self.end: Transport | None = None
+        self.kind: TensorMeta | None = None
+        """What a ping is, from the wire's first transfer on."""
+
+
+class OutLink(_Link):
+    """The sending end."""
 
     def __init__(self) -> None:
         """Nothing to say."""
-        self.words = SILENT
-        self.lock = threading.Lock()
-        """Held while something is sent, or the words change."""
-        self.end: Transport | None = None
-        self.kind: TensorMeta | None = None
-        """What the wire's first transfer begins with."""
+        super().__init__()
         self.answered = 0
         """The last question for pings that has been answered."""
         self._pings: list[Outgoing] = []
@@ -102,18 +119,20 @@ class OutLink:
                 self._pings.append(self.end.send(torch.tensor(sent_ns, device="cpu"), PING_TAG))
 
 
-class InLink:
-    """The receiving end of a link, whichever plan's wire lies over it."""
+class InLink(_Link):
+    """The receiving end."""
 
-    def __init__(self) -> None:
-        """Nothing has come."""
+    def __init__(self, on_stamp: Callable[[], object] = lambda: None, on_pings: Callable[[], object] = lambda: None) -> None:
+        """Nothing has come.
+
+        Args:
+            on_stamp: called in the link's thread when a stamp has come.
+            on_pings: called in another thread when no more is to be waited for of the pings that were last expected.
+        """
+        super().__init__()
         self.stamps: deque[Stamp] = deque(maxlen=MOST_KEPT)
         """Those that have come last, which their reader removes."""
-        self.words = SILENT
-        """The last that came."""
-        self.lock = threading.Lock()
-        self.end: Transport | None = None
-        self.kind: TensorMeta | None = None
+        self._on_stamp, self._on_pings = on_stamp, on_pings
         self._expected: SimpleQueue[Incoming | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -121,10 +140,6 @@ class InLink:
         """Wait for pings; and for stamps that come after the end, which do not wait for a ping that may never come."""
         self._pings: list[Future[tuple[int, torch.Tensor]]] = []
         """When each has come that was last expected, and what; the last says when they were sent."""
-        self.on_stamp: Callable[[], None] = _nothing
-        """Called in the link's thread when a stamp has come."""
-        self.on_pings: Callable[[], None] = _nothing
-        """Called in another thread when all pings have come that were last expected."""
 
     def expect(self, stamp: Incoming) -> None:
         """Take note of when a stamp comes, behind those that were expected before; while `lock` is held."""
@@ -151,13 +166,17 @@ class InLink:
         self._pings[-1].add_done_callback(self._end_of_pings)
         return True
 
-    def _end_of_pings(self, sent: Future[tuple[int, torch.Tensor]]) -> None:
-        if sent.exception() is None:
-            self.on_pings()
+    def _end_of_pings(self, _: object) -> None:
+        if not self.pings_lost:
+            self._on_pings()
 
     @property
     def pings_ns(self) -> list[int] | None:
-        """How long the pings that were last expected were under way, by the two clocks; None: not all have come yet."""
+        """How long the pings that were last expected were under way, by the two clocks; None: not all have come yet.
+
+        Raises:
+            Exception: what was found instead of one of them, but for a lost connection.
+        """
         if not self._pings or self.pings_lost or not all(ping.done() for ping in self._pings):
             return None
         *came, (_, sent_ns) = (ping.result() for ping in self._pings)
@@ -189,16 +208,12 @@ class InLink:
             sent_ns, clock, way_ns, wanted, *news = said.tolist()
             self.words = Words(clock, way_ns, wanted, News(*news))
             self.stamps.append(Stamp(came_ns, sent_ns, self.words))
-            self.on_stamp()
+            self._on_stamp()
 
 
 def _arrival(ping: Incoming) -> tuple[int, torch.Tensor]:
     value = ping.wait(FOREVER_S)
     return perf_counter_ns(), value
-
-
-def _nothing() -> None:
-    """Nobody is called."""
 
 
 def _discard(stamp: Incoming) -> None:

@@ -5,6 +5,10 @@ of the old state changes. Only when all have received everything do they go on, 
 job's callbacks make new ones, and these get the values that have come. If a process ends before, all others raise one error, and
 what they have is as it was.
 
+gloo carries the values: every process sends what others will have, and receives its own. What comes is put into the host's memory;
+what is sent from a GPU is copied to it first. All sends and receives are under way at once, so no order of processes can block
+another. What a process keeps is not copied.
+
 Memory: until all have received everything, a process holds its old state and, in the host's memory, what has come from others, and
 copies of what it sends where that is on a GPU. A GPU holds the old state or the new one, never both, but for pieces that stay on
 their process while others come or go: these it holds twice until their new weight has been filled.
@@ -12,10 +16,12 @@ their process while others come or go: these it holds twice until their new weig
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import torch
+
 from schedc.errors import CheckFailed, InvalidInput, SchedcError, Unsupported
-from schedc.runtime.adapt.state_transfer.carry import carried, lost, routes_of
 from schedc.runtime.adapt.state_transfer.pieces import (
     Manifest,
     add_random,
@@ -27,16 +33,16 @@ from schedc.runtime.adapt.state_transfer.pieces import (
     restore,
     set_random,
 )
-from schedc.runtime.common.failure import is_own
+from schedc.runtime.common.failure import ConnectionLost, NoAnswer, TransferFailed, is_own
 from schedc.runtime.common.groups import Groups, share
 from schedc.runtime.session.agreement import plan_digest
 from schedc.runtime.stage.training import WithLoss
+from schedc.runtime.transports.gloo import GlooTransport
 from schedc.spelling import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    import torch
     import torch.distributed as dist
     from torch import nn
 
@@ -62,7 +68,7 @@ class _Offer(NamedTuple):
     refusal: str | None
     request: tuple[Any, ...] = ()
     """Places before and after, and digests of the plans: the same on all processes."""
-    manifest: Manifest = Manifest({}, {}, "", {})
+    manifest: Manifest = Manifest()
 
 
 def move(
@@ -104,15 +110,12 @@ def move(
         offers = _all(groups, offer, "agrees on an exchange with the others")
         _check(offers)
         layers = by_layers(running, new)
-        try:
+        with _with_all(own, "makes process groups with the others", timeout_s):
             pipeline, replicas = after.groups(timeout_s)
-        except RuntimeError as error:
-            if is_own(error):
-                raise
-            raise lost(own, "makes process groups with the others", timeout_s) from error
         routes = routes_of(before, after, rank_of_piece(running, layers=layers), rank_of_piece(new, layers=layers))
         routes += routes_of(before, after, *[{-1 - rank: rank for rank in range(before.ranks)}] * 2)  # random states
-        state = carried(groups, routes, [each.manifest for each in offers], offer.manifest.values)
+        with _with_all(own, "exchanges stages with the others", timeout_s, (ConnectionLost, NoAnswer)):
+            state = carried(groups, routes, [each.manifest for each in offers], offer.manifest.values)
         _all(groups, None, "waits until the others have received everything")
         offer.manifest.values.clear()
         stages, made = pipe.stages, optimizer
@@ -144,12 +147,8 @@ def _all(groups: Groups, value: T, doing: str) -> list[T]:
     Raises:
         TransferFailed: another process has ended or does not answer.
     """
-    try:
+    with _with_all(groups.rank, doing, groups.timeout_s):
         return share(groups.all, value)
-    except RuntimeError as error:
-        if is_own(error):
-            raise
-        raise lost(groups.rank, doing, groups.timeout_s) from error
 
 
 def _offer(pipe: Pipe, optimizer: torch.optim.Optimizer, before: Places, after: Places, new: Plan, groups: Groups) -> _Offer:
@@ -210,3 +209,98 @@ def _check(offers: Sequence[_Offer]) -> None:
 def _layers(plan: Plan, rank: int) -> list[tuple[int, tuple[int, int] | None]]:
     """The stages of a rank, and what they are."""
     return [(stage, plan.problem.stages[stage].layers) for stage in plan.problem.stages_on(rank)]
+
+
+class Route(NamedTuple):
+    """A piece that goes from one process to another, or stays with it."""
+
+    source: int
+    destination: int
+    piece: int
+
+
+def routes_of(before: Places, after: Places, old: Mapping[int, int], new: Mapping[int, int]) -> list[Route]:
+    """Where every piece of every pipeline goes, in an order that is the same everywhere.
+
+    Args:
+        before: the places that processes have.
+        after: those that they take.
+        old: the rank of each piece.
+        new: the rank that it will have.
+    """
+    return [
+        Route(before.process_at(first + old[piece]), after.process_at(first + new[piece]), piece)
+        for first in range(0, len(before.of_process), before.ranks)
+        for piece in sorted(old)
+    ]
+
+
+def carried(
+    groups: Groups,
+    routes: Sequence[Route],
+    manifests: Sequence[Manifest],
+    values: Mapping[tuple[int, str], torch.Tensor],
+) -> Manifest:
+    """What this process will have, once all of it has come; all processes do this together.
+
+    Args:
+        groups: of all processes.
+        routes: of all pieces.
+        manifests: of all processes.
+        values: this process's.
+
+    Raises:
+        ConnectionLost: another process has ended.
+        NoAnswer: it does not answer.
+    """
+    own = groups.rank
+    pairs = sorted({(min(route[:2]), max(route[:2])) for route in routes if route.source != route.destination})
+    wires = {pair: GlooTransport(groups.make(pair)) for pair in pairs if own in pair}
+    state, tag = Manifest(), 0
+    works: list[Any] = []
+    for source, destination, piece in routes:
+        manifest, coming = manifests[source], destination == own
+        if coming:
+            state.weights.update({key: weight for key, weight in manifest.weights.items() if key[0] == piece})
+        for key, kind in manifest.tensors.items():
+            if key[0] != piece:
+                continue
+            tag += 1
+            if coming:
+                state.tensors[key] = kind
+                state.values[key] = values[key] if source == own else torch.empty(kind.shape, dtype=kind.dtype, device="cpu")
+            if 0 in kind.shape or source == destination or own not in (source, destination):
+                continue
+            wire = wires[min(source, destination), max(source, destination)]
+            if coming:
+                works.append(wire.receive_into(_bytes(state.values[key]), tag))
+            else:
+                works.append(wire.send(_bytes(values[key].to("cpu").contiguous()), tag))
+    for work in works:
+        work.wait(groups.timeout_s)
+    return state
+
+
+@contextmanager
+def _with_all(
+    process: int, doing: str, timeout_s: float, failing: tuple[type[RuntimeError], ...] = (RuntimeError,)
+) -> Iterator[None]:
+    """What all processes do together.
+
+    Raises:
+        TransferFailed: another process has ended or does not answer.
+    """
+    try:
+        yield
+    except failing as error:
+        if is_own(error):
+            raise
+        raise TransferFailed(
+            f"process {process} {doing}: another process has ended or failed, and its own message says why, or it does not answer"
+            f" in {timeout_s:g} s; go on from a checkpoint"
+        ) from error
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's own memory, flat."""
+    return tensor.reshape(-1).view(torch.uint8)

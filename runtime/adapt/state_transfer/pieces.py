@@ -7,12 +7,13 @@ pieces in a `Manifest`, which all processes see; the tensors follow in the order
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 
 from schedc.errors import InvalidInput, Unsupported
+from schedc.runtime.common.boundary import TensorMeta
 from schedc.runtime.session.building import layers_of_stage
 from schedc.runtime.transports.choice import stage_device
 
@@ -25,44 +26,49 @@ PLAIN = (int, float, bool, str, type(None))
 """What an optimizer may keep of a weight besides tensors."""
 
 
-@dataclass(frozen=True, slots=True)
-class PieceKind:
-    """What a tensor is."""
+class Sent(NamedTuple):
+    """In place of a tensor of an optimizer's state, which is sent by itself."""
 
-    dtype: torch.dtype
-    shape: tuple[int, ...]
     on_host: bool
-    """Whether it is in the host's memory whatever the weights' device is, as Adam's counter of steps."""
+    """Whether it is in the host's memory whatever the weight's device is, as Adam's counter of steps."""
 
 
-@dataclass(frozen=True, slots=True)
-class Weight:
+class Weight(NamedTuple):
     """What belongs to a weight besides its value."""
 
     requires_grad: bool
     group: int | None
     """The number of its group of the optimizer; None: the optimizer does not have it."""
-    plain: Mapping[str, Any]
-    """Of its state, what is no tensor."""
-    tensors: tuple[str, ...]
-    """Of its state, the names of the tensors."""
+    state: Mapping[str, Any]
+    """The optimizer's; with `Sent` in place of tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """What a process has, without the values."""
 
-    tensors: dict[tuple[int, str], PieceKind]
+    tensors: dict[tuple[int, str], TensorMeta] = field(default_factory=dict)
     """By piece and name: `weight up.bias`, `buffer norm.mean`, `state exp_avg of up.bias`; in the order in which they are sent."""
-    weights: dict[tuple[int, str], Weight]
-    settings: str
+    weights: dict[tuple[int, str], Weight] = field(default_factory=dict)
+    settings: str = ""
     """Of the optimizer: its kind, and its groups without their weights."""
-    values: dict[tuple[int, str], torch.Tensor] = field(repr=False)
+    values: dict[tuple[int, str], torch.Tensor] = field(default_factory=dict, repr=False)
     """The tensors themselves; stay at home."""
+
+    def add(self, piece: int, name: str, tensor: torch.Tensor) -> None:
+        """Take a tensor.
+
+        Raises:
+            Unsupported: it is no plain one.
+        """
+        if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            raise Unsupported(f"{name} of piece {piece} is a {type(tensor).__name__}; only plain tensors can move")
+        self.tensors[piece, name] = TensorMeta(tensor.dtype, tuple(tensor.shape))
+        self.values[piece, name] = tensor.detach()
 
     def __reduce__(self) -> Any:
         """For other processes: without the values."""
-        return Manifest, (self.tensors, self.weights, self.settings, {})
+        return Manifest, (self.tensors, self.weights, self.settings)
 
 
 def by_layers(old: Plan, new: Plan) -> bool:
@@ -119,39 +125,29 @@ def describe(pieces: Mapping[int, nn.Module], optimizer: torch.optim.Optimizer, 
         Unsupported: a weight is no plain tensor, two pieces that may part share one, or the optimizer keeps something unknown.
     """
     groups = {weight: number for number, group in enumerate(optimizer.param_groups) for weight in group["params"]}
-    found = Manifest({}, {}, _settings(optimizer), {})
+    settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    found = Manifest(settings=f"{type(optimizer).__name__} {settings}")
     owner: dict[torch.Tensor, int] = {}
-
-    def add(piece: int, name: str, tensor: torch.Tensor, *, on_host: bool = False) -> None:
-        if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-            raise Unsupported(f"{name} of piece {piece} is a {type(tensor).__name__}; only plain tensors can move")
-        found.tensors[piece, name] = PieceKind(tensor.dtype, tuple(tensor.shape), on_host)
-        found.values[piece, name] = tensor.detach()
-
     for piece, module in pieces.items():
         for name, weight in module.named_parameters():
             if weight.grad is not None:
                 raise InvalidInput("gradients cannot move; call optimizer.zero_grad() between the step and the move")
             if apart and owner.setdefault(weight, piece) != piece:
                 raise Unsupported(f"layers {owner[weight]} and {piece} share the weight {name}; such layers cannot move")
-            add(piece, f"weight {name}", weight)
-            state = optimizer.state.get(weight, {})
+            owner.setdefault(weight, piece)
+            found.add(piece, f"weight {name}", weight)
+            state = dict(optimizer.state.get(weight, {}))
             for key, value in state.items():
                 if isinstance(value, torch.Tensor):
-                    add(piece, f"state {key} of {name}", value, on_host=value.device.type == "cpu" != weight.device.type)
+                    found.add(piece, f"state {key} of {name}", value)
+                    state[key] = Sent(on_host=value.device.type == "cpu" != weight.device.type)
                 elif not isinstance(value, PLAIN):
                     raise Unsupported(
                         f"the optimizer keeps {key!r} of a weight as {type(value).__name__}, expected a tensor or a number"
                     )
-            found.weights[piece, name] = Weight(
-                requires_grad=weight.requires_grad,
-                group=groups.get(weight),
-                plain={key: value for key, value in state.items() if not isinstance(value, torch.Tensor)},
-                tensors=tuple(key for key, value in state.items() if isinstance(value, torch.Tensor)),
-            )
-            owner.setdefault(weight, piece)
+            found.weights[piece, name] = Weight(weight.requires_grad, groups.get(weight), state)
         for name, buffer in module.named_buffers():
-            add(piece, f"buffer {name}", buffer)
+            found.add(piece, f"buffer {name}", buffer)
     if not {*groups} <= {*owner}:
         raise InvalidInput("the optimizer has a weight that is not of this process's stages; such weights cannot move")
     return found
@@ -195,7 +191,13 @@ def restore(
                             f"the new optimizer has {name} of piece {piece} in group {groups.get(tensor)}, expected"
                             f" {weight.group} as before"
                         )
-                    _restore_state(optimizer, tensor, weight, piece, name, state)
+                    kept = dict(weight.state)
+                    for key, given in weight.state.items():
+                        if isinstance(given, Sent):
+                            value = state.values.pop((piece, f"state {key} of {name}"))
+                            kept[key] = value.clone() if given.on_host else value.to(tensor.device, copy=True)
+                    if kept:
+                        optimizer.state[tensor] = kept
     missing = sorted(key for key in state.tensors if key[0] >= 0 and not key[1].startswith("state ") and key not in found)
     if missing:
         raise InvalidInput(f"the new piece {missing[0][0]}: found no {missing[0][1]}, expected it as before")
@@ -218,8 +220,7 @@ def add_random(manifest: Manifest, piece: int, stages: Mapping[int, nn.Module]) 
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
     for name, state in states.items():
-        manifest.tensors[piece, name] = PieceKind(state.dtype, tuple(state.shape), on_host=True)
-        manifest.values[piece, name] = state
+        manifest.add(piece, name, state)
 
 
 def set_random(state: Manifest) -> None:
@@ -227,21 +228,3 @@ def set_random(state: Manifest) -> None:
     for (piece, name), value in state.values.items():
         if piece < 0:
             (torch.set_rng_state if name == "host" else torch.cuda.set_rng_state)(value)
-
-
-def _restore_state(
-    optimizer: torch.optim.Optimizer, tensor: nn.Parameter, weight: Weight, piece: int, name: str, state: Manifest
-) -> None:
-    if not weight.plain and not weight.tensors:
-        return
-    kept: dict[str, Any] = dict(weight.plain)
-    for key in weight.tensors:
-        what = f"state {key} of {name}"
-        value = state.values.pop((piece, what))
-        kept[key] = value.clone() if state.tensors[piece, what].on_host else value.to(tensor.device, copy=True)
-    optimizer.state[tensor] = kept
-
-
-def _settings(optimizer: torch.optim.Optimizer) -> str:
-    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    return f"{type(optimizer).__name__} {groups}"

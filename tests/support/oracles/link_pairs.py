@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedc.runtime.adapt.monitoring.link_pair import LinkPair
 from schedc.runtime.adapt.monitoring.link_state import LinkWatch
+from schedc.runtime.adapt.monitoring.peer import LinkPair
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,8 +21,7 @@ import schedc.runtime.adapt.adapting
 from runs.pipeline_runs import loss_fn, make_batch, make_piece, make_stages, piece_of, relative_error
 from schedc.errors import InvalidInput, SchedcError
 from schedc.runtime.adapt.adapting import Adaptation, adapting
-from schedc.runtime.adapt.hysteresis import Hysteresis
-from schedc.runtime.adapt.plan_store import PlanStore
+from schedc.runtime.adapt.leading import Hysteresis, PlanStore
 from schedc.runtime.adapt.proposer import Proposer
 from schedc.runtime.execution.online import earliest_ns
 from schedc.runtime.session.online import ChoosingPipe

@@ -24,8 +24,7 @@ from schedc.runtime.adapt.adapting import Adaptation, adapting
 from schedc.runtime.adapt.monitor import Monitor
 from schedc.runtime.adapt.monitoring.link_state import LinkWatch
 from schedc.runtime.adapt.places import Places
-from schedc.runtime.adapt.state_transfer.carry import carried
-from schedc.runtime.adapt.state_transfer.exchange import move
+from schedc.runtime.adapt.state_transfer.exchange import carried, move
 from schedc.runtime.adapt.state_transfer.pieces import restore
 
 if TYPE_CHECKING:
