@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING
 from ortools.sat.python import cp_model
 
 from schedc.analysis.bounds.clock import Clock, TimeUp, Until
-from schedc.analysis.bounds.heads_and_tails import frames_of, microbatch_classes
+from schedc.analysis.bounds.heads_and_tails import frames_of
 from schedc.analysis.bounds.idle_gaps_chunks import chunk_idle_gap_bound_of_rank
-from schedc.analysis.bounds.memory_states import way_of
-from schedc.analysis.bounds.recomputed import without_recomputed_bytes
+from schedc.analysis.bounds.residency import without_recomputed_bytes
 from schedc.analysis.gap import check_bound
 from schedc.errors import Unsupported
 from schedc.ir.problem import Objective, Problem
@@ -127,13 +126,11 @@ def refute(
 
 def _ranks(problem: Problem, until: Until) -> tuple[int, ...]:
     """Those ranks whose memory limit counts, of the ranks for whose bounds there is time."""
-    problem = without_recomputed_bytes(problem)
-    (frames,) = frames_of(problem, microbatch_classes(problem)).values()
-    way = way_of(problem, frames)
+    (frame,) = frames_of(without_recomputed_bytes(problem))
     bounds_ns = [0] * problem.ranks
     with suppress(TimeUp):
         for rank in range(problem.ranks):
-            bounds_ns[rank] = chunk_idle_gap_bound_of_rank(problem, frames, way, rank, until)
+            bounds_ns[rank] = chunk_idle_gap_bound_of_rank(frame, rank, until)
     return tuple(sorted(sorted(range(problem.ranks), key=lambda rank: -bounds_ns[rank])[:RANKS]))
 
 

@@ -10,8 +10,7 @@ from itertools import combinations, product
 from math import isinf
 from typing import TYPE_CHECKING
 
-from schedc.analysis.bounds.layouts.pieces import pieces_of
-from schedc.analysis.bounds.layouts.rank_kinds import rank_kinds
+from schedc.analysis.bounds.layouts.pieces import pieces_of, rank_kinds
 from schedc.ir.problem import Objective
 from schedc.solvers.layout.layout_arrays import LayoutArrays
 

@@ -15,9 +15,9 @@ from inputs.tiny_problems import random_parts, random_schedule, tiny_problem
 from oracles.bounds import bound_of
 from oracles.brute_force import SearchTooLarge, optimum
 
-from schedc.analysis.bounds.heads_and_tails import frames_of, microbatch_classes
-from schedc.analysis.bounds.idle_gaps_chunks import chunk_idle_gap_bound_of_link, chunk_idle_gap_bound_of_rank
-from schedc.analysis.bounds.memory_states import Knapsack, statuses_after, trip_of, way_of
+from schedc.analysis.bounds.heads_and_tails import frames_of
+from schedc.analysis.bounds.idle_gaps_chunks import chunk_idle_gap_bound, chunk_idle_gap_bound_of_rank
+from schedc.analysis.bounds.memory_states import Knapsack, statuses_after, trip_of
 from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.plan import BoundName
 from schedc.ir.problem import Objective
@@ -32,11 +32,10 @@ def best_bound(problem: Problem) -> int:
     """The largest over all frames, ranks, links and ranks' memories."""
     machines = {Resource.of_link(link) for link in problem.links}
     found = [0]
-    for frames in frames_of(problem, microbatch_classes(problem)).values():
-        way = way_of(problem, frames)
+    for frame in frames_of(problem):
         for rank in range(problem.ranks):
-            found.append(chunk_idle_gap_bound_of_rank(problem, frames, way, rank))
-            found.extend(chunk_idle_gap_bound_of_link(problem, frames, way, link, rank) for link in machines)
+            found.append(chunk_idle_gap_bound_of_rank(frame, rank))
+            found.extend(chunk_idle_gap_bound(frame, link, rank) for link in machines)
     return max(found)
 
 
@@ -109,9 +108,8 @@ def test_never_above_a_random_schedule_with_cut_blocks(seed: int) -> None:
 )
 def test_proves_the_best_known_schedules_of_waves(name: str, known_ms: float) -> None:
     problem = next(each.problem for each in instances("m70-wave") if each.name == f"m70-wave-{name}")
-    (frames,) = frames_of(problem, microbatch_classes(problem)).values()
-    way = way_of(problem, frames)
-    assert max(chunk_idle_gap_bound_of_rank(problem, frames, way, rank) for rank in range(8)) == known_ms * 1_000_000
+    (frame,) = frames_of(problem)
+    assert max(chunk_idle_gap_bound_of_rank(frame, rank) for rank in range(8)) == known_ms * 1_000_000
 
 
 def test_looks_at_every_link_of_four_sites() -> None:
@@ -128,8 +126,8 @@ def test_grows_with_the_microbatches_where_memory_starves_a_rank() -> None:
         slow = dict.fromkeys(((1, 2), (2, 1), (3, 4), (4, 3), (5, 6), (6, 5)), (152_000_000, 0))
         costs = (19_000_000, 23_250_000, 10_250_000)
         problem = make_problem(8, microbatches, placement="wave", chunks=2, costs_ns=costs, in_flight=8, links=slow)
-        (frames,) = frames_of(problem, microbatch_classes(problem)).values()
-        found.append(chunk_idle_gap_bound_of_rank(problem, frames, way_of(problem, frames), 7))
+        (frame,) = frames_of(problem)
+        found.append(chunk_idle_gap_bound_of_rank(frame, 7))
     work_ns = 8 * 2 * (19_000_000 + 23_250_000 + 10_250_000)
     assert found[1] - found[0] > 1.2 * work_ns
     assert found[2] - found[1] > 1.2 * work_ns
@@ -146,8 +144,8 @@ def test_does_not_apply_to_two_paths() -> None:
 
 def test_statuses_of_a_wave_hold_and_release_what_the_cost_model_says() -> None:
     problem = make_problem(1, 1, placement="wave", chunks=2, costs_ns=[(1, 2, 3), (4, 5, 6)], activation=[(8, 3), (4, 1)])
-    (frames,) = frames_of(problem, microbatch_classes(problem)).values()
-    statuses = statuses_after(trip_of(problem, frames, way_of(problem, frames), Resource.of_rank(0), 0))
+    (frame,) = frames_of(problem)
+    statuses = statuses_after(trip_of(frame, Resource.of_rank(0), 0))
     assert statuses == [
         [(0, 0)],
         [(8, 1)],

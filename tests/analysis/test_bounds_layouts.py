@@ -11,9 +11,9 @@ import pytest
 from inputs.all_layouts import all_layouts, best_of_all, tiny_workload
 from oracles.brute_force import optimum
 
-from schedc.analysis.bounds.layouts import one_stage, waiting
+from schedc.analysis.bounds.layouts import one_stage, pieces
 from schedc.analysis.bounds.layouts.layout_bound import layout_bound
-from schedc.analysis.bounds.layouts.rank_kinds import rank_kinds
+from schedc.analysis.bounds.layouts.pieces import rank_kinds
 from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.ir.costs import MessageCost
 from schedc.ir.layout import OpenLayout, Placement
@@ -170,7 +170,7 @@ def test_too_many_kinds_of_ranks_count_as_one(monkeypatch: pytest.MonkeyPatch) -
         exact_ns = layout_bound(workload, OpenLayout(chunks=1)).value_ns
         with monkeypatch.context() as patch:
             patch.setattr(one_stage, "MOST_NODES", 0)
-            patch.setattr(waiting, "MOST_CELLS", 0)
+            patch.setattr(pieces, "MOST_CELLS", 0)
             relaxed_ns = layout_bound(workload, OpenLayout(chunks=1)).value_ns
         assert exact_ns is None or (relaxed_ns is not None and relaxed_ns <= exact_ns)
 

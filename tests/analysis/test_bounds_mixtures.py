@@ -18,8 +18,7 @@ from oracles.bounds import bound_of
 from oracles.brute_force import SearchTooLarge, optimum
 
 from schedc.analysis.bounds.lower_bounds import best_bound, lower_bounds
-from schedc.analysis.bounds.mixtures import Backward, mixture_bound
-from schedc.analysis.bounds.one_machine import Task, one_machine_bound
+from schedc.analysis.bounds.one_machine import Backward, Task, mixture_bound, one_machine_bound
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem

@@ -9,7 +9,7 @@ from inputs.plans import one_f_one_b, plan_of
 from inputs.problems import make_problem
 
 from schedc.analysis.bounds.lower_bounds import best_bound, simple_bound
-from schedc.analysis.bounds.own_layout import own_layout
+from schedc.compile.plans import own_layout
 from schedc.ir.plan import BoundName, Scope
 from schedc.view.terminal.results import certificate_lines
 

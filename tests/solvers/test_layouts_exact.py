@@ -10,7 +10,7 @@ import pytest
 from inputs.all_layouts import all_layouts, best_of_all, tiny_workload
 from oracles.brute_force import optimum
 
-from schedc.analysis.bounds.layouts.rank_kinds import rank_kinds
+from schedc.analysis.bounds.layouts.pieces import rank_kinds
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Infeasible, NoPlanFound, Unsupported
 from schedc.ir.layout import OpenLayout

@@ -22,7 +22,7 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 
 from schedc.ir.ops import Kind
-from schedc.ir.problem import Link, Objective, Problem
+from schedc.ir.problem import Objective, Problem
 from schedc.ir.resource import Resource
 
 FREE = Fraction(0)
@@ -103,8 +103,6 @@ class MicrobatchClass:
 class HeadsAndTails:
     """The heads and tails of one class of microbatches in one frame, per position of its path from `begin` on (0 before)."""
 
-    observer: int | None
-    """None: the makespan."""
     microbatches: MicrobatchClass
     begin: int
     counted: tuple[bool, ...]
@@ -125,56 +123,108 @@ class HeadsAndTails:
         return range(self.begin, len(self.microbatches.path))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundTrip:
+    """The least times along a path there and back, and where on it each machine is used; so that a trip need not walk all of it."""
+
+    forward_begin_ns: list[int]
+    """Per position, from the start of the way. Durations are the least of any microbatch."""
+    gradient_begin_ns: list[int]
+    positions_on: dict[Resource, list[int]]
+    """Per rank, the positions of its stages."""
+    hops_on: dict[Resource, list[tuple[int, bool]]]
+    """Per link or trunk, the hops that use it: their position, and whether they lead forwards."""
+
+
+@dataclass(frozen=True, kw_only=True)  # no slots: the way is computed once, when it is first asked for
+class Frame:
+    """The span of time that a bound speaks about, and what must lie in it."""
+
+    problem: Problem
+    """In which no stage recomputes (`without_recomputed_bytes`)."""
+    observer: int | None
+    """None: the makespan."""
+    classes: tuple[HeadsAndTails, ...]
+    """Of the classes of microbatches that have a part in it."""
+
+    @property
+    def microbatches(self) -> int:
+        """How many have a part in it."""
+        return sum(each.microbatches.count for each in self.classes)
+
+    @cached_property
+    def way(self) -> RoundTrip:
+        """The way of its microbatches, which all take one path."""
+        first, positions = self.classes[0].microbatches, self.classes[0].positions()
+        now_ns, last = 0, len(first.path) - 1
+        forward, gradient = [0] * len(first.path), [0] * len(first.path)
+        positions_on: dict[Resource, list[int]] = {}
+        hops_on: dict[Resource, list[tuple[int, bool]]] = {}
+        for at in positions:
+            forward[at] = now_ns
+            now_ns += min(each.microbatches.costs[at].forward_ns for each in self.classes)
+            positions_on.setdefault(Resource.of_rank(self.problem.stages[first.path[at]].rank), []).append(at)
+            if at < last:
+                now_ns += first.forward[at].total_ns
+                for hop, forwards in ((first.forward[at], True), (first.backward[at], False)):
+                    if hop.resource is not None:
+                        hops_on.setdefault(hop.resource, []).append((at, forwards))
+        for at in reversed(positions):
+            now_ns += first.backward[at].total_ns if at < last else 0
+            gradient[at] = now_ns
+            now_ns += min(each.microbatches.costs[at].gradient_ns for each in self.classes)
+        return RoundTrip(forward_begin_ns=forward, gradient_begin_ns=gradient, positions_on=positions_on, hops_on=hops_on)
+
+
 def microbatch_classes(problem: Problem) -> tuple[MicrobatchClass, ...]:
     """The microbatches of a problem in classes that bounds need not tell apart."""
     links = {(link.source, link.destination): link for link in problem.links}
     uniform = [all(len(problem.stages[stage].durations_ns(kind)) == 1 for stage in path for kind in Kind) for path in problem.paths]
     classes = Counter((path, -1 if uniform[path] else microbatch) for microbatch, path in enumerate(problem.path_of))
+
+    def costs(stage: int, microbatch: int) -> LeastTimes:
+        forward, gradient, weight, fused = (problem.duration_ns(kind, stage, microbatch) for kind in Kind)
+        if not problem.split_backward:
+            return LeastTimes(forward, fused, fused, None, fused)
+        return LeastTimes(forward, min(gradient, fused), min(gradient + weight, fused), (gradient, weight), fused)
+
+    def hop(source: int, destination: int, message_bytes: int) -> Hop:
+        pair = (problem.stages[source].rank, problem.stages[destination].rank)
+        if pair[0] == pair[1]:
+            return Hop()
+        return Hop(links[pair].occupancy_ns(message_bytes), links[pair].latency_ns, Resource.of_link(links[pair]))
+
     made = []
     for (index, alone), count in classes.items():
         path = problem.paths[index]
         microbatch = problem.path_of.index(index) if alone < 0 else alone
-        pairs = list(pairwise(path))
         made.append(
             MicrobatchClass(
                 count=count,
                 microbatch=microbatch,
                 path=path,
-                costs=tuple(_costs(problem, stage, microbatch) for stage in path),
-                forward=tuple(_hop(problem, links, a, b, problem.stages[a].message_bytes) for a, b in pairs),
-                backward=tuple(_hop(problem, links, b, a, problem.stages[a].gradient_message_bytes) for a, b in pairs),
+                costs=tuple(costs(stage, microbatch) for stage in path),
+                forward=tuple(hop(a, b, problem.stages[a].message_bytes) for a, b in pairwise(path)),
+                backward=tuple(hop(b, a, problem.stages[a].gradient_message_bytes) for a, b in pairwise(path)),
             )
         )
     return tuple(made)
 
 
-def frames_of(problem: Problem, classes: tuple[MicrobatchClass, ...]) -> dict[int | None, list[HeadsAndTails]]:
-    """Per frame of the problem's objective, by observer, the heads and tails of the classes that have a part in it."""
+def frames_of(problem: Problem) -> tuple[Frame, ...]:
+    """The frames of the problem's objective, in which no stage recomputes: one, or that of each rank as the observer."""
+    classes = microbatch_classes(problem)
     if problem.objective is Objective.MAKESPAN:
-        return {None: [_frame(problem, alike, None) for alike in classes]}
-    on_rank = {rank: set(problem.stages_on(rank)) for rank in range(problem.ranks)}
-    return {
-        rank: [_frame(problem, alike, rank) for alike in classes if on_rank[rank].intersection(alike.path)]
-        for rank in range(problem.ranks)
-    }
+        return (Frame(problem=problem, observer=None, classes=tuple(_heads_and_tails(problem, alike, None) for alike in classes)),)
+    frames = []
+    for rank in range(problem.ranks):
+        own = set(problem.stages_on(rank))
+        within = tuple(_heads_and_tails(problem, alike, rank) for alike in classes if own.intersection(alike.path))
+        frames.append(Frame(problem=problem, observer=rank, classes=within))
+    return tuple(frames)
 
 
-def _costs(problem: Problem, stage: int, microbatch: int) -> LeastTimes:
-    forward, gradient, weight, fused = (problem.duration_ns(kind, stage, microbatch) for kind in Kind)
-    if not problem.split_backward:
-        return LeastTimes(forward, fused, fused, None, fused)
-    return LeastTimes(forward, min(gradient, fused), min(gradient + weight, fused), (gradient, weight), fused)
-
-
-def _hop(problem: Problem, links: dict[tuple[int, int], Link], a: int, b: int, message_bytes: int) -> Hop:
-    pair = (problem.stages[a].rank, problem.stages[b].rank)
-    if pair[0] == pair[1]:
-        return Hop()
-    link = links[pair]
-    return Hop(link.occupancy_ns(message_bytes), link.latency_ns, Resource.of_link(link))
-
-
-def _frame(problem: Problem, microbatches: MicrobatchClass, observer: int | None) -> HeadsAndTails:
+def _heads_and_tails(problem: Problem, microbatches: MicrobatchClass, observer: int | None) -> HeadsAndTails:
     path, costs = microbatches.path, microbatches.costs
     size = len(path)
     ranks = [problem.stages[stage].rank for stage in path]
@@ -201,7 +251,6 @@ def _frame(problem: Problem, microbatches: MicrobatchClass, observer: int | None
         else:
             forward_tail[at] = microbatches.forward[at].total_ns + costs[at + 1].forward_ns + forward_tail[at + 1]
     return HeadsAndTails(
-        observer=observer,
         microbatches=microbatches,
         begin=begin,
         counted=counted,

@@ -1,54 +1,21 @@
 """What a rank must idle in every round trip: gaps between a forward and its gradient that memory leaves partly empty.
 
-Takes the frames of a problem; gives the least time of a rank's work plus the idle time of disjoint gaps of it. It grows with the
+Takes a frame of a problem; gives the least time of a rank's work plus the idle time of disjoint gaps of it. It grows with the
 microbatches as a steady state does, and for a few microbatches it counts the warm-up and the cool-down together: for equal stages
 with the memory of 1F1B and free links it is n (F + B + W) + (p − 1)(F + B − W), the makespan of ZB-H1.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from schedc.ir.resource import Resource
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from fractions import Fraction
-
-    from schedc.analysis.bounds.heads_and_tails import HeadsAndTails
-    from schedc.analysis.bounds.memory_states import RoundTrip
-    from schedc.ir.problem import Problem
+    from schedc.analysis.bounds.heads_and_tails import Frame
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Alone:
-    """One stage, alone on its rank, and what the rest of the pipeline leaves it. Durations are the longest of any microbatch."""
-
-    microbatches: int
-    forward_ns: int
-    gradient_ns: int
-    rest_ns: int
-    split_price: Fraction
-    """The least cost of a nanosecond of W apart (`LeastTimes.split_price`)."""
-    away_ns: int
-    """From the end of F to the start of the backward, at least."""
-    by_gradient_bytes: int
-    """What the end of the gradient part may release at most."""
-    by_rest_bytes: int
-    """What is held until all of the backward has ended."""
-    limit_bytes: int
-
-    @property
-    def slots(self) -> int:
-        """How many activations fit at once."""
-        activation_bytes = self.by_gradient_bytes + self.by_rest_bytes
-        if activation_bytes * self.microbatches <= self.limit_bytes:
-            return self.microbatches
-        return max(1, self.limit_bytes // activation_bytes)
-
-
-def idle_gap_bound_of_rank(problem: Problem, frames: Sequence[HeadsAndTails], way: RoundTrip, rank: int) -> int:
+def idle_gap_bound_of_rank(frame: Frame, rank: int) -> int:
     """The least span of the frame, by the idle time of one rank; 0 unless the rank has one stage and there is one path.
 
     Proof. Let gap j reach from the j-th end of a forward on the rank to the j-th start of a backward, whichever microbatches
@@ -72,72 +39,46 @@ def idle_gap_bound_of_rank(problem: Problem, frames: Sequence[HeadsAndTails], wa
     cost. So the gap costs no less than that length times W's cost, and no less than its idle time as counted above, where a W
     counts for no more than BW − B: less its cost. As gaps are disjoint, no W is paid for twice.
     """
-    at = _position(frames, way, rank)
-    if at is None:
+    problem, classes, here = frame.problem, frame.classes, frame.way.positions_on.get(Resource.of_rank(rank), [])
+    path = classes[0].microbatches.path
+    if len(here) != 1 or len(problem.stages_on(rank)) != 1 or any(each.microbatches.path != path for each in classes):
         return 0
-    alone = _alone(problem, frames, at)
-    best_before = [0] * (alone.microbatches + 1)  # per j, the most idle time of disjoint gaps up to j
-    for j in range(1, alone.microbatches + 1):
-        here_ns = _least_cost_ns(alone, j) + best_before[max(0, j - alone.slots)]
-        best_before[j] = max(best_before[j - 1], here_ns)
-    work_ns = sum(
-        frame.microbatches.count * (frame.microbatches.costs[at].forward_ns + frame.microbatches.costs[at].backward_ns)
-        for frame in frames
-    )
-    head_ns = min(frame.forward_head_ns[at] for frame in frames)
-    after_ns = min(frame.after_weight_ns[at] for frame in frames)
+    at = here[0]
+    if not all(each.counted[at] for each in classes):
+        return 0
+    stage, microbatches, limit_bytes = problem.stages[path[at]], frame.microbatches, problem.memory_limit_bytes[rank]
+    limit_bytes = microbatches * stage.activation_bytes if limit_bytes is None else limit_bytes
+    slots = microbatches  # how many activations fit at once
+    if stage.activation_bytes * microbatches > limit_bytes:
+        slots = max(1, limit_bytes // stage.activation_bytes)
+    by_rest_bytes = stage.activation_after_input_bytes if problem.split_backward else 0
+    by_gradient_bytes = stage.activation_bytes - by_rest_bytes
+    # Durations are the longest of any microbatch; away is the least from the end of F to the start of the backward.
+    costs = [each.microbatches.costs[at] for each in classes]
+    forward_ns, gradient_ns = max(cost.forward_ns for cost in costs), max(cost.gradient_ns for cost in costs)
+    rest_ns = max(cost.backward_ns - cost.gradient_ns for cost in costs)
+    away_ns = min(each.microbatches.gradient_begin_ns[at] - each.microbatches.forward_end_ns[at] for each in classes)
+    price, per = min(cost.split_price for cost in costs).as_integer_ratio()
+
+    def least_cost_ns(j: int) -> int:
+        """The least idle time in gap j, W's that run in it apart from their B counting as idle at their cost."""
+        left_ns, whole_ns = away_ns - min(microbatches - j, slots - 1) * forward_ns, gradient_ns + rest_ns
+        if slots == microbatches:
+            return max(0, left_ns - (j - 1) * whole_ns)
+        least_ns = left_ns
+        for x in range(1, j + 1):
+            room_bytes = limit_bytes - x * by_gradient_bytes
+            y = min(j, room_bytes // by_rest_bytes) if by_rest_bytes else j
+            if y < x or room_bytes < 0:
+                break
+            without_ns = left_ns - (x - 1) * whole_ns
+            cost_ns = without_ns - (y - x) * rest_ns
+            least_ns = min(least_ns, max(cost_ns, without_ns * price // per) if price else cost_ns)
+        return max(0, least_ns)
+
+    best_before = [0] * (microbatches + 1)  # per j, the most idle time of disjoint gaps up to j
+    for j in range(1, microbatches + 1):
+        best_before[j] = max(best_before[j - 1], least_cost_ns(j) + best_before[max(0, j - slots)])
+    work_ns = sum(each.microbatches.count * (cost.forward_ns + cost.backward_ns) for each, cost in zip(classes, costs, strict=True))
+    head_ns, after_ns = min(each.forward_head_ns[at] for each in classes), min(each.after_weight_ns[at] for each in classes)
     return head_ns + work_ns + best_before[-1] + after_ns
-
-
-def _least_cost_ns(alone: _Alone, j: int) -> int:
-    """The least idle time in gap j, W's that run in it apart from their B counting as idle at their cost."""
-    left_ns = alone.away_ns - min(alone.microbatches - j, alone.slots - 1) * alone.forward_ns
-    whole_ns = alone.gradient_ns + alone.rest_ns
-    if alone.slots == alone.microbatches:
-        return max(0, left_ns - (j - 1) * whole_ns)
-    price, per = alone.split_price.as_integer_ratio()
-    least_ns = left_ns
-    for x in range(1, j + 1):
-        room_bytes = alone.limit_bytes - x * alone.by_gradient_bytes
-        y = min(j, room_bytes // alone.by_rest_bytes) if alone.by_rest_bytes else j
-        if y < x or room_bytes < 0:
-            break
-        without_ns = left_ns - (x - 1) * whole_ns
-        cost_ns = without_ns - (y - x) * alone.rest_ns
-        if price:
-            cost_ns = max(cost_ns, without_ns * price // per)
-        least_ns = min(least_ns, cost_ns)
-    return max(0, least_ns)
-
-
-def _position(frames: Sequence[HeadsAndTails], way: RoundTrip, rank: int) -> int | None:
-    """The position on the path of the rank's one stage; None where the bound does not apply."""
-    path, here = frames[0].microbatches.path, way.positions_on.get(Resource.of_rank(rank), [])
-    if len(here) != 1 or way.stages_on[rank] != 1 or any(frame.microbatches.path != path for frame in frames):
-        return None
-    return here[0] if all(frame.counted[here[0]] for frame in frames) else None
-
-
-def _alone(problem: Problem, frames: Sequence[HeadsAndTails], at: int) -> _Alone:
-    """What the bound needs to know of the stage at a position of the path."""
-    stage = problem.stages[frames[0].microbatches.path[at]]
-    limit_bytes = problem.memory_limit_bytes[stage.rank]
-    costs = [frame.microbatches.costs[at] for frame in frames]
-    kept_bytes = stage.activation_after_input_bytes if problem.split_backward else 0
-    microbatches = sum(frame.microbatches.count for frame in frames)
-    return _Alone(
-        microbatches=microbatches,
-        forward_ns=max(cost.forward_ns for cost in costs),
-        gradient_ns=max(cost.gradient_ns for cost in costs),
-        rest_ns=max(cost.backward_ns - cost.gradient_ns for cost in costs),
-        split_price=min(cost.split_price for cost in costs),
-        away_ns=min(_away_ns(frame, at) for frame in frames),
-        by_gradient_bytes=stage.activation_bytes - kept_bytes,
-        by_rest_bytes=kept_bytes,
-        limit_bytes=microbatches * stage.activation_bytes if limit_bytes is None else limit_bytes,
-    )
-
-
-def _away_ns(frame: HeadsAndTails, at: int) -> int:
-    """The least time from the end of a forward to the start of its backward: to the end of the path and back."""
-    return frame.microbatches.gradient_begin_ns[at] - frame.microbatches.forward_end_ns[at]

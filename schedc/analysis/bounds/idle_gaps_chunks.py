@@ -1,6 +1,6 @@
 """What one machine must idle while microbatches are away from it and memory keeps others out; any number of stages per rank.
 
-Takes the frames of a problem; gives the least span of a frame by the idle time of one machine (a rank, a link or a trunk) under the
+Takes a frame of a problem; gives the least span of a frame by the idle time of one machine (a rank, a link or a trunk) under the
 memory limit of one rank. It generalizes `idle_gaps` from one stage to all stages of a rank, and from ranks to links. What one
 microbatch can have done, and what it then holds, is in `memory_states`.
 """
@@ -12,58 +12,33 @@ from operator import add
 from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.clock import Until, check, never
-from schedc.analysis.bounds.memory_states import Knapsack, RoundTrip, Status, WayStep, pareto_front, statuses_after, trip_of
+from schedc.analysis.bounds.memory_states import Knapsack, Status, WayStep, pareto_front, statuses_after, trip_of
 from schedc.ir.resource import Resource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.analysis.bounds.heads_and_tails import HeadsAndTails
-    from schedc.ir.problem import Problem
+    from schedc.analysis.bounds.heads_and_tails import Frame
 
 START = -1
 """In place of a step before all steps: the frame's start."""
 
 
-def chunk_idle_gap_bound_of_rank(
-    problem: Problem, frames: Sequence[HeadsAndTails], way: RoundTrip, rank: int, until: Until = never
-) -> int:
+def chunk_idle_gap_bound_of_rank(frame: Frame, rank: int, until: Until = never) -> int:
     """The least span of the frame, by the idle time of a rank under its own memory limit; 0 where several paths lead through it.
 
-    In the frame of a stage span (`HeadsAndTails.observer`) it is 0 for all ranks but the observer. Proof: `_bound`.
+    In the frame of a stage span (`Frame.observer`) it is 0 for all ranks but the observer. Proof: `chunk_idle_gap_bound`.
 
     Raises:
         TimeUp: the time is up.
     """
-    if not _applies(problem, frames) or frames[0].observer not in (None, rank):
-        return 0
-    return _bound(problem, frames, way, Resource.of_rank(rank), rank, until)
+    return chunk_idle_gap_bound(frame, Resource.of_rank(rank), rank, until) if frame.observer in (None, rank) else 0
 
 
-def chunk_idle_gap_bound_of_link(
-    problem: Problem, frames: Sequence[HeadsAndTails], way: RoundTrip, link: Resource, rank: int, until: Until = never
-) -> int:
-    """The least span of the frame, by the idle time of a link or trunk under the memory limit of any rank; 0 for several paths.
+def chunk_idle_gap_bound(frame: Frame, machine: Resource, rank: int, until: Until = never) -> int:
+    """The least span of the frame, by the idle time of a machine under the memory limit of any rank; 0 for several paths.
 
-    Proof: `_bound`.
-
-    Raises:
-        TimeUp: the time is up.
-    """
-    return _bound(problem, frames, way, link, rank, until) if _applies(problem, frames) else 0
-
-
-def _applies(problem: Problem, frames: Sequence[HeadsAndTails]) -> bool:
-    """Whether all microbatches take one path and are in the frames."""
-    return (
-        bool(frames)
-        and len(set(problem.path_of)) == 1
-        and sum(frame.microbatches.count for frame in frames) == problem.microbatches
-    )
-
-
-def _bound(problem: Problem, frames: Sequence[HeadsAndTails], way: RoundTrip, machine: Resource, rank: int, until: Until) -> int:
-    """The machine's work and the most idle time that a chain of disjoint gaps proves.
+    It is the machine's work and the most idle time that a chain of disjoint gaps proves.
 
     The *steps* of a microbatch are the blocks and transfers that use the machine or the rank's memory, in the order of its path
     there and back. A forward acquires bytes when it begins; a gradient part releases some when it ends, and its rest, some time
@@ -98,8 +73,14 @@ def _bound(problem: Problem, frames: Sequence[HeadsAndTails], way: RoundTrip, ma
     for no more than its rest: less its cost. And let all gradient steps end when the gradient is sent, and have all of BW as their
     work, none of it later. What they and the forwards leave of the gap is idle, at its full length, or W: at W's cost, the least
     of the rank's stages.
+
+    Raises:
+        TimeUp: the time is up.
     """
-    steps = trip_of(problem, frames, way, machine, rank)
+    problem = frame.problem
+    if len(set(problem.path_of)) > 1 or frame.microbatches != problem.microbatches:
+        return 0
+    steps = trip_of(frame, machine, rank)
     if not steps:
         return 0
     count, size = problem.microbatches, len(steps)
@@ -110,7 +91,15 @@ def _bound(problem: Problem, frames: Sequence[HeadsAndTails], way: RoundTrip, ma
         all_sent_ns = _gap_costs_ns([step.all_sent() for step in steps], limit_bytes, count, price, until)
         costs_ns = {gap: list(map(max, of_gap, all_sent_ns[gap])) for gap, of_gap in costs_ns.items()}
     statuses = statuses_after(steps)
-    between = [[(q, _between(statuses, p, q, limit_bytes, count)) for q in range(size)] for p in range(size)]
+
+    def between(p: int, q: int) -> int:
+        """How many microbatches, at most, have step p behind them and step q not: 0 if p does not precede q."""
+        if p >= q:
+            return 0
+        least_bytes = min(held_bytes for some in statuses[p + 1 : q + 1] for held_bytes, _ in some)
+        return count if limit_bytes is None or least_bytes == 0 else limit_bytes // least_bytes
+
+    apart = [[(q, between(p, q)) for q in range(size)] for p in range(size)]
     into = [list(zip(*(costs_ns[p, q] for p in range(START, q)), strict=True)) for q in range(size)]  # by the step and j
     idle = [[0] * count for _ in steps]
     best_ns = 0
@@ -119,7 +108,7 @@ def _bound(problem: Problem, frames: Sequence[HeadsAndTails], way: RoundTrip, ma
         ended = [0]  # the most idle time before the frame's start, and before the j-th end of each step
         for q, step in enumerate(steps):
             idle[q][j] = max(idle[q][j - 1] if j else 0, *map(add, ended, into[q][j]))
-            ended.append(max(idle[other][j - apart] for other, apart in between[q] if j >= apart))
+            ended.append(max(idle[other][j - most] for other, most in apart[q] if j >= most))
             best_ns = max(best_ns, ended[-1] + max(step.after_ns, costs_ns[q, size][j]))
     return sum(step.all_ns for step in steps) + best_ns
 
@@ -147,10 +136,8 @@ def _gap_costs_ns(
         left_ns[START, at] = [max(0, step.head_ns - done_ns) for done_ns in closed]
         for p in range(at):
             between = _undone(statuses[p + 1 : at + 1], whole_ns)
-            away_ns, waiting = (
-                step.begin_ns - steps[p].end_ns,
-                _work_at_opening(between, undone_after[p], limit_bytes, count, whole_ns),
-            )
+            away_ns = step.begin_ns - steps[p].end_ns
+            waiting = _work_at_opening(between, undone_after[p], limit_bytes, count, whole_ns)
             left_ns[p, at] = [max(0, away_ns - max(0, most - least)) for most, least in zip(closed, waiting, strict=True)]
         undone_after.append(Knapsack(_undone(statuses[at + 1 :], whole_ns), limit_bytes, count))
         undone = undone_after[at].most(limit_bytes).tolist()
@@ -181,11 +168,3 @@ def _work_at_opening(between: Sequence[Status], others: Knapsack, limit_bytes: i
         room_bytes = None if limit_bytes is None else max(0, limit_bytes - held_bytes)
         most = list(map(max, most, (undone_ns + others.most(room_bytes)[:count]).tolist()))
     return [(j + 1) * whole_ns - undone_ns for j, undone_ns in enumerate(most)]
-
-
-def _between(statuses: Sequence[Sequence[Status]], p: int, q: int, limit_bytes: int | None, count: int) -> int:
-    """How many microbatches, at most, have step p behind them and step q not: 0 if p does not precede q."""
-    if p >= q:
-        return 0
-    least_bytes = min(held_bytes for some in statuses[p + 1 : q + 1] for held_bytes, _ in some)
-    return count if limit_bytes is None or least_bytes == 0 else limit_bytes // least_bytes

@@ -7,30 +7,27 @@ or the solvers. Heads and tails are in `heads_and_tails`; for `stage-span` every
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.clock import TimeUp, Until, check, never
-from schedc.analysis.bounds.heads_and_tails import HeadsAndTails, frames_of, microbatch_classes
+from schedc.analysis.bounds.heads_and_tails import Frame, HeadsAndTails, frames_of
 from schedc.analysis.bounds.idle_gaps import idle_gap_bound_of_rank
-from schedc.analysis.bounds.idle_gaps_chunks import chunk_idle_gap_bound_of_link, chunk_idle_gap_bound_of_rank
-from schedc.analysis.bounds.memory_states import RoundTrip, way_of
-from schedc.analysis.bounds.mixtures import Backward, mixture_bound
-from schedc.analysis.bounds.one_machine import Task
-from schedc.analysis.bounds.recomputed import without_recomputed_bytes
-from schedc.analysis.bounds.residency import residency_bound_of_rank
+from schedc.analysis.bounds.idle_gaps_chunks import chunk_idle_gap_bound, chunk_idle_gap_bound_of_rank
+from schedc.analysis.bounds.one_machine import Backward, Task, mixture_bound
+from schedc.analysis.bounds.residency import residency_bound_of_rank, without_recomputed_bytes
 from schedc.analysis.bounds.warm_up import wave_tasks
 from schedc.ir.plan import BoundName
 from schedc.ir.problem import Objective, Problem
 from schedc.ir.resource import Resource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 
-Frames = dict[int | None, list[HeadsAndTails]]
 BUSIEST_LINKS = 8
 """For this many links and trunks the idle-gap bound is computed where ranks hold several chunks."""
 WAVE_BLOCKS = 400_000
@@ -56,8 +53,8 @@ def lower_bounds(problem: Problem) -> tuple[Bound, ...]:
 
 def bounds_in_time(problem: Problem, until: Until) -> tuple[Bound, ...]:
     """`lower_bounds` as far as the time allows: all but warm-up and idle gaps, and these of as many machines as are looked at."""
-    problem, frames = _framed(problem)
-    return (*_simple(problem, frames), _warm_up(problem, frames, until), _idle_gaps(problem, frames, until))
+    frames = frames_of(without_recomputed_bytes(problem))
+    return (*_simple(frames), _warm_up(frames, until), _idle_gaps(frames, until))
 
 
 def cheap_bound_ns(problem: Problem, until: Until = never) -> int:
@@ -65,23 +62,13 @@ def cheap_bound_ns(problem: Problem, until: Until = never) -> int:
 
     Warm-up, which takes all but a few milliseconds of the rest, counts as far as the time allows.
     """
-    problem, frames = _framed(problem)
-    return max(bound.value_ns for bound in (*_simple(problem, frames), _warm_up(problem, frames, until)))
+    frames = frames_of(without_recomputed_bytes(problem))
+    return max(bound.value_ns for bound in (*_simple(frames), _warm_up(frames, until)))
 
 
 def simple_bound(problem: Problem) -> Bound:
     """The largest of `lower_bounds` but for warm-up and idle gaps: the others take a millisecond or two."""
-    return max(_simple(*_framed(problem)), key=lambda bound: bound.value_ns)
-
-
-def _framed(problem: Problem) -> tuple[Problem, Frames]:
-    """The problem that bounds are computed of, and its frames."""
-    problem = without_recomputed_bytes(problem)
-    return problem, frames_of(problem, microbatch_classes(problem))
-
-
-def _simple(problem: Problem, frames: Frames) -> tuple[Bound, ...]:
-    return (_work(problem, frames), _link(problem, frames), _residency(problem, frames), _path(frames))
+    return max(_simple(frames_of(without_recomputed_bytes(problem))), key=lambda bound: bound.value_ns)
 
 
 def best_bound(problem: Problem) -> Bound:
@@ -89,110 +76,104 @@ def best_bound(problem: Problem) -> Bound:
     return max(lower_bounds(problem), key=lambda bound: bound.value_ns)
 
 
-def _work(problem: Problem, frames: Frames) -> Bound:
+def _simple(frames: Sequence[Frame]) -> tuple[Bound, ...]:
+    return (_work(frames), _link(frames), _residency(frames), _path(frames))
+
+
+def _work(frames: Sequence[Frame]) -> Bound:
     """For each rank and set of its blocks: least head + total work + least tail.
 
     Proof: a rank runs one block at a time; see `one_machine_bound`. A backward counts as two tasks, its gradient part, which the
     path back must follow, and the rest, which nothing but the reduce-scatter need follow; fused or split, that much work of it
     is done by those times. What splitting costs, and that a fused one has no rest that could wait, is in `mixture_bound`.
     """
-    return _largest(
-        BoundName.WORK, (candidate for frame in frames.values() for candidate in _by_resource(_rank_tasks(problem, frame)))
-    )
+    return _largest(BoundName.WORK, (candidate for frame in frames for candidate in _by_resource(_rank_tasks(frame))))
 
 
-def _link(problem: Problem, frames: Frames) -> Bound:
+def _link(frames: Sequence[Frame]) -> Bound:
     """For each link, trunk and rank's collectives, and each set of its transfers: least ready + total occupancy + least tail.
 
     Proof: a link serves one transfer at a time; see `one_machine_bound`. A transfer is ready no earlier than the head and duration
     of its producer; its latency and its consumer with what follows that come after it.
     """
-    tasks = (chain(_link_tasks(frame), _collective_tasks(problem, frame)) for frame in frames.values())
-    return _largest(
-        BoundName.LINK, (candidate for of_frame in tasks for candidate in _by_resource(of_frame)), otherwise="no transfers"
-    )
+    tasks = (chain(_link_tasks(frame), _collective_tasks(frame)) for frame in frames)
+    return _largest(BoundName.LINK, (candidate for each in tasks for candidate in _by_resource(each)), otherwise="no transfers")
 
 
-def _residency(problem: Problem, frames: Frames) -> Bound:
+def _residency(frames: Sequence[Frame]) -> Bound:
     """For each rank with a memory limit: activations stay for a round trip, and only this many fit (Little's law).
 
     Proof: `residency_bound_of_rank`. 0 where no rank has a limit.
     """
+    limits = frames[0].problem.memory_limit_bytes
     candidates = (
-        (residency_bound_of_rank(problem, frame, rank), f"rank {rank}")
-        for frame in frames.values()
-        for rank in range(problem.ranks)
-        if problem.memory_limit_bytes[rank] is not None
+        (residency_bound_of_rank(frame, rank), f"rank {rank}")
+        for frame in frames
+        for rank, limit in enumerate(limits)
+        if limit is not None
     )
     return _largest(BoundName.RESIDENCY, candidates, otherwise="no memory limits")
 
 
-def _idle_gaps(problem: Problem, frames: Frames, until: Until) -> Bound:
+def _idle_gaps(frames: Sequence[Frame], until: Until) -> Bound:
     """Per rank, or busy link, its work and the idle time that memory forces on it while microbatches are away.
 
-    Links count where ranks hold several chunks.
+    In the frame of an observer it is the only rank: no bound of another one holds there. Links count where ranks hold several
+    chunks: the busiest ones and trunks, each under the memory limit of each rank.
 
     Proof: at `idle_gap_bound_of_rank` and in `idle_gaps_chunks`.
     """
-    ways = [(of_frame, way_of(problem, of_frame)) for of_frame in frames.values() if of_frame]
-    candidates = (
-        candidate
-        for frame, way in ways
-        for candidate in chain(_rank_idle_gaps(problem, frame, way, until), _link_idle_gaps(problem, frame, way, until))
-    )
-    return _largest(BoundName.IDLE_GAPS, candidates, otherwise="several paths")
+
+    def candidates() -> Iterator[tuple[int, str]]:
+        for frame in frames:
+            problem = frame.problem
+            if not frame.classes:
+                continue
+            for rank in range(problem.ranks) if frame.observer is None else (frame.observer,):
+                yield idle_gap_bound_of_rank(frame, rank), f"rank {rank}"
+                yield chunk_idle_gap_bound_of_rank(frame, rank, until), f"rank {rank}"
+            if len(problem.stages) == problem.ranks:
+                continue
+            busy_ns: Counter[Resource] = Counter()
+            for resource, task in _link_tasks(frame):
+                busy_ns[resource] += task.duration_ns
+            for resource, work_ns in busy_ns.most_common(BUSIEST_LINKS):
+                for rank in range(problem.ranks) if work_ns else ():
+                    yield chunk_idle_gap_bound(frame, resource, rank, until), resource.text
+
+    return _largest(BoundName.IDLE_GAPS, candidates(), otherwise="several paths")
 
 
-def _rank_idle_gaps(problem: Problem, frame: Sequence[HeadsAndTails], way: RoundTrip, until: Until) -> Iterator[tuple[int, str]]:
-    """Every rank, or in the frame of an observer it alone: no bound of another rank holds there."""
-    observer = frame[0].observer
-    for rank in range(problem.ranks) if observer is None else (observer,):
-        yield idle_gap_bound_of_rank(problem, frame, way, rank), f"rank {rank}"
-        yield chunk_idle_gap_bound_of_rank(problem, frame, way, rank, until), f"rank {rank}"
-
-
-def _link_idle_gaps(problem: Problem, frame: Sequence[HeadsAndTails], way: RoundTrip, until: Until) -> Iterator[tuple[int, str]]:
-    """Where ranks hold several chunks: the busiest links and trunks, each under the memory limit of each rank."""
-    if len(problem.stages) == problem.ranks:
-        return
-    busy_ns: dict[Resource, int] = {}
-    for resource, task in _link_tasks(frame):
-        busy_ns[resource] = busy_ns.get(resource, 0) + task.duration_ns
-    for resource in sorted(busy_ns, key=lambda resource: -busy_ns[resource])[:BUSIEST_LINKS]:
-        if busy_ns[resource]:
-            for rank in range(problem.ranks):
-                yield chunk_idle_gap_bound_of_link(problem, frame, way, resource, rank, until), resource.text
-
-
-def _path(frames: Frames) -> Bound:
+def _path(frames: Sequence[Frame]) -> Bound:
     """The path of one microbatch there and back, with its collectives.
 
     Proof: each block and transfer on it needs the one before it to have ended.
     """
-    return _largest(
-        BoundName.PATH,
-        (
-            (_longest_path(frame), f"microbatch {frame.microbatches.microbatch}")
-            for of_frame in frames.values()
-            for frame in of_frame
-        ),
-    )
+
+    def longest_ns(each: HeadsAndTails) -> int:
+        costs = each.microbatches.costs
+        return max(each.forward_head_ns[at] + costs[at].forward_ns + each.forward_tail_ns[at] for at in each.positions())
+
+    found = (each for frame in frames for each in frame.classes)
+    candidates = ((longest_ns(each), f"microbatch {each.microbatches.microbatch}") for each in found)
+    return _largest(BoundName.PATH, candidates)
 
 
-def _warm_up(problem: Problem, frames: Frames, until: Until) -> Bound:
+def _warm_up(frames: Sequence[Frame], until: Until) -> Bound:
     """The work and link bounds, with heads and tails that know how many microbatches memory, stages and links let through before.
 
     Proof: `warm_up`. A rank whose limit holds c activations idles in the warm-up once c forwards are done, until a gradient
     has come back; and likewise for each wave of c microbatches, and in the cool-down.
     """
-    blocks = sum(alike.count * len(alike.path) for alike in microbatch_classes(problem))
-    if len(frames) * blocks > WAVE_BLOCKS:
-        binding = max(frames, key=lambda observer: _work(problem, {observer: frames[observer]}).value_ns)
-        frames = {binding: frames[binding]}
-    return _largest(
-        BoundName.WARM_UP,
-        (candidate for frame in frames.values() for candidate in _by_resource(_wave_tasks(problem, frame, until), until)),
-    )
+    problem = frames[0].problem
+    if len(frames) * sum(len(problem.paths[path]) for path in problem.path_of) > WAVE_BLOCKS:
+        frames = [max(frames, key=lambda frame: _work([frame]).value_ns)]
+
+    def tasks(frame: Frame) -> Iterator[tuple[Resource, Task | Backward]]:
+        for path in dict.fromkeys(each.microbatches.path for each in frame.classes):
+            yield from wave_tasks(problem, [each for each in frame.classes if each.microbatches.path == path], until)
+
+    return _largest(BoundName.WARM_UP, (candidate for frame in frames for candidate in _by_resource(tasks(frame), until)))
 
 
 def _largest(name: BoundName, candidates: Iterable[tuple[int, str]], otherwise: str = "no microbatches") -> Bound:
@@ -217,71 +198,59 @@ def _by_resource(tasks: Iterable[tuple[Resource, Task | Backward]], until: Until
         yield mixture_bound(together), resource.text
 
 
-def _longest_path(frame: HeadsAndTails) -> int:
-    return max(
-        frame.forward_head_ns[at] + frame.microbatches.costs[at].forward_ns + frame.forward_tail_ns[at] for at in frame.positions()
-    )
-
-
-def _rank_tasks(problem: Problem, frames: Sequence[HeadsAndTails]) -> Iterator[tuple[Resource, Task | Backward]]:
-    for frame in frames:
-        count = frame.microbatches.count
-        for at in frame.positions():
-            rank, costs = Resource.of_rank(problem.stages[frame.microbatches.path[at]].rank), frame.microbatches.costs[at]
-            yield rank, Task(frame.forward_head_ns[at], count * costs.forward_ns, frame.forward_tail_ns[at])
+def _rank_tasks(frame: Frame) -> Iterator[tuple[Resource, Task | Backward]]:
+    stages = frame.problem.stages
+    for each in frame.classes:
+        count = each.microbatches.count
+        for at in each.positions():
+            rank, costs = Resource.of_rank(stages[each.microbatches.path[at]].rank), each.microbatches.costs[at]
+            yield rank, Task(each.forward_head_ns[at], count * costs.forward_ns, each.forward_tail_ns[at])
             backward = Backward(
                 microbatches=count,
                 gradient_ns=costs.gradient_ns,
                 fused_ns=costs.fused_ns,
                 split_ns=costs.total_split_ns,
-                head_ns=frame.gradient_head_ns[at],
-                later_head_ns=frame.gradient_head_ns[at] + costs.gradient_ns,
-                gradient_tail_ns=frame.gradient_tail_ns[at],
-                sent_tail_ns=frame.sent_tail_ns[at],
-                after_ns=frame.after_weight_ns[at] if frame.counted[at] else None,
+                head_ns=each.gradient_head_ns[at],
+                later_head_ns=each.gradient_head_ns[at] + costs.gradient_ns,
+                gradient_tail_ns=each.gradient_tail_ns[at],
+                sent_tail_ns=each.sent_tail_ns[at],
+                after_ns=each.after_weight_ns[at] if each.counted[at] else None,
             )
             yield rank, backward
 
 
-def _link_tasks(frames: Sequence[HeadsAndTails]) -> Iterator[tuple[Resource, Task]]:
-    for frame in frames:
-        microbatches, costs = frame.microbatches, frame.microbatches.costs
-        for at in frame.positions()[:-1]:
+def _link_tasks(frame: Frame) -> Iterator[tuple[Resource, Task]]:
+    for each in frame.classes:
+        microbatches, costs = each.microbatches, each.microbatches.costs
+        for at in each.positions()[:-1]:
             forward_hop, gradient_hop = microbatches.forward[at], microbatches.backward[at]
             if forward_hop.resource is not None:
-                head_ns = frame.forward_head_ns[at] + costs[at].forward_ns
-                tail_ns = forward_hop.latency_ns + costs[at + 1].forward_ns + frame.forward_tail_ns[at + 1]
+                head_ns = each.forward_head_ns[at] + costs[at].forward_ns
+                tail_ns = forward_hop.latency_ns + costs[at + 1].forward_ns + each.forward_tail_ns[at + 1]
                 yield forward_hop.resource, Task(head_ns, microbatches.count * forward_hop.occupancy_ns, tail_ns)
             if gradient_hop.resource is not None:
-                head_ns = frame.gradient_head_ns[at + 1] + costs[at + 1].gradient_ns
-                tail_ns = gradient_hop.latency_ns + costs[at].gradient_ns + frame.gradient_tail_ns[at]
+                head_ns = each.gradient_head_ns[at + 1] + costs[at + 1].gradient_ns
+                tail_ns = gradient_hop.latency_ns + costs[at].gradient_ns + each.gradient_tail_ns[at]
                 yield gradient_hop.resource, Task(head_ns, microbatches.count * gradient_hop.occupancy_ns, tail_ns)
 
 
-def _collective_tasks(problem: Problem, frames: Sequence[HeadsAndTails]) -> Iterator[tuple[Resource, Task]]:
+def _collective_tasks(frame: Frame) -> Iterator[tuple[Resource, Task]]:
     """All-gathers precede all forwards of their stage, reduce-scatters follow all its backwards. Only the makespan has them."""
+    problem = frame.problem
     parallel = problem.data_parallel
     if parallel is None or problem.objective is not Objective.MAKESPAN:
         return
     places_of_stage: dict[int, list[tuple[HeadsAndTails, int]]] = {}
-    for frame in frames:
-        for at in frame.positions():
-            places_of_stage.setdefault(frame.microbatches.path[at], []).append((frame, at))
+    for each in frame.classes:
+        for at in each.positions():
+            places_of_stage.setdefault(each.microbatches.path[at], []).append((each, at))
     for stage, places in places_of_stage.items():
         resource = Resource.of_collectives(parallel, problem.stages[stage].rank)
-        costs = [(frame.microbatches.count, frame.microbatches.costs[at]) for frame, at in places]
+        costs = [(each.microbatches.count, each.microbatches.costs[at]) for each, at in places]
         if parallel.all_gather_ns:
-            tail_ns = max(frame.microbatches.costs[at].forward_ns + frame.forward_tail_ns[at] for frame, at in places)
+            tail_ns = max(each.microbatches.costs[at].forward_ns + each.forward_tail_ns[at] for each, at in places)
             yield resource, Task(0, parallel.all_gather_ns[stage], tail_ns)
-        work_ns = min(frame.forward_head_ns[at] for frame, at in places)
+        work_ns = min(each.forward_head_ns[at] for each, at in places)
         work_ns += sum(count * (cost.forward_ns + cost.backward_ns) for count, cost in costs)
-        alone_ns = max(frame.gradient_head_ns[at] + frame.microbatches.costs[at].backward_ns for frame, at in places)
+        alone_ns = max(each.gradient_head_ns[at] + each.microbatches.costs[at].backward_ns for each, at in places)
         yield resource, Task(max(work_ns, alone_ns), parallel.reduce_scatter_ns[stage], 0)
-
-
-def _wave_tasks(problem: Problem, frames: Sequence[HeadsAndTails], until: Until) -> Iterator[tuple[Resource, Task | Backward]]:
-    by_path: Mapping[tuple[int, ...], list[HeadsAndTails]] = {frame.microbatches.path: [] for frame in frames}
-    for frame in frames:
-        by_path[frame.microbatches.path].append(frame)
-    for of_path in by_path.values():
-        yield from wave_tasks(problem, of_path, until)

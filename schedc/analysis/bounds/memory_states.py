@@ -1,15 +1,15 @@
 """What one microbatch has done for a machine, and what it holds of a rank's memory, at each step of its way there and back.
 
-Takes the frames of one path; gives the steps of the way that matter, the statuses between them as pairs of bytes held and work
-done, and the most value that some microbatches' statuses can have together within a memory limit.
+Takes a frame in which all take one path; gives the steps of the way that matter, the statuses between them as pairs of bytes held
+and work done, and the most value that some microbatches' statuses can have together within a memory limit.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd
+from operator import add, mul
 from typing import TYPE_CHECKING
 
 from schedc.ir.resource import Resource
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from schedc.analysis.bounds.heads_and_tails import HeadsAndTails
-    from schedc.ir.problem import Problem
+    from schedc.analysis.bounds.heads_and_tails import Frame
 
 Status = tuple[int, int]
 """Bytes held and nanoseconds of work done, of one microbatch."""
@@ -65,129 +64,71 @@ class WayStep:
         return replace(self, work_ns=self.work_ns + self.rest_ns, rest_ns=0, tail_ns=self.sent_tail_ns)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundTrip:
-    """The least times along a path there and back, and where on it each machine is used; so that a trip need not walk all of it."""
-
-    forward_begin_ns: tuple[int, ...]
-    """Per position, from the start of the way. Durations are the least of any microbatch."""
-    gradient_begin_ns: tuple[int, ...]
-    positions_on: dict[Resource, list[int]]
-    """Per rank, the positions of its stages."""
-    hops_on: dict[Resource, list[tuple[int, bool]]]
-    """Per link or trunk, the hops that use it: their position, and whether they lead forwards."""
-    stages_on: Counter[int]
-    """Per rank, how many stages it has, on this path or another."""
-
-
-def way_of(problem: Problem, frames: Sequence[HeadsAndTails]) -> RoundTrip:
-    """The way of the microbatches of one path; `frames` are those of one observer, all classes of microbatches."""
-    microbatches, positions = frames[0].microbatches, frames[0].positions()
-    now_ns = 0
-    forward, gradient = [0] * len(microbatches.path), [0] * len(microbatches.path)
-    positions_on: dict[Resource, list[int]] = {}
-    hops_on: dict[Resource, list[tuple[int, bool]]] = {}
-    for at in positions:
-        forward[at] = now_ns
-        now_ns += min(frame.microbatches.costs[at].forward_ns for frame in frames)
-        positions_on.setdefault(Resource.of_rank(problem.stages[microbatches.path[at]].rank), []).append(at)
-        if at < len(microbatches.path) - 1:
-            now_ns += microbatches.forward[at].total_ns
-            for hop, forwards in ((microbatches.forward[at], True), (microbatches.backward[at], False)):
-                if hop.resource is not None:
-                    hops_on.setdefault(hop.resource, []).append((at, forwards))
-    for at in reversed(positions):
-        if at < len(microbatches.path) - 1:
-            now_ns += microbatches.backward[at].total_ns
-        gradient[at] = now_ns
-        now_ns += min(frame.microbatches.costs[at].gradient_ns for frame in frames)
-    return RoundTrip(
-        forward_begin_ns=tuple(forward),
-        gradient_begin_ns=tuple(gradient),
-        positions_on=positions_on,
-        hops_on=hops_on,
-        stages_on=Counter(stage.rank for stage in problem.stages),
-    )
-
-
-def trip_of(problem: Problem, frames: Sequence[HeadsAndTails], way: RoundTrip, machine: Resource, rank: int) -> list[WayStep]:
+def trip_of(frame: Frame, machine: Resource, rank: int) -> list[WayStep]:
     """The steps that use the machine or the rank's memory, in order; empty if none uses the machine.
 
     Args:
-        problem: whose microbatches all take one path.
-        frames: of one observer, all classes of microbatches.
-        way: of these frames.
+        frame: in which all microbatches take one path.
         machine: a rank, a link or a trunk.
         rank: whose memory counts.
     """
-    size = len(frames[0].microbatches.path)
-    after_ns = min((frame.after_weight_ns[at] for frame in frames for at in way.positions_on.get(machine, ())), default=0)
+    way, size = frame.way, len(frame.classes[0].microbatches.path)
+    after_ns = min((each.after_weight_ns[at] for each in frame.classes for at in way.positions_on.get(machine, ())), default=0)
     blocks = {at for each in (machine, Resource.of_rank(rank)) for at in way.positions_on.get(each, ())}
     hops = way.hops_on.get(machine, ())
     # In the order of the way: the forward at 2 × its position, the hop behind it one later, the way back from 4 × the size down.
-    steps = {2 * at: _block_step(problem, frames, way, at, True, machine, rank, after_ns) for at in blocks}
-    steps |= {4 * size - 2 * at: _block_step(problem, frames, way, at, False, machine, rank, after_ns) for at in blocks}
-    steps |= {(2 * at + 1 if forwards else 4 * size - 2 * at - 1): _hop_step(frames, way, at, forwards) for at, forwards in hops}
+    steps = {2 * at: _block_step(frame, at, True, machine, rank, after_ns) for at in blocks}
+    steps |= {4 * size - 2 * at: _block_step(frame, at, False, machine, rank, after_ns) for at in blocks}
+    steps |= {(2 * at + 1 if forwards else 4 * size - 2 * at - 1): _hop_step(frame, at, forwards) for at, forwards in hops}
     trip = [steps[place] for place in sorted(steps)]
     return trip if any(step.all_ns for step in trip) else []
 
 
-def _block_step(
-    problem: Problem,
-    frames: Sequence[HeadsAndTails],
-    way: RoundTrip,
-    at: int,
-    forward: bool,
-    machine: Resource,
-    rank: int,
-    after_ns: int,
-) -> WayStep:
-    stage = problem.stages[frames[0].microbatches.path[at]]
-    costs = [frame.microbatches.costs[at] for frame in frames]
+def _block_step(frame: Frame, at: int, forward: bool, machine: Resource, rank: int, after_ns: int) -> WayStep:
+    problem, classes = frame.problem, frame.classes
+    stage = problem.stages[classes[0].microbatches.path[at]]
+    costs = [each.microbatches.costs[at] for each in classes]
     durations = [cost.forward_ns if forward else cost.gradient_ns for cost in costs]
     rests = [0 if forward else cost.backward_ns - cost.gradient_ns for cost in costs]
-    begin_ns = (way.forward_begin_ns if forward else way.gradient_begin_ns)[at]
-    works, holds = Resource.of_rank(stage.rank) == machine, stage.rank == rank
+    begin_ns = (frame.way.forward_begin_ns if forward else frame.way.gradient_begin_ns)[at]
+    works, returns, holds = Resource.of_rank(stage.rank) == machine, not forward, stage.rank == rank
     kept_bytes = stage.activation_after_input_bytes if problem.split_backward and holds else 0
-    all_ns = sum(
-        frame.microbatches.count * (duration_ns + rest_ns)
-        for frame, duration_ns, rest_ns in zip(frames, durations, rests, strict=True)
-    )
+    all_ns = sum(map(mul, [each.microbatches.count for each in classes], map(add, durations, rests)))
     return WayStep(
         begin_ns=begin_ns,
         end_ns=begin_ns + min(durations),
-        head_ns=min((frame.forward_head_ns if forward else frame.gradient_head_ns)[at] for frame in frames),
-        tail_ns=min((frame.forward_tail_ns if forward else frame.gradient_tail_ns)[at] for frame in frames),
-        sent_tail_ns=min(frame.sent_tail_ns[at] for frame in frames) if works and not forward else 0,
-        split_price=min(cost.split_price for cost in costs) if works and not forward else None,
+        head_ns=min((each.forward_head_ns if forward else each.gradient_head_ns)[at] for each in classes),
+        tail_ns=min((each.forward_tail_ns if forward else each.gradient_tail_ns)[at] for each in classes),
+        sent_tail_ns=min(each.sent_tail_ns[at] for each in classes) if works and returns else 0,
+        split_price=min(cost.split_price for cost in costs) if works and returns else None,
         work_ns=max(durations) if works else 0,
         rest_ns=max(rests) if works else 0,
         all_ns=all_ns if works else 0,
         after_ns=after_ns,
         acquired_bytes=stage.activation_bytes if forward and holds else 0,
-        released_bytes=stage.activation_bytes - kept_bytes if holds and not forward else 0,
-        released_by_rest_bytes=0 if forward else kept_bytes,
+        released_bytes=stage.activation_bytes - kept_bytes if returns and holds else 0,
+        released_by_rest_bytes=kept_bytes if returns else 0,
     )
 
 
-def _hop_step(frames: Sequence[HeadsAndTails], way: RoundTrip, at: int, forward: bool) -> WayStep:
-    microbatches = frames[0].microbatches
-    hop = microbatches.forward[at] if forward else microbatches.backward[at]
+def _hop_step(frame: Frame, at: int, forward: bool) -> WayStep:
+    first, classes = frame.classes[0].microbatches, frame.classes
+    hop = first.forward[at] if forward else first.backward[at]
     if forward:
-        begin_ns = way.forward_begin_ns[at + 1] - hop.total_ns
-        head_ns = min(frame.forward_head_ns[at] + frame.microbatches.costs[at].forward_ns for frame in frames)
-        tail_ns = min(frame.microbatches.costs[at + 1].forward_ns + frame.forward_tail_ns[at + 1] for frame in frames)
+        begin_ns = frame.way.forward_begin_ns[at + 1] - hop.total_ns
+        head_ns = min(each.forward_head_ns[at] + each.microbatches.costs[at].forward_ns for each in classes)
+        tail_ns = min(each.microbatches.costs[at + 1].forward_ns + each.forward_tail_ns[at + 1] for each in classes)
     else:
-        begin_ns = way.gradient_begin_ns[at] - hop.total_ns
-        head_ns = min(frame.gradient_head_ns[at + 1] + frame.microbatches.costs[at + 1].gradient_ns for frame in frames)
-        tail_ns = min(frame.microbatches.costs[at].gradient_ns + frame.gradient_tail_ns[at] for frame in frames)
+        begin_ns = frame.way.gradient_begin_ns[at] - hop.total_ns
+        head_ns = min(each.gradient_head_ns[at + 1] + each.microbatches.costs[at + 1].gradient_ns for each in classes)
+        tail_ns = min(each.microbatches.costs[at].gradient_ns + each.gradient_tail_ns[at] for each in classes)
     return WayStep(
         begin_ns=begin_ns,
         end_ns=begin_ns + hop.occupancy_ns,
         head_ns=head_ns,
         tail_ns=hop.latency_ns + tail_ns,
         work_ns=hop.occupancy_ns,
-        all_ns=sum(frame.microbatches.count for frame in frames) * hop.occupancy_ns,
+        all_ns=frame.microbatches * hop.occupancy_ns,
     )
 
 

@@ -1,17 +1,20 @@
 """What a memory limit costs in time: an activation stays on its rank for a round trip, and a limited number fits.
 
-Takes the frames of a problem; gives the least time that the limits of the ranks leave, and the least limits with which any
-schedule exists.
+Takes a frame of a problem; gives the least time that the limits of the ranks leave, and the least limits with which any
+schedule exists. A problem whose stages recompute becomes one in which none does and no schedule is lost, so that every bound on it
+holds: memory is taken by F alone there; all else is the same.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.analysis.bounds.heads_and_tails import HeadsAndTails
+    from schedc.analysis.bounds.heads_and_tails import Frame, HeadsAndTails
     from schedc.ir.problem import Problem
 
 
@@ -55,7 +58,31 @@ def rank_without_room(problem: Problem) -> tuple[int, int, int] | None:
     return None
 
 
-def residency_bound_of_rank(problem: Problem, frames: Sequence[HeadsAndTails], rank: int) -> int:
+def without_recomputed_bytes(problem: Problem) -> Problem:
+    """The problem in which a stage that recomputes holds its input until its backward ends, and nothing after it.
+
+    A rank all of whose stages recompute has less memory, by what the least of its recomputations takes.
+
+    Proof: a schedule of the problem, with all its times, is one of this. What a rank holds there at a time is no more than here: of
+    a stage that recomputes the input alone, of others the same. Let all stages of the rank recompute, and look at any time. If no
+    input is held, nothing is, there. Else a backward runs, or one will: until the next one starts, F are all that changes
+    what is held of inputs, and they only add. When that one starts, the inputs then held and what it takes fit the limit here; so
+    the inputs held before fit the limit there, less by the least that any backward of the rank takes. While it runs, it holds that.
+    """
+    if not any(stage.recomputed_bytes for stage in problem.stages):
+        return problem
+    stages = tuple(
+        replace(stage, recomputed_bytes=0, activation_after_input_bytes=0) if stage.recomputed_bytes else stage
+        for stage in problem.stages
+    )
+    limits = list(problem.memory_limit_bytes)
+    for rank, limit_bytes in enumerate(limits):
+        least = min((stage.recomputed_bytes for stage in problem.stages if stage.rank == rank), default=0)
+        limits[rank] = None if limit_bytes is None else max(0, limit_bytes - least)
+    return replace(problem, stages=stages, memory_limit_bytes=tuple(limits))
+
+
+def residency_bound_of_rank(frame: Frame, rank: int) -> int:
     """The least span of the frame that the rank's memory limit leaves; 0 where it has none. The largest of three arguments.
 
     All stays of a set of stages lie between the least head of its F and what must follow after the last of them. In that time:
@@ -67,8 +94,9 @@ def residency_bound_of_rank(problem: Problem, frames: Sequence[HeadsAndTails], r
       overlap can be put into c slots, each of which holds one at a time, so that time is no shorter than the fullest slot.
       And with remainders of at least k bytes, when an F starts there are no more than (limit - a) // k others whose W is not done.
     """
+    problem = frame.problem
     limit = problem.memory_limit_bytes[rank]
-    stays = [stay for frame in frames for stay in _stays(problem, frame, rank)]
+    stays = [stay for each in frame.classes for stay in _stays(problem, each, rank)]
     if limit is None or limit == 0 or not stays:
         return 0
     stages = sorted({stay.stage for stay in stays})
@@ -77,11 +105,11 @@ def residency_bound_of_rank(problem: Problem, frames: Sequence[HeadsAndTails], r
     for some in sets:
         head_ns = min(stay.head_ns for stay in some)
         byte_ns = sum(stay.microbatches * stay.byte_ns for stay in some)
-        best_ns = max(best_ns, head_ns + _ceil(byte_ns, limit) + min(stay.after_release_ns for stay in some))
+        best_ns = max(best_ns, head_ns + -(-byte_ns // limit) + min(stay.after_release_ns for stay in some))
 
         after_ns = min(stay.after_gradient_ns for stay in some)
         byte_ns = sum(stay.microbatches * stay.until_gradient_ns * problem.stages[stay.stage].activation_bytes for stay in some)
-        best_ns = max(best_ns, head_ns + _ceil(byte_ns, limit) + after_ns)
+        best_ns = max(best_ns, head_ns + -(-byte_ns // limit) + after_ns)
 
         activation = min(problem.stages[stay.stage].activation_bytes for stay in some)
         remainder = min(problem.stages[stay.stage].activation_after_input_bytes for stay in some)
@@ -102,9 +130,7 @@ def load_of_slots(lengths: Sequence[tuple[int, int]], slots: int) -> int:
     Of the k × slots + 1 longest intervals, some slot holds k + 1, no shorter together than the shortest k + 1 of them.
     """
     ordered = [length for length, count in sorted(lengths, reverse=True) for _ in range(count)]
-    sums = [0]
-    for length in ordered:
-        sums.append(sums[-1] + length)
+    sums = list(accumulate(ordered, initial=0))
     return max(sums[last + 1] - sums[last - last // slots] for last in range(0, len(ordered), slots))
 
 
@@ -144,7 +170,3 @@ def _stays(problem: Problem, frame: HeadsAndTails, rank: int) -> list[_Stay]:
             )
         )
     return found
-
-
-def _ceil(dividend: int, divisor: int) -> int:
-    return -(-dividend // divisor)

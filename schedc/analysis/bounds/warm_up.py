@@ -12,13 +12,12 @@ starts, so the n-th cannot start before the (n − c')-th W has ended. Durations
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from operator import lt
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from operator import add, lt, sub
+from typing import TYPE_CHECKING, NamedTuple
 
 from schedc.analysis.bounds.clock import Until, check
-from schedc.analysis.bounds.mixtures import Backward
-from schedc.analysis.bounds.one_machine import Task
+from schedc.analysis.bounds.one_machine import Backward, Task
 from schedc.ir.resource import Resource
 
 if TYPE_CHECKING:
@@ -52,8 +51,7 @@ class _Line:
     after_ns: list[int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Waves:
+class _Waves(NamedTuple):
     """Per stage of a line and place in line: times from one end of the frame. Heads count from its start, tails from its end."""
 
     forward_start_ns: list[list[int]]
@@ -66,7 +64,7 @@ class _Waves:
     """Heads: least end of the gradient part. Tails: least time after the start of F."""
 
 
-def wave_tasks(problem: Problem, frames: Sequence[HeadsAndTails], until: Until) -> Iterator[tuple[Resource, Task | Backward]]:
+def wave_tasks(problem: Problem, alike: Sequence[HeadsAndTails], until: Until) -> Iterator[tuple[Resource, Task | Backward]]:
     """The tasks of every rank, link and trunk, for all microbatches of one path.
 
     Tasks of one kind and stage pair the j-th head with the tail of the j-th place, though the j-th to start need not be the
@@ -76,12 +74,18 @@ def wave_tasks(problem: Problem, frames: Sequence[HeadsAndTails], until: Until) 
     Raises:
         TimeUp: the time is up.
     """
-    line = _line(problem, frames)
-    first = frames[0]
-    heads = _waves(line, line.before_ns, line.forward_ns, line.gradient_ns, line.forward_hops, line.gradient_hops, until)
+    line, first = _line(problem, alike), alike[0]
+    heads = _waves(line, until)
     # Backwards in time the line is another one: gradient parts come first, and transfers arrive before they leave.
-    mirrored_after = [rest + after for rest, after in zip(line.rest_ns, line.after_ns, strict=True)]
-    tails = _waves(line, mirrored_after, line.gradient_ns, line.forward_ns, line.gradient_hops, line.forward_hops, until)
+    mirrored = replace(
+        line,
+        forward_ns=line.gradient_ns,
+        gradient_ns=line.forward_ns,
+        forward_hops=line.gradient_hops,
+        gradient_hops=line.forward_hops,
+        before_ns=list(map(add, line.rest_ns, line.after_ns)),
+    )
+    tails = _waves(mirrored, until)
     # Where fusing gains nothing, nobody looks at what follows a sent gradient.
     sent_tails_ns = _sent_tails(line, tails) if any(map(lt, line.fused_ns, line.split_ns)) else tails.forward_start_ns
     count = line.microbatches
@@ -123,13 +127,13 @@ def wave_tasks(problem: Problem, frames: Sequence[HeadsAndTails], until: Until) 
                 yield gradient_hop.resource, Task(heads.gradient_end_ns[at + 1][j], gradient_hop.occupancy_ns, tail_ns)
 
 
-def _line(problem: Problem, frames: Sequence[HeadsAndTails]) -> _Line:
-    first = frames[0]
-    positions = first.positions()
-    classes = [frame.microbatches for frame in frames]
-    microbatches = sum(alike.count for alike in classes)
-    gradient_ns = [min(alike.costs[at].gradient_ns for alike in classes) for at in positions]
-    backward_ns = [min(alike.costs[at].backward_ns for alike in classes) for at in positions]
+def _line(problem: Problem, alike: Sequence[HeadsAndTails]) -> _Line:
+    first, positions = alike[0], alike[0].positions()
+    costs = [[each.microbatches.costs[at] for each in alike] for at in positions]
+    microbatches = sum(each.microbatches.count for each in alike)
+    gradient_ns = [min(cost.gradient_ns for cost in here) for here in costs]
+    backward_ns = [min(cost.backward_ns for cost in here) for here in costs]
+    counted = [first.counted[at] for at in positions]
     slots, slots_until_weight = [], []
     for at in positions:
         stage = problem.stages[first.microbatches.path[at]]
@@ -138,13 +142,11 @@ def _line(problem: Problem, frames: Sequence[HeadsAndTails]) -> _Line:
         slots_until_weight.append(microbatches if limit is None or after == 0 else max(1, 1 + (limit - whole) // after))
     return _Line(
         microbatches=microbatches,
-        forward_ns=[min(alike.costs[at].forward_ns for alike in classes) for at in positions],
+        forward_ns=[min(cost.forward_ns for cost in here) for here in costs],
         gradient_ns=gradient_ns,
-        fused_ns=[min(alike.costs[at].fused_ns for alike in classes) for at in positions],
-        split_ns=[min(alike.costs[at].total_split_ns for alike in classes) for at in positions],
-        rest_ns=[
-            whole - part if first.counted[at] else 0 for at, whole, part in zip(positions, backward_ns, gradient_ns, strict=True)
-        ],
+        fused_ns=[min(cost.fused_ns for cost in here) for here in costs],
+        split_ns=[min(cost.total_split_ns for cost in here) for here in costs],
+        rest_ns=[rest if counts else 0 for rest, counts in zip(map(sub, backward_ns, gradient_ns), counted, strict=True)],
         forward_hops=[(hop.occupancy_ns, hop.latency_ns) for hop in first.microbatches.forward[first.begin :]],
         gradient_hops=[(hop.occupancy_ns, hop.latency_ns) for hop in first.microbatches.backward[first.begin :]],
         slots=slots,
@@ -154,31 +156,28 @@ def _line(problem: Problem, frames: Sequence[HeadsAndTails]) -> _Line:
     )
 
 
-def _waves(
-    line: _Line,
-    gate_ns: Sequence[int],
-    onward_ns: Sequence[int],
-    returning_ns: Sequence[int],
-    forward_hops: Sequence[tuple[int, int]],
-    gradient_hops: Sequence[tuple[int, int]],
-    until: Until,
-) -> _Waves:
-    """Let the microbatches in one after another: along the line (`onward_ns` at each stage, `forward_hops` between them), and back.
+def _waves(line: _Line, until: Until) -> _Waves:
+    """Let the microbatches in one after another: along the line (F at each stage, `forward_hops` between them), and back.
 
     Each end is the later of: its own start, and the end before it, plus its duration (a rank runs one at a time, and the argument
     holds for interrupted blocks: those that ended j-th or earlier, but started k-th or later, ran after the k-th start); and the
     first start plus all that its stage must have done by then. Transfers of one hop leave one after another.
     """
-    size = len(onward_ns)
-    times: list[list[list[int]]] = [[[] for _ in range(size)] for _ in range(4)]
-    forward_start_ns, forward_end_ns, gradient_start_ns, gradient_end_ns = times
+    size, onward_ns, returning_ns = len(line.forward_ns), line.forward_ns, line.gradient_ns
+    waves = _Waves(
+        forward_start_ns=[[] for _ in range(size)],
+        forward_end_ns=[[] for _ in range(size)],
+        gradient_start_ns=[[] for _ in range(size)],
+        gradient_end_ns=[[] for _ in range(size)],
+    )
+    forward_start_ns, forward_end_ns, gradient_start_ns, gradient_end_ns = waves
     sent_onward_ns, sent_back_ns = [0] * size, [0] * size
     for j in range(line.microbatches):
         check(until)
         for at in range(size):
-            start_ns = gate_ns[at]
+            start_ns = line.before_ns[at]
             if at > 0:
-                occupancy_ns, latency_ns = forward_hops[at - 1]
+                occupancy_ns, latency_ns = line.forward_hops[at - 1]
                 sent_onward_ns[at] = max(sent_onward_ns[at], forward_end_ns[at - 1][j]) + occupancy_ns
                 start_ns = max(start_ns, sent_onward_ns[at] + latency_ns)
             done = j + 1 - line.slots[at]  # this many must have come back before the (j+1)-th may enter
@@ -196,7 +195,7 @@ def _waves(
         for at in reversed(range(size)):
             start_ns = forward_end_ns[at][j]
             if at < size - 1:
-                occupancy_ns, latency_ns = gradient_hops[at]
+                occupancy_ns, latency_ns = line.gradient_hops[at]
                 sent_back_ns[at] = max(sent_back_ns[at], gradient_end_ns[at + 1][j]) + occupancy_ns
                 start_ns = max(start_ns, sent_back_ns[at] + latency_ns)
             if j > 0:
@@ -204,12 +203,7 @@ def _waves(
             gradient_start_ns[at].append(start_ns)
             end_ns = max(start_ns, gradient_end_ns[at][j - 1] if j > 0 else 0) + returning_ns[at]
             gradient_end_ns[at].append(max(end_ns, forward_start_ns[at][0] + (j + 1) * (onward_ns[at] + returning_ns[at])))
-    return _Waves(
-        forward_start_ns=forward_start_ns,
-        forward_end_ns=forward_end_ns,
-        gradient_start_ns=gradient_start_ns,
-        gradient_end_ns=gradient_end_ns,
-    )
+    return waves
 
 
 def _sent_tails(line: _Line, tails: _Waves) -> list[list[int]]:

@@ -11,8 +11,8 @@ from schedc.analysis.attribution.idle import Idle, IdleCause, idle_of
 from schedc.analysis.attribution.slack import slacks_of
 from schedc.analysis.attribution.tolerance import Tolerance, lengthened_ns
 from schedc.analysis.attribution.waits import Waits, waits_of
-from schedc.analysis.bounds.own_layout import OwnLayout, own_layout
 from schedc.analysis.simulation.memory import peak_bytes
+from schedc.compile.plans import OwnLayout, own_layout
 
 if TYPE_CHECKING:
     from schedc.analysis.comparison.compare import Comparison

@@ -11,7 +11,7 @@ from schedc.units import format_bytes, format_duration_ns
 from schedc.view.report.html import Markup, element, text
 
 if TYPE_CHECKING:
-    from schedc.analysis.bounds.own_layout import OwnLayout
+    from schedc.compile.plans import OwnLayout
     from schedc.view.report.figures import Figures
 
 CAUSE_WORDS = {

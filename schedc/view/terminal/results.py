@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from schedc.analysis.bounds.own_layout import OwnLayout, own_layout
 from schedc.analysis.simulation.memory import peak_bytes
+from schedc.compile.plans import OwnLayout, own_layout
 from schedc.io.location import one_line
 from schedc.io.outputs import is_standard
 from schedc.ir.plan import Certificate, Plan, Scope

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from itertools import product
 from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedc.analysis.bounds.layouts.pieces import pieces_of
-from schedc.analysis.bounds.layouts.rank_kinds import rank_kinds
-from schedc.analysis.bounds.layouts.waiting import idle_ns, most_work_in_gaps_ns, stays_ns
+from schedc.analysis.bounds.layouts.pieces import idle_ns, most_work_in_gaps_ns, pieces_of, rank_kinds, stays_ns
 from schedc.ir.problem import Objective
 from schedc.ir.workload import Device
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from schedc.analysis.bounds.layouts.pieces import Matrix, Pieces
     from schedc.ir.layout import OpenLayout
     from schedc.ir.problem import Link
-    from schedc.ir.workload import Layer, Workload
+    from schedc.ir.workload import Workload
 
     Vector = NDArray[np.float64]
 
@@ -55,7 +54,7 @@ class _Times:
 
     pieces: Pieces
     most_work_ns: list[Matrix]
-    """Per gap (`waiting`)."""
+    """Per gap (`most_work_in_gaps_ns`)."""
     arrival_ns: Vector
     """By first layer: before its forward can start."""
     return_ns: Vector
@@ -78,7 +77,7 @@ def one_stage_bound(workload: Workload, open_layout: OpenLayout) -> int | None:
     behind that have the layers before it, K likewise the least time that must follow its last gradient part, and A the least time
     that a microbatch is away, over all ways for the other ranks to have the layers after it. In this layout they are no less. So
     the rank of the stage obeys every argument of a single resource with these heads and tails (`one_machine`: the least head, the
-    work of a set of its blocks, the least tail), and what memory makes it wait (`waiting`). The links to the stage before it
+    work of a set of its blocks, the least tail), and what memory makes it wait (`stays_ns`). The links to the stage before it
     likewise serve one message of each microbatch, after its head and before its tail. The objective is no less than the largest of
     all these over the stages of the layout, and the dynamic program gives the least such largest value over all sequences of nodes
     and cuts, this layout's among them. The stage span is that of some rank. Of the first stage's, from its first forward to its
@@ -160,9 +159,9 @@ def _times(kinds: _Kinds, levels: list[list[_Node]], may_be: dict[_Node, NDArray
             if stage == 0:
                 arrival_ns[0] = return_ns[0] = 0
             for before in kinds.before(node, times):
-                known = times[before]
-                arrival_ns = np.minimum(arrival_ns, known.forward_end_ns + kinds.hop_ns(before.kind, node.kind))
-                return_ns = np.minimum(return_ns, known.gradient_return_ns + kinds.hop_back_ns(before.kind, node.kind))
+                hop_ns, back_ns, _ = kinds.hops_ns(before.kind, node.kind)
+                arrival_ns = np.minimum(arrival_ns, times[before].forward_end_ns + hop_ns)
+                return_ns = np.minimum(return_ns, times[before].gradient_return_ns + back_ns)
             gradient_ns = np.where(np.isinf(pieces.forward_ns), np.inf, pieces.gradient_ns)
             here = _Times(pieces=pieces, most_work_ns=most_work_ns, arrival_ns=arrival_ns, return_ns=return_ns)
             here.forward_end_ns = (arrival_ns[:, None] + pieces.forward_ns).min(axis=0)
@@ -175,8 +174,8 @@ def _times(kinds: _Kinds, levels: list[list[_Node]], may_be: dict[_Node, NDArray
             if stage == len(levels) - 1:
                 here.away_ns[count] = 0
             for after in kinds.after(node, times):
-                hops_ns = kinds.hop_ns(node.kind, after.kind) + kinds.hop_back_ns(node.kind, after.kind)
-                here.away_ns = np.minimum(here.away_ns, times[after].trip_ns + hops_ns)
+                hop_ns, back_ns, _ = kinds.hops_ns(node.kind, after.kind)
+                here.away_ns = np.minimum(here.away_ns, times[after].trip_ns + hop_ns + back_ns)
             here.trip_ns = (here.pieces.forward_ns + here.pieces.gradient_ns + here.away_ns).min(axis=1)
     return times
 
@@ -234,7 +233,7 @@ class _Kinds:
                 self._ranks = (tuple(range(workload.ranks)),)
         self._devices = [_best_device([workload.devices[rank] for rank in kind]) for kind in self._ranks]
         self._pieces: dict[tuple[Device, bool, int, bool], tuple[Pieces, list[Matrix]]] = {}
-        self._hops: dict[tuple[int, int, bool, bool], Vector] = {}
+        self._hops: dict[tuple[int, int], tuple[Vector, Vector, Vector]] = {}
 
     def levels(self) -> list[list[_Node]]:
         """Per stage, its nodes."""
@@ -273,47 +272,34 @@ class _Kinds:
             self._pieces[key] = pieces, most_work_in_gaps_ns(pieces, workload.microbatches)
         return self._pieces[key]
 
-    def hop_ns(self, source: int, destination: int) -> Vector:
-        """Per layer that the later stage begins with, the least time of the message to it."""
-        return self._hop(source, destination, back=False, occupancy_alone=False)
+    def hops_ns(self, source: int, destination: int) -> tuple[Vector, Vector, Vector]:
+        """Per layer that the later stage begins with, the least times of three things, over all ranks of these kinds.
 
-    def hop_back_ns(self, source: int, destination: int) -> Vector:
-        """Per layer that the later stage begins with, the least time of the gradient that it sends back to `source`."""
-        return self._hop(source, destination, back=True, occupancy_alone=False)
+        Of the message to it; of the gradient that it sends back to `source`; and of what these two occupy of their links, whichever
+        is more.
+        """
+        if (source, destination) not in self._hops:
+            layers, network = self.workload.layers, self.workload.network
+            distinct: set[tuple[Link, Link]] = set()
+            for a, b in product(self._ranks[source], self._ranks[destination]):
+                there, again = (network.link(a, b), network.link(b, a)) if a != b else (None, None)
+                if there is not None and again is not None:
+                    distinct.add((replace(there, source=0, destination=1), replace(again, source=1, destination=0)))
+            best = np.full((4, len(layers) + 1), np.inf)
+            for there, again in distinct:
+                on = np.array([there.occupancy_ns(layer.message_bytes) for layer in layers[:-1]])
+                back = np.array([again.occupancy_ns(layer.gradient_message_bytes) for layer in layers[:-1]])
+                of_pair = [on + there.latency_ns, back + again.latency_ns, on, back]
+                best[:, 1:-1] = np.minimum(best[:, 1:-1], of_pair)
+            self._hops[source, destination] = best[0], best[1], np.maximum(best[2], best[3])
+        return self._hops[source, destination]
 
     def crossing_ns(self, times: dict[_Node, _Times], before: _Node, node: _Node) -> Vector:
         """Per layer that the later stage begins with, the least objective by the links between the two stages."""
-        source, destination, others = before.kind, node.kind, self.workload.microbatches - 1
-        hop_ns, back_ns = self.hop_ns(source, destination), self.hop_back_ns(source, destination)
+        hop_ns, back_ns, busiest_ns = self.hops_ns(before.kind, node.kind)
         path_ns = times[before].forward_end_ns + hop_ns + times[node].trip_ns + back_ns + times[before].gradient_return_ns
-        busiest_ns: Vector = np.maximum(
-            self._hop(source, destination, back=False, occupancy_alone=True),
-            self._hop(source, destination, back=True, occupancy_alone=True),
-        )
+        others = self.workload.microbatches - 1
         return path_ns + others * busiest_ns if others else path_ns
-
-    def _hop(self, source: int, destination: int, *, back: bool, occupancy_alone: bool) -> Vector:
-        key = (source, destination, back, occupancy_alone)
-        if key not in self._hops:
-            layers, network = self.workload.layers, self.workload.network
-            best = np.full(len(layers) + 1, np.inf)
-            distinct: set[tuple[Link, Link]] = set()
-            for a in self._ranks[source]:
-                for b in self._ranks[destination]:
-                    forth, return_link = network.link(a, b) if a != b else None, network.link(b, a) if a != b else None
-                    if forth is not None and return_link is not None:
-                        distinct.add((replace(forth, source=0, destination=1), replace(return_link, source=1, destination=0)))
-            for forth, return_link in distinct:
-                link = return_link if back else forth
-                best[1:-1] = np.minimum(best[1:-1], [_message_ns(link, layer, back, occupancy_alone) for layer in layers[:-1]])
-            self._hops[key] = best
-        return self._hops[key]
-
-
-def _message_ns(link: Link, layer: Layer, back: bool, occupancy_alone: bool) -> int:
-    """A message of a stage that ends with the layer, or the gradient that comes back for it."""
-    occupancy_ns = link.occupancy_ns(layer.gradient_message_bytes if back else layer.message_bytes)
-    return occupancy_ns if occupancy_alone else occupancy_ns + link.latency_ns
 
 
 def _best_device(devices: Sequence[Device]) -> Device:

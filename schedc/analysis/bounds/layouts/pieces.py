@@ -1,13 +1,16 @@
-"""What any layers in a row cost as a stage: matrices [first, last] of layers [first, last), infinite where they can be none.
+"""What bounds over layouts are made of: any layers in a row as a stage, and which ranks are interchangeable.
 
-Takes a workload, a device and what is known of the stage. Durations are floats that are whole numbers below 2^53, so exact. On a
-device of another speed a half nanosecond is rounded down: with blocks no longer, and links that serve messages in any order, every
-schedule stays one, so that bounds hold.
+Takes a workload, a device and what is known of the stage; gives what the layers cost, as matrices [first, last] of layers
+[first, last), infinite where they can be none. Durations are floats that are whole numbers below 2^53, so exact. On a device of
+another speed a half nanosecond is rounded down: with blocks no longer, and links that serve messages in any order, every schedule
+stays one, so that bounds hold. And what memory makes a rank with one such stage wait, for all of them at once: the arguments are
+those of `residency_bound_of_rank` (slots) and of `idle_gap_bound_of_rank`, which have the proofs; here they take heads, tails and
+absences from all layouts.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -22,8 +25,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from schedc.ir.layout import OpenLayout
+    from schedc.ir.problem import Link
 
     Matrix = NDArray[np.float64]
+
+MOST_CELLS = 2**26
+"""Above this many gaps × activations × pieces, idle gaps are not counted; what an activation's stay takes is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,3 +178,105 @@ def _room(workload: Workload, device: Device, stage: int, counted_bytes: Matrix,
     if device.in_flight is not None:
         return device.in_flight * counted_bytes
     return (np.inf if device.limit_bytes is None else float(device.limit_bytes)) - kept_free_bytes
+
+
+def most_work_in_gaps_ns(pieces: Pieces, microbatches: int) -> list[Matrix]:
+    """Per gap j, from the j-th end of a forward to the j-th start of a backward, the most work in it.
+
+    Empty where memory limits nothing, or it is too much to compute. Proof: at `idle_gap_bound_of_rank`. Of the first j
+    microbatches x − 1 others may run their gradient parts in the gap, y − 1 their rests, where x ≤ y ≤ j and x of what a gradient
+    part releases and y of the rest have room at once.
+    """
+    slots = _slots(pieces, microbatches)
+    possible = np.isfinite(pieces.forward_ns)
+    most_slots = int(slots[possible].max(initial=0))
+    limited = np.isfinite(pieces.room_bytes)
+    if not (possible & limited).any() or most_slots * microbatches * slots.size > MOST_CELLS:
+        return []
+    room = np.where(limited, pieces.room_bytes, 0)
+    pairs: list[tuple[int, Matrix]] = []
+    for x in range(1, most_slots + 1):
+        left = room - x * pieces.by_gradient_bytes
+        y = np.floor_divide(left, pieces.by_rest_bytes, out=np.full(slots.shape, np.inf), where=pieces.by_rest_bytes > 0)
+        y = np.where(limited & (slots < microbatches), y, np.inf)
+        pairs.append((x, np.where((left >= 0) | ~limited, y, -1)))
+    found = []
+    for j in range(1, microbatches + 1):
+        backwards_ns = np.zeros(slots.shape)
+        for x, most_y in pairs[:j]:
+            y = np.minimum(most_y, j)
+            here_ns = (x - 1) * pieces.most_gradient_ns + (y - 1) * pieces.most_rest_ns
+            backwards_ns = np.where(y >= x, np.maximum(backwards_ns, here_ns), backwards_ns)
+        forwards = np.minimum(microbatches - j, slots - 1)
+        found.append(forwards * pieces.most_forward_ns + backwards_ns)
+    return found
+
+
+def stays_ns(microbatches: int, pieces: Pieces, head_ns: Matrix, tail_ns: Matrix, away_ns: Matrix) -> Matrix:
+    """The least objective by the stay of activations.
+
+    An activation stays from the start of its forward to the end of its gradient part; at most `slots` do at once, so some
+    slot holds microbatches / slots of them, rounded up, one after another, between the head and the tail.
+    """
+    slots = np.maximum(_slots(pieces, microbatches), 1)
+    stay_ns = pieces.forward_ns + away_ns + pieces.gradient_ns
+    found: Matrix = head_ns + np.ceil(microbatches / slots) * stay_ns + tail_ns
+    return found
+
+
+def idle_ns(microbatches: int, pieces: Pieces, most_work_ns: list[Matrix], away_ns: Matrix) -> Matrix:
+    """The most idle time of disjoint gaps, which comes on top of the rank's work (`idle_gap_bound_of_rank`)."""
+    slots = np.maximum(_slots(pieces, microbatches), 1).astype(np.int64)
+    found = np.zeros((microbatches + 1, *slots.shape))
+    known_ns = np.where(np.isfinite(away_ns), away_ns, 0)
+    for j in range(1, microbatches + 1):
+        earlier = np.maximum(0, j - slots)[None]
+        here_ns = np.maximum(0, known_ns - most_work_ns[j - 1]) + np.take_along_axis(found, earlier, axis=0)[0]
+        found[j] = np.maximum(found[j - 1], here_ns)
+    last: Matrix = found[-1]
+    return last
+
+
+def _slots(pieces: Pieces, microbatches: int) -> Matrix:
+    """How many activations fit at once; all, if all do; at least 0."""
+    activation = pieces.activation_bytes
+    counts = (activation > 0) & np.isfinite(pieces.room_bytes)
+    fit = np.floor_divide(pieces.room_bytes, activation, out=np.full(activation.shape, np.inf), where=counts)
+    slots: Matrix = np.clip(fit, 0, microbatches)
+    return slots
+
+
+def rank_kinds(workload: Workload) -> tuple[tuple[int, ...], ...]:
+    """The ranks, those that are interchangeable together; ascending in each class, and the classes by their first.
+
+    Ranks a and b are interchangeable if they have the same device, the link from a to b is the one from b to a (cost, and trunk if
+    it has one), and for every other rank x, the link from a to x is the one from b to x, and that from x to a the one from x to b.
+
+    Proof that a layout may then swap them, also several such pairs: with a and b renamed, the problem of the one layout becomes
+    that of the other, op for op, link for link and trunk for trunk, as no cost depends on anything else of a rank. Collectives
+    depend on the stage alone. So every schedule of the one is one of the other, with the same times. The relation is transitive, as
+    swapping a and c is swapping a and b, then b and c, then a and b; so the first member of a class can stand for all of it.
+    """
+    network = workload.network
+
+    def cost(source: int, destination: int) -> Link | None:
+        """The link, without the names of its ends."""
+        link = network.link(source, destination)
+        return None if link is None else replace(link, source=0, destination=1)
+
+    def are_alike(a: int, b: int) -> bool:
+        others = [x for x in range(workload.ranks) if x not in (a, b)]
+        return (
+            workload.devices[a] == workload.devices[b]
+            and cost(a, b) == cost(b, a)
+            and all(cost(a, x) == cost(b, x) and cost(x, a) == cost(x, b) for x in others)
+        )
+
+    kinds: list[list[int]] = []
+    for rank in range(workload.ranks):
+        kind = next((each for each in kinds if are_alike(each[0], rank)), None)
+        if kind is None:
+            kinds.append([rank])
+        else:
+            kind.append(rank)
+    return tuple(map(tuple, kinds))

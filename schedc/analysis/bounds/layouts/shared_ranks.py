@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise, permutations
 from math import ceil
+from operator import add
 from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.layouts.pieces import microbatch_values
@@ -38,22 +39,6 @@ class _Atom:
     activation_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Frame:
-    """Least times outside the blocks of the ranks, each ascending: of one rank the first, of another the second, and so on."""
-
-    heads_ns: tuple[Fraction, ...]
-    """Before a rank's first forward."""
-    returns_ns: tuple[Fraction, ...]
-    """After its last gradient part; the rank with the n-th head has the n-th of these."""
-    gradient_heads_ns: tuple[Fraction, ...]
-    """Before its first backward."""
-    own_heads_ns: tuple[Fraction, ...]
-    """For all of a rank's blocks, before its first forward; for the stage span from there, so 0."""
-    own_gradient_heads_ns: tuple[Fraction, ...]
-    """For all of its backwards, before its first; for the stage span from its first forward."""
-
-
 def shared_ranks_bound(workload: Workload, open_layout: OpenLayout) -> int:
     """No layout has a schedule with a smaller objective, however many stages its ranks have.
 
@@ -75,40 +60,49 @@ def shared_ranks_bound(workload: Workload, open_layout: OpenLayout) -> int:
     The stage span is that of some rank. That of the first stage's rank is no less than all of this but what has rests of backwards
     in it; for these the frame is each rank's own: heads count from its first forward.
     """
-    atoms = _atoms(workload, open_layout)
-    speeds = sorted(device.speed for device in workload.devices)
+    # The stages, if the partition is given, else the layers.
+    bounds = open_layout.layers_of_stage or tuple((layer, layer + 1) for layer in range(len(workload.layers)))
+    atoms = [_atom(workload, open_layout, workload.layers[first:last]) for first, last in bounds]
+    ranks, speeds = workload.ranks, sorted(device.speed for device in workload.devices)
     fastest, all_speeds = speeds[-1], sum(speeds)
-    stages = open_layout.stages or min(len(atoms), open_layout.chunks * workload.ranks)
+    stages = open_layout.stages or min(len(atoms), open_layout.chunks * ranks)
     rounded_ns = Fraction(0) if all(speed == 1 for speed in speeds) else Fraction(3 * workload.microbatches * stages, 2) * fastest
-    frame = _frame(workload, atoms, fastest)
+    forward_ns = [_at(atom.forward_ns, fastest) for atom in atoms]
+    gradient_ns = [_at(atom.gradient_ns, fastest) for atom in atoms]
+    hop_ns, hop_back_ns = _least_hops(workload)
+    # Least times outside the blocks of the ranks: of the n-th rank before its first forward, and after its last gradient part; of
+    # the n-th from the end before its first backward. Own: for all of its blocks, and its backwards; for the stage span from its
+    # first forward.
+    heads_ns = [sum(forward_ns[:n], Fraction(0)) + n * hop_ns for n in range(ranks)]
+    returns_ns = [sum(gradient_ns[:n], Fraction(0)) + n * hop_back_ns for n in range(ranks)]
+    onward_ns = [sum(gradient_ns[len(atoms) - n :], Fraction(0)) + n * hop_back_ns for n in range(ranks)]
+    there_ns = sum(forward_ns) + (ranks - 1) * hop_ns
+    gradient_heads_ns = [there_ns + each for each in onward_ns]
+    own_heads_ns, own_gradient_heads_ns = heads_ns, gradient_heads_ns
+    if workload.objective is Objective.STAGE_SPAN:
+        own_heads_ns = [Fraction(0)] * ranks
+        behind_ns = [sum(forward_ns[len(atoms) - n :], Fraction(0)) + n * hop_ns for n in range(ranks)]
+        own_gradient_heads_ns = list(map(add, behind_ns, onward_ns))
     forwards_ns, gradients_ns, backwards_ns = (
         sum(getattr(atom, name) for atom in atoms) for name in ("forwards_ns", "gradients_ns", "backwards_ns")
     )
-    with_return = [head + after for head, after in zip(frame.heads_ns, frame.returns_ns, strict=True)]
     sums_ns = (
-        forwards_ns + backwards_ns + _least(speeds, frame.own_heads_ns),
-        forwards_ns + gradients_ns + _least(speeds, with_return),
-        backwards_ns + _least(speeds, frame.own_gradient_heads_ns),
-        gradients_ns + _least(speeds, frame.gradient_heads_ns) + _least(speeds, frame.returns_ns),
+        forwards_ns + backwards_ns + _least(speeds, own_heads_ns),
+        forwards_ns + gradients_ns + _least(speeds, list(map(add, heads_ns, returns_ns))),
+        backwards_ns + _least(speeds, own_gradient_heads_ns),
+        gradients_ns + _least(speeds, gradient_heads_ns) + _least(speeds, returns_ns),
     )
     loads = [(atom.forwards_ns + atom.backwards_ns, 1) for atom in atoms]
-    largest_ns = (load_of_slots(loads, workload.ranks) - rounded_ns) / fastest
+    largest_ns = (load_of_slots(loads, ranks) - rounded_ns) / fastest
     together_ns = max((each - rounded_ns) / all_speeds for each in sums_ns)
     path_ns, stays_ns = _path_ns(workload, open_layout, atoms, fastest), _memory_ns(workload, open_layout, atoms, fastest)
-    candidates = (largest_ns, together_ns, path_ns, stays_ns)
-    least_ns: int = ceil(max(candidates))
+    least_ns: int = ceil(max(largest_ns, together_ns, path_ns, stays_ns))
     return max(0, least_ns)
 
 
 def _least(speeds: Sequence[Fraction], times_ns: Sequence[Fraction]) -> Fraction:
     """The least sum of speed × time, whichever rank has which time; speeds ascending."""
     return sum((speed * time_ns for speed, time_ns in zip(speeds, sorted(times_ns, reverse=True), strict=True)), Fraction(0))
-
-
-def _atoms(workload: Workload, open_layout: OpenLayout) -> list[_Atom]:
-    """The stages, if the partition is given, else the layers."""
-    bounds = open_layout.layers_of_stage or tuple((layer, layer + 1) for layer in range(len(workload.layers)))
-    return [_atom(workload, open_layout, workload.layers[first:last]) for first, last in bounds]
 
 
 def _atom(workload: Workload, open_layout: OpenLayout, layers: Sequence[Layer]) -> _Atom:
@@ -130,30 +124,6 @@ def _atom(workload: Workload, open_layout: OpenLayout, layers: Sequence[Layer]) 
         gradients_ns=alike * sum(gradients),
         backwards_ns=alike * sum(backwards),
         activation_bytes=sum(layer.activation_bytes for layer in layers),
-    )
-
-
-def _frame(workload: Workload, atoms: Sequence[_Atom], fastest: Fraction) -> _Frame:
-    ranks = workload.ranks
-    forward_ns = [_at(atom.forward_ns, fastest) for atom in atoms]
-    gradient_ns = [_at(atom.gradient_ns, fastest) for atom in atoms]
-    hop_ns, hop_back_ns = _least_hops(workload)
-    heads = [sum(forward_ns[:n], Fraction(0)) + n * hop_ns for n in range(ranks)]
-    returns = [sum(gradient_ns[:n], Fraction(0)) + n * hop_back_ns for n in range(ranks)]
-    onward = [sum(gradient_ns[len(atoms) - n :], Fraction(0)) + n * hop_back_ns for n in range(ranks)]
-    there_ns = sum(forward_ns) + (ranks - 1) * hop_ns
-    gradient_heads = tuple(there_ns + after for after in onward)
-    own_heads, own_gradient_heads = tuple(heads), gradient_heads
-    if workload.objective is Objective.STAGE_SPAN:
-        own_heads = (Fraction(0),) * ranks
-        behind = [sum(forward_ns[len(atoms) - n :], Fraction(0)) + n * hop_ns for n in range(ranks)]
-        own_gradient_heads = tuple(forth + back for forth, back in zip(behind, onward, strict=True))
-    return _Frame(
-        heads_ns=tuple(heads),
-        returns_ns=tuple(returns),
-        gradient_heads_ns=gradient_heads,
-        own_heads_ns=own_heads,
-        own_gradient_heads_ns=own_gradient_heads,
     )
 
 
