@@ -74,13 +74,6 @@ class _Keys:
             if self.flag(key, value) is not value:
                 raise self.refuse(key, show(value), not value)
 
-    def refuse_unknown(self) -> None:
-        """Refuse the keys that nobody has read, but for those without an effect."""
-        for key, value in self.table.items():
-            if value is not None and key not in self.read and key not in _without_effect():
-                expected = "keys whose effect on the costs is known; remove it if it changes no layer's dimensions"
-                raise (self.location / key).refuse(f"{show(value)} under an unknown key", expected)
-
 
 def architecture_of_config(table: Mapping[str, Any], name: str, location: Location) -> Architecture:
     """The architecture that a config.json describes.
@@ -97,21 +90,19 @@ def architecture_of_config(table: Mapping[str, Any], name: str, location: Locati
     if not isinstance(kind, str) or kind not in MODEL_TYPES:
         found = "nothing" if kind is None else show(kind)
         raise (location / "model_type").refuse(found, f"one of {', '.join(sorted(MODEL_TYPES))}")
-    if kind == "gemma3":
-        return _text_of_gemma3(table, name, location)
     keys = _Keys(table, location)
+    if kind == "gemma3":  # multimodal; its text model leaves out what is the default of transformers' Gemma3TextConfig
+        inner = table.get("text_config")
+        if not isinstance(inner, dict):
+            raise keys.refuse("text_config", "a table", inner)
+        defaults = {"model_type": "gemma3_text", "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4}
+        return architecture_of_config({**defaults, **inner}, name, location / "text_config")
     architecture = MODEL_TYPES[kind](keys, name)
-    keys.refuse_unknown()
+    for key, value in table.items():
+        if value is not None and key not in keys.read and key not in _without_effect():
+            expected = "keys whose effect on the costs is known; remove it if it changes no layer's dimensions"
+            raise (location / key).refuse(f"{show(value)} under an unknown key", expected)
     return architecture
-
-
-def _text_of_gemma3(table: Mapping[str, Any], name: str, location: Location) -> Architecture:
-    """The text model of a multimodal Gemma 3; its config leaves out what is the default of transformers' Gemma3TextConfig."""
-    inner = table.get("text_config")
-    if not isinstance(inner, dict):
-        raise (location / "text_config").refuse("nothing" if inner is None else show(inner), "a table")
-    defaults = {"model_type": "gemma3_text", "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4}
-    return architecture_of_config({**defaults, **inner}, name, location / "text_config")
 
 
 def _attention(keys: _Keys, *, input_bias: bool | None = None, head_norms: bool = False, head_dim: int | None = None) -> Attention:

@@ -54,9 +54,16 @@ def sublayer_parameters(sublayer: Sublayer, hidden: int) -> int:
     """Of one sublayer without the norm before it."""
     match sublayer:
         case Attention():
-            return _attention(sublayer, hidden)
+            queries, keys = sublayer.heads * sublayer.head_dim, sublayer.kv_heads * sublayer.head_dim
+            weights = hidden * (queries + 2 * keys) + queries * hidden
+            biases = (queries + 2 * keys) * sublayer.input_bias + hidden * sublayer.output_bias
+            return weights + biases + 2 * sublayer.head_dim * sublayer.head_norms
         case LatentAttention():
-            return _latent_attention(sublayer, hidden)
+            queries, rank = sublayer.heads * (sublayer.plain_dim + sublayer.rotary_dim), sublayer.query_rank
+            to_queries = hidden * queries if rank is None else hidden * rank + rank + rank * queries
+            down = hidden * (sublayer.kv_rank + sublayer.rotary_dim) + sublayer.kv_rank
+            up = sublayer.kv_rank * sublayer.heads * (sublayer.plain_dim + sublayer.value_dim)
+            return to_queries + down + up + sublayer.heads * sublayer.value_dim * hidden
         case FeedForward():
             matrices = (3 if sublayer.gated else 2) * hidden * sublayer.width
             return matrices + (((2 if sublayer.gated else 1) * sublayer.width + hidden) if sublayer.bias else 0)
@@ -64,30 +71,10 @@ def sublayer_parameters(sublayer: Sublayer, hidden: int) -> int:
             router = sublayer.count * (hidden + sublayer.router_bias)
             return router + 3 * hidden * (sublayer.count * sublayer.width + sublayer.shared_width)
         case Mamba():
-            return _mamba(sublayer, hidden)
+            projection = hidden * (sublayer.inner + sublayer.convolved + sublayer.heads)
+            convolution = sublayer.convolved * (sublayer.convolution + 1)
+            return projection + convolution + 3 * sublayer.heads + sublayer.inner + sublayer.inner * hidden
 
 
 def _norm(architecture: Architecture) -> int:
     return architecture.hidden * (2 if architecture.norm_bias else 1)
-
-
-def _attention(attention: Attention, hidden: int) -> int:
-    queries, keys = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
-    weights = hidden * (queries + 2 * keys) + queries * hidden
-    biases = (queries + 2 * keys) * attention.input_bias + hidden * attention.output_bias
-    return weights + biases + 2 * attention.head_dim * attention.head_norms
-
-
-def _latent_attention(attention: LatentAttention, hidden: int) -> int:
-    queries = attention.heads * (attention.plain_dim + attention.rotary_dim)
-    rank = attention.query_rank
-    to_queries = hidden * queries if rank is None else hidden * rank + rank + rank * queries
-    down = hidden * (attention.kv_rank + attention.rotary_dim) + attention.kv_rank
-    up = attention.kv_rank * attention.heads * (attention.plain_dim + attention.value_dim)
-    return to_queries + down + up + attention.heads * attention.value_dim * hidden
-
-
-def _mamba(mamba: Mamba, hidden: int) -> int:
-    projection = hidden * (mamba.inner + mamba.convolved + mamba.heads)
-    convolution = mamba.convolved * (mamba.convolution + 1)
-    return projection + convolution + 3 * mamba.heads + mamba.inner + mamba.inner * hidden

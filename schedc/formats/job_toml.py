@@ -102,21 +102,15 @@ def _memory(job: FirstJob) -> list[str]:
             _with("# [memory]", f"{job.unlimited}, so memory does not count"),
             _with('# limit = "20 GiB"', "of activations, on each rank"),
         ]
+    note, each = "of experts: ZeRO divides their optimizer by data ÷ expert parallel", job.bytes_per_expert_parameter
     return [
         "[memory]",
         _with(f"capacity = {_text(job.capacity)}", "of the device"),
         _with(f"reserve = {_text(job.reserve)}", "of it, for the CUDA context, NCCL's buffers and fragmentation"),
         _with(f"bytes_per_parameter = {job.bytes_per_parameter}", "weights, gradients, optimizer; 16: Adam in mixed precision"),
-        *_experts(job),
+        *([] if each is None else [_with(f"bytes_per_expert_parameter = {each}", note)]),
         _with('# limit = "20 GiB"', "instead of all of these: of activations alone"),
     ]
-
-
-def _experts(job: FirstJob) -> list[str]:
-    if job.bytes_per_expert_parameter is None:
-        return []
-    note = "of experts: ZeRO divides their optimizer by data ÷ expert parallel"
-    return [_with(f"bytes_per_expert_parameter = {job.bytes_per_expert_parameter}", note)]
 
 
 def _link(link: FirstLink) -> list[str]:

@@ -127,23 +127,15 @@ def parse_trace(content: bytes, name: str) -> Trace:
     Raises:
         InvalidInput: names the file, the place in it, what was found and what was expected.
     """
-    location, content = Location(name), without_mark(content)
-    _check_header(decode(content, _HeaderFile, location).schedc, location / "schedc")
-    return _trace_of_entry(decode(content, TraceFile, location).schedc, location / "schedc")
-
-
-def _check_header(header: FileHeader | None, location: Location) -> None:
-    """Refuse other formats and versions."""
+    file, content = Location(name), without_mark(content)
+    header, location = decode(content, _HeaderFile, file).schedc, file / "schedc"
     if header is None:
         raise location.refuse("no such key", "a trace file of schedc, not a plan or another tool's trace")
     if header.format != FORMAT:
         raise (location / "format").refuse(show(header.format), show(FORMAT))
     if header.version != VERSION:
         raise (location / "version").refuse(show(header.version), f"{VERSION}; another version of schedc has written this trace")
-
-
-def _trace_of_entry(entry: _TraceEntry, location: Location) -> Trace:
-    parse = cache(parse_plan_op)
+    entry, parse = decode(content, TraceFile, file).schedc, cache(parse_plan_op)
     ranks = tuple(_rank_trace(rank, parse, location / "ranks" / number, number) for number, rank in enumerate(entry.ranks))
     trace = Trace(plan_name=entry.plan.name, plan_sha256=entry.plan.sha256, scale=entry.scale, ranks=ranks)
     for rank in ranks:

@@ -146,8 +146,10 @@ def _source(
     place = Location(label)
     in_files: dict[str, tuple[Override, ...]] = {}
     for override in overrides:
-        section = override.keys[0]
-        if _is_in_file(document, override):
+        section, *others = override.keys
+        table = document.get(section)
+        names_file = isinstance(table, dict) and "path" in table
+        if names_file and others and section in _OWN_KEYS and others[0] not in _OWN_KEYS[section]:
             in_files[section] = (*in_files.get(section, ()), override.inside())
         else:
             document, place = with_overrides(document, [override], place)
@@ -161,12 +163,3 @@ def _source(
         overrides=tuple(overrides),
         in_files=in_files,
     )
-
-
-def _is_in_file(document: Mapping[str, Any], override: Override) -> bool:
-    """Whether it sets a value of the file that a section of the job names."""
-    section, *others = override.keys
-    if not others or section not in _OWN_KEYS or others[0] in _OWN_KEYS[section]:
-        return False
-    table = document.get(section)
-    return isinstance(table, dict) and "path" in table

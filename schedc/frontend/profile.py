@@ -76,7 +76,13 @@ def layers_of_entries(entries: Sequence[LayerEntry], file: Location, *, split_ba
         raise (file / "layers").refuse(f"{total} layers", f"at most {_MOST_LAYERS}")
     for index, layer in enumerate(entries):
         place = file / "layers" / index
-        _check_backward(layer, place, split_backward=split_backward)
+        for key, value in (("backward_input", layer.backward_input_ns), ("backward_weight", layer.backward_weight_ns)):
+            if value is None and (layer.backward_ns is None or not layer.is_fused):
+                raise (place / key).refuse("nothing", 'a duration such as "38 ms"')
+            if value is None and split_backward:  # its W would cost neither time nor memory
+                expected = "the times of B and W, as they may run apart"
+                instead = "profile with B and W apart, or set pipeline.split_backward = false"
+                raise (place / key).refuse("a backward measured fused alone", f"{expected}; {instead}")
         _check_held(layer.activation_bytes or 0, layer.activation_after_input_bytes or 0, place / "activation_after_input")
         if (layer.expert_parameters or 0) > (layer.parameters or 0):
             at = place / "expert_parameters"
@@ -199,18 +205,6 @@ def _from_layers(
         return layers, tuple(pairwise((0, *accumulate(pipeline.partition))))
     of_piece = _layers_of_pieces(pipeline, placed, total, root)
     return layers, tuple(bounds for piece in placed.piece_of_stage if (bounds := of_piece[piece]))
-
-
-def _check_backward(entry: LayerEntry, at: Location, *, split_backward: bool) -> None:
-    """Refuse a layer without B and W where these may run apart: its W would cost neither time nor memory."""
-    for key, value in (("backward_input", entry.backward_input_ns), ("backward_weight", entry.backward_weight_ns)):
-        if value is None and (entry.backward_ns is None or not entry.is_fused):
-            raise (at / key).refuse("nothing", 'a duration such as "38 ms"')
-        if value is None and split_backward:
-            raise (at / key).refuse(
-                "a backward measured fused alone",
-                "the times of B and W, as they may run apart; profile with B and W apart, or set pipeline.split_backward = false",
-            )
 
 
 def _layer(entry: LayerEntry, position: int) -> Layer:

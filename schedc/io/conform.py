@@ -54,7 +54,12 @@ def _struct(value: Any, kind: Any, location: Location, root: Any) -> Any:
     fields = {field.encode_name: field for field in kind.fields}
     for key in value:
         if key not in fields and (isinstance(kind, inspect.DataclassType) or kind.cls.__struct_config__.forbid_unknown_fields):
-            raise _unknown_key(key, list(fields), location, root)
+            hint = _near(key, fields)
+            if not hint:  # the nearest one of this table, or the table that it belongs to
+                elsewhere = [path for path in _paths(root) if path.split(".")[-1].removesuffix("[]") == key]
+                hint = f"; did you mean {_either(elsewhere)}?" if elsewhere else ""
+            expected = f"one of {', '.join(fields)}{hint}" if fields else "none"
+            raise UnknownKey(str((location / key).refuse("an unknown key", expected)))
     made = {}
     for name, field in fields.items():
         if name in value and value[name] is None and not field.required:
@@ -70,7 +75,12 @@ def _value(value: Any, kind: Any, location: Location, root: Any) -> Any:
     """The value as its type wants it; dispatches on the type's description."""
     if isinstance(kind, inspect.Metadata):
         if kind.extra and "parse" in kind.extra:
-            return _quantity(value, kind.extra, location)
+            if not isinstance(value, str):
+                raise location.refuse(show(value), kind.extra["expected"])
+            try:
+                return kind.extra["parse"](value)
+            except ValueError as error:
+                raise location.error(f"found {show(value)}, {error}") from None
         return _value(value, kind.type, location, root)
     if isinstance(kind, inspect.UnionType):
         member = next((member for member in kind.types if _fits(value, member)), None)
@@ -90,16 +100,6 @@ def _value(value: Any, kind: Any, location: Location, root: Any) -> Any:
     if isinstance(kind, inspect.EnumType):
         return kind.cls(value)
     return float(value) if isinstance(kind, inspect.FloatType) else value
-
-
-def _quantity(value: Any, extra: dict[str, Any], location: Location) -> int:
-    if not isinstance(value, str):
-        raise location.refuse(show(value), extra["expected"])
-    try:
-        quantity: int = extra["parse"](value)
-    except ValueError as error:
-        raise location.error(f"found {show(value)}, {error}") from None
-    return quantity
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -149,7 +149,7 @@ def _expected(kind: Any) -> str:
         members = [member for member in kind.types if not isinstance(member, inspect.NoneType)]
         return " or ".join(
             "a list of them"
-            if isinstance(member, inspect.VarTupleType) and _either_of(member.item_type)[0] in members
+            if isinstance(member, inspect.VarTupleType) and getattr(member.item_type, "types", (member.item_type,))[0] in members
             else _expected(member)
             for member in members
         )
@@ -176,25 +176,11 @@ def _expected(kind: Any) -> str:
     return "true or false" if isinstance(kind, inspect.BoolType) else "a table"
 
 
-def _either_of(kind: Any) -> tuple[Any, ...]:
-    """The types of a union, or the one type."""
-    return kind.types if isinstance(kind, inspect.UnionType) else (kind,)
-
-
 def _choices(kind: Any) -> list[object]:
     """The values of a literal type or an enumeration, as the file has them; of other types none."""
     if isinstance(kind, inspect.EnumType):
         return [member.value for member in kind.cls]
     return list(kind.values) if isinstance(kind, inspect.LiteralType) else []
-
-
-def _unknown_key(key: str, known: list[str], location: Location, root: Any) -> Exception:
-    """The error about a key that does not exist here, naming the nearest one of this table, or the table that it belongs to."""
-    hint = _near(key, known)
-    if not hint:
-        elsewhere = [path for path in _paths(root) if path.split(".")[-1].removesuffix("[]") == key]
-        hint = f"; did you mean {_either(elsewhere)}?" if elsewhere else ""
-    return UnknownKey(str((location / key).refuse("an unknown key", f"one of {', '.join(known)}{hint}" if known else "none")))
 
 
 def _paths(kind: Any, prefix: str = "") -> list[str]:

@@ -7,6 +7,7 @@ only what keeps a file from being a Plan at all. The same plan gives the same by
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from dataclasses import asdict, fields
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -89,23 +90,16 @@ def _check_header(content: bytes, location: Location) -> None:
     try:
         header = decode(content, FileHeader, location)
     except InvalidInput as error:
-        if _is_job(content):
-            raise location.refuse("a job (TOML)", "a plan (JSON), which `schedc compile` makes of a job") from error
+        import tomllib
+
+        with suppress(ValueError, RecursionError):
+            if "pipeline" in tomllib.loads(content.decode()):
+                raise location.refuse("a job (TOML)", "a plan (JSON), which `schedc compile` makes of a job") from error
         raise
     if header.format != FORMAT:
         raise (location / "format").refuse(show(header.format), show(FORMAT))
     if type(header.version) is not int or header.version != VERSION:
         raise (location / "version").refuse(show(header.version), f"{VERSION}, the one version that this schedc reads")
-
-
-def _is_job(content: bytes) -> bool:
-    """Whether what is no plan is a job file."""
-    import tomllib
-
-    try:
-        return "pipeline" in tomllib.loads(content.decode())
-    except (ValueError, RecursionError):
-        return False
 
 
 def _placed(values: Sequence[T], location: Location) -> Iterator[tuple[Location, T]]:
@@ -229,24 +223,20 @@ def write_plan(plan: Plan, path: Path | str) -> None:
 
 def _table(plan: Plan) -> dict[str, Any]:
     """What `PlanFile` describes, in its order and without what is as by default."""
-    op_token = OpTokens().__getitem__
+    op_token, claims = OpTokens().__getitem__, asdict(plan.certificate)
+    left_out = {"solver_log_sha256": "", "scope": Scope.SCHEDULE}
     whole = {
         "format": FORMAT,
         "version": VERSION,
         "name": plan.name,
         "made_by": plan.made_by,
-        "certificate": _certificate(plan.certificate),
+        "certificate": {name: value for name, value in claims.items() if name not in left_out or value != left_out[name]},
         "pipeline": _pipeline(plan.problem),
         "costs": _costs(plan),
         "ranks": [_rank(rank, op_token) for rank in plan.ranks],
     }
     table: dict[str, Any] = msgspec.to_builtins(msgspec.convert(whole, PlanFile, from_attributes=True))
     return table
-
-
-def _certificate(certificate: Certificate) -> dict[str, Any]:
-    left_out = {"solver_log_sha256": "", "scope": Scope.SCHEDULE}
-    return {name: value for name, value in asdict(certificate).items() if name not in left_out or value != left_out[name]}
 
 
 def _pipeline(problem: Problem) -> dict[str, Any]:
@@ -257,8 +247,11 @@ def _pipeline(problem: Problem) -> dict[str, Any]:
 
 def _costs(plan: Plan) -> dict[str, Any]:
     problem = plan.problem
+    durations_ns = {kind.name: [stage.durations_ns(kind) for stage in problem.stages] for kind in Kind}
     own = {
-        "durations_ns": {kind.name: [_one_or_all(stage.durations_ns(kind)) for stage in problem.stages] for kind in Kind},
+        "durations_ns": {
+            name: [all_ns[0] if len(all_ns) == 1 else all_ns for all_ns in each] for name, each in durations_ns.items()
+        },
         "parts": [{"kind": parts.kind.name, "stage": parts.stage, "shares": parts.shares} for parts in plan.parts],
         **{name: [getattr(stage, name) for stage in problem.stages] for name in STAGE_SIZES},
     }
@@ -267,10 +260,6 @@ def _costs(plan: Plan) -> dict[str, Any]:
     if all(size is None for size in own["static_bytes"]):
         own["static_bytes"] = []
     return own | {name: getattr(problem, name) for name in CostsEntry.__struct_fields__ if name not in own}
-
-
-def _one_or_all(values: tuple[int, ...]) -> int | tuple[int, ...]:
-    return values[0] if len(values) == 1 else values
 
 
 def _rank(rank: RankPlan, op_token: Callable[[Op], str]) -> dict[str, Any]:

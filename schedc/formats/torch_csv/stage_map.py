@@ -24,6 +24,7 @@ def stage_map(plan: Plan, csv_name: str, layout: str) -> dict[str, Any]:
         layout: `compute_comms` or `compute_only`.
     """
     problem = plan.problem
+    stages_of_rank = [list(problem.stages_on(rank)) for rank in range(problem.ranks)]
     return {
         "format": "schedc.torch_stages",
         "version": 1,
@@ -38,8 +39,18 @@ def stage_map(plan: Plan, csv_name: str, layout: str) -> dict[str, Any]:
             {"stage": index, "rank": stage.rank, "layers": None if stage.layers is None else list(stage.layers)}
             for index, stage in enumerate(problem.stages)
         ],
-        "stages_of_rank": [list(problem.stages_on(rank)) for rank in range(problem.ranks)],
-        "load": _load_lines(plan, csv_name, layout),
+        "stages_of_rank": stages_of_rank,
+        "load": [
+            "from torch.distributed.pipelining import PipelineStage",
+            "from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime",
+            f"stages_of_rank = {stages_of_rank}",
+            "stages = [",
+            f"    PipelineStage(build_stage(index), index, {len(problem.stages)}, device, group=pp_group)",
+            "    for index in stages_of_rank[pp_rank]",
+            "]",
+            f"schedule = _PipelineScheduleRuntime(stages, n_microbatches={problem.microbatches}, loss_fn=loss_fn)",
+            f'schedule._load_csv({csv_name!r}, format="{layout}")',
+        ],
         "torchtitan": torchtitan_options(plan, csv_name, layout),
         "notes": list(notes(plan)),
     }
@@ -93,22 +104,6 @@ def _reduced_first(plan: Plan) -> list[int]:
         last = {op.stage: at for at, op in enumerate(rank.compute) if op.kind in (Kind.W, Kind.BW)}
         found += [stage for stage, at in last.items() if at + 1 < len(rank.compute)]
     return sorted(found)
-
-
-def _load_lines(plan: Plan, csv_name: str, layout: str) -> list[str]:
-    problem = plan.problem
-    stages_of_rank = [list(problem.stages_on(rank)) for rank in range(problem.ranks)]
-    return [
-        "from torch.distributed.pipelining import PipelineStage",
-        "from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime",
-        f"stages_of_rank = {stages_of_rank}",
-        "stages = [",
-        f"    PipelineStage(build_stage(index), index, {len(problem.stages)}, device, group=pp_group)",
-        "    for index in stages_of_rank[pp_rank]",
-        "]",
-        f"schedule = _PipelineScheduleRuntime(stages, n_microbatches={problem.microbatches}, loss_fn=loss_fn)",
-        f'schedule._load_csv({csv_name!r}, format="{layout}")',
-    ]
 
 
 def torchtitan_options(plan: Plan, csv_name: str, layout: str) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from schedc.io.input_file import MOST_BYTES, read_bytes, without_mark
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 Event = dict[str, Any]
@@ -96,7 +96,12 @@ def read_torch_trace(path: Path) -> TorchTrace:
             " DualPipe-V, or a CSV); its single-stage schedules, GPipe and 1F1B, record none"
         )
     thread = max({_thread(mark) for mark in marks}, key=[_thread(mark) for mark in marks].count)
-    spans = sorted(_spans(mark for mark in marks if _thread(mark) == thread), key=lambda span: span.begin)
+    spans = []
+    for mark in marks:
+        match = _ACTION.fullmatch(str(mark["name"]))
+        if match is not None and _thread(mark) == thread:
+            spans.append(_Span(match[2], int(match[1]), int(match[3]), _begin(mark), _begin(mark) + float(mark["dur"])))
+    spans.sort(key=lambda span: span.begin)
     compute = [span for span in spans if span.kind in "FIWB"]
     overlapped = sum("OVERLAP_F_B" in str(mark["name"]) for mark in marks)
     if not compute:
@@ -142,14 +147,6 @@ def _events(path: Path) -> list[Event]:
     if not isinstance(events, list):
         raise InvalidInput(f"{path}: found JSON without traceEvents, expected a Chrome trace as export_chrome_trace writes it")
     return [event for event in events if isinstance(event, dict)]
-
-
-def _spans(marks: Iterable[Event]) -> Iterable[_Span]:
-    for mark in marks:
-        match = _ACTION.fullmatch(str(mark["name"]))
-        if match is not None:
-            begin = _begin(mark)
-            yield _Span(match[2], int(match[1]), int(match[3]), begin, begin + float(mark["dur"]))
 
 
 def _begin(event: Event) -> float:

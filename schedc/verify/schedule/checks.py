@@ -40,7 +40,8 @@ def check_rank_count(problem: Problem, schedule: Schedule) -> Found:
 @CHECKS
 def check_op_fields(problem: Problem, schedule: Schedule) -> Found:
     """An op's kind, stage, microbatch and part are in range, and its microbatch visits its stage."""
-    on_path = _stages_of_microbatches(problem)
+    visited = [frozenset(path) for path in problem.paths]
+    on_path = {microbatch: visited[path] for microbatch, path in enumerate(problem.path_of)}
     for rank, order in enumerate(schedule.orders):
         for index, op in enumerate(order):
             if op.microbatch in on_path and op.stage in on_path[op.microbatch] and 0 <= op.kind <= Kind.BW and op.part >= WHOLE:
@@ -245,8 +246,3 @@ def check_memory_limit(problem: Problem, schedule: Schedule) -> Found:
 
 def _place(rank: int, index: int) -> str:
     return f"ranks[{rank}].compute[{index}]"
-
-
-def _stages_of_microbatches(problem: Problem) -> dict[int, frozenset[int]]:
-    visited = [frozenset(path) for path in problem.paths]
-    return {microbatch: visited[path] for microbatch, path in enumerate(problem.path_of)}
