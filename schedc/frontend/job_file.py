@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta
 
-from schedc.formats.megatron_layout import LAYOUT_PATTERN, partition_of
+from schedc.formats.layouts import LAYOUT_PATTERN, partition_of
 from schedc.io.conform import (
     Bandwidth,
     BlockDurations,

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from inputs.jobs import write_job
 
-from schedc.formats.megatron_layout import ModelLayer, format_layout, parse_layout, partition_of
+from schedc.formats.layouts import ModelLayer, format_layout, parse_layout, partition_of
 from schedc.formats.plan.plan_file import read_plan
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 
 from schedc.cli.commands.profile import profile_command
 from schedc.errors import InvalidInput
-from schedc.formats.torch_profiler.profile import stage_times, stages_profile
-from schedc.formats.torch_profiler.trace import RecordedAction, TorchTrace, read_torch_trace
+from schedc.formats.torch_profiler import RecordedAction, TorchTrace, read_torch_trace, stage_times, stages_profile
 
 if TYPE_CHECKING:
     from pathlib import Path

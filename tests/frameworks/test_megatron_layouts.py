@@ -14,8 +14,7 @@ from inputs.plans import plan_of
 from inputs.problems import make_problem
 from optional_packages import skip_without
 
-from schedc.formats.layouts import megatron_options
-from schedc.formats.megatron_layout import ModelLayer, format_layout, parse_layout
+from schedc.formats.layouts import ModelLayer, format_layout, megatron_options, parse_layout
 from schedc.solvers.driver.registry import constructive
 
 skip_without("megatron")

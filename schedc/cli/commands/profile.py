@@ -81,8 +81,7 @@ def profile_command(
 
 def _from_traces(paths: Sequence[Path], output: Path, *, as_json: bool) -> None:
     from schedc.formats.profile_file import profile_json
-    from schedc.formats.torch_profiler.profile import PHASES, stage_times, stages_profile
-    from schedc.formats.torch_profiler.trace import read_torch_trace
+    from schedc.formats.torch_profiler import PHASES, read_torch_trace, stage_times, stages_profile
     from schedc.view.terminal.profile import ProfileRow, console_beside, measured_json, shown_profile
     from schedc.view.terminal.show import show
 

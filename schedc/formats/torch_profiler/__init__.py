@@ -1,1 +1,0 @@
-"""Traces of PyTorch's profiler in: a profile of the stages of its pipelines."""
