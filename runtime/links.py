@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 
 from schedc.errors import InvalidInput, SchedcError, Unsupported
+from schedc.formats.links import links_toml
 from schedc.formats.plan.plan_file import read_plan
-from schedc.formats.topology_toml import links_toml
 from schedc.io.outputs import check_outputs, write_atomically
 from schedc.ir.problem import Link
 from schedc.runtime.common.failure import TransferFailed

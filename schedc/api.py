@@ -103,7 +103,7 @@ def read_job(path: StrPath, *, set: Mapping[str, Any] | None = None) -> Job:
         InvalidInput: the file, one that it names, or a value cannot be used; says the key, what was found and what is expected.
     """
     from schedc.frontend.job import load_job
-    from schedc.frontend.overrides import python_override
+    from schedc.frontend.job_source import python_override
 
     return load_job(path, [python_override(key, value) for key, value in (set or {}).items()])
 
@@ -127,8 +127,7 @@ def make_job(
         InvalidInput: a value, or a file that the table names, cannot be used.
     """
     from schedc.frontend.job import checked_job
-    from schedc.frontend.job_source import source_of_table
-    from schedc.frontend.overrides import python_override
+    from schedc.frontend.job_source import python_override, source_of_table
 
     overrides = [python_override(key, value) for key, value in (set or {}).items()]
     return checked_job(source_of_table(table, directory=Path(directory), name=name, overrides=overrides))
@@ -161,7 +160,7 @@ def write_profile(
         InvalidInput: there is no such model or device, or a file cannot be used.
         Unsupported: a dimension of the model cannot be divided so.
     """
-    from schedc.costs.predicted import predicted
+    from schedc.costs.layers import predicted
     from schedc.formats.profile_file import profile_json
     from schedc.io.outputs import write_atomically
 
@@ -281,7 +280,7 @@ def verify_plan(plan: Plan, job: Job | None = None) -> tuple[Violation, ...]:
     """
     from schedc.compile.certify import check_plan
     from schedc.compile.plans import check_scope, problem_for
-    from schedc.verify.job import check_costs, check_pipeline
+    from schedc.verify.problem import check_costs, check_pipeline
 
     violations = check_plan(plan)
     if job is not None:

@@ -22,9 +22,8 @@ from rich.table import Table
 
 from schedc.costs.architecture import Architecture, Attention, Block, Experts, FeedForward, Setting
 from schedc.costs.devices import DEVICES
-from schedc.costs.layers import layer_of
+from schedc.costs.layers import architecture_named, layer_of
 from schedc.costs.operators.blocks import block_operators, embedding_operators, head_operators, norm, sublayer_operators
-from schedc.costs.predicted import architecture_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

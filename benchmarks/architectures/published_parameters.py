@@ -11,8 +11,8 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from schedc.costs.parameters import parameters
-from schedc.costs.predicted import architecture_named, known_models
+from schedc.costs.architecture import parameters
+from schedc.costs.layers import architecture_named, known_models
 
 
 def main() -> int:

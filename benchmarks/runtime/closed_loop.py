@@ -23,9 +23,9 @@ from rich.table import Table
 from schedc.analysis.comparison.compare import Comparison, compare
 from schedc.analysis.simulation.simulate import simulate
 from schedc.compile.driver import compile_problem
+from schedc.formats.links import link_topology_toml
 from schedc.formats.plan.plan_file import read_plan, write_plan
 from schedc.formats.profile_file import stage_profile_json
-from schedc.formats.topology_toml import link_topology_toml
 from schedc.formats.trace_file import read_trace
 from schedc.frontend.job import load_job
 from schedc.ir.ops import Kind, Op

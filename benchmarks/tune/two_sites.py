@@ -33,8 +33,7 @@ from rich.table import Table
 from schedc.compile.driver import compile_problem
 from schedc.costs.architecture import Setting
 from schedc.costs.devices import device_named, sustained
-from schedc.costs.layers import layers_of
-from schedc.costs.predicted import architecture_named
+from schedc.costs.layers import architecture_named, layers_of
 from schedc.formats.profile_file import profile_json
 from schedc.frontend.job_source import source_of_table
 from schedc.solvers.common.base import Limits

@@ -25,9 +25,8 @@ from schedc.formats.plan.plan_file import parse_plan
 from schedc.io.input_file import MOST_BYTES, read_bytes
 from schedc.io.location import one_line
 from schedc.lower.conditions import problem_under
-from schedc.verify.job import check_costs, check_pipeline
 from schedc.verify.plan.checks import verify_plan
-from schedc.verify.problem import verify_problem
+from schedc.verify.problem import check_costs, check_pipeline, verify_problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,7 +21,7 @@ from schedc.ir.plan import MadeBy, Plan
 from schedc.lower.conditions import checked_under
 from schedc.solvers.heuristics.rule_table import RuleTableOptions, rule_table
 from schedc.solvers.heuristics.slow_link_rules import slow_link_rules
-from schedc.verify.job import check_pipeline
+from schedc.verify.problem import check_pipeline
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

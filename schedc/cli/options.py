@@ -100,8 +100,7 @@ def read_source(path: Path, values: list[str] | None) -> JobSource:
     Raises:
         InvalidInput: it cannot be read or is not TOML, or a value cannot be set.
     """
-    from schedc.frontend.job_source import source_of_file, source_of_standard_input
-    from schedc.frontend.overrides import option_override
+    from schedc.frontend.job_source import option_override, source_of_file, source_of_standard_input
 
     overrides = [option_override(text) for text in values or ()]
     return source_of_standard_input(overrides) if is_standard(path) else source_of_file(path, overrides)

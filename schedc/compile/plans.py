@@ -16,9 +16,8 @@ from schedc.errors import CheckFailed
 from schedc.ir.layout import Layout
 from schedc.ir.plan import BoundName, Plan, Scope
 from schedc.lower.problem import problem_of
-from schedc.verify.job import check_pipeline
 from schedc.verify.layout import verify_open_layout
-from schedc.verify.problem import verify_problem
+from schedc.verify.problem import check_pipeline, verify_problem
 from schedc.verify.schedule.checks import verify_schedule
 from schedc.verify.violation import Violation
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from schedc.errors import Defect, InvalidInput
 from schedc.frontend.job import Job, checked_job
 from schedc.frontend.job_file import AUTO, NAMING_FILES
-from schedc.frontend.job_source import JobSource, source_of_table, with_set
-from schedc.frontend.overrides import Override
+from schedc.frontend.job_source import JobSource, Override, source_of_table, with_set
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

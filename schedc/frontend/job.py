@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from os import PathLike
 
-    from schedc.frontend.overrides import Override
+    from schedc.frontend.job_source import Override
     from schedc.ir.problem import Problem
 
 

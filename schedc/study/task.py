@@ -20,7 +20,7 @@ from schedc.io.child import forget_peak_memory, own_peak_memory_bytes, peak_memo
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from schedc.frontend.overrides import Override
+    from schedc.frontend.job_source import Override
     from schedc.ir.problem import Problem
     from schedc.solvers.common.search_settings import SearchSettings
 

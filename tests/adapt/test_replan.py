@@ -25,8 +25,8 @@ from schedc.solvers.driver.registry import constructive
 from schedc.solvers.heuristics.pipemorph import pipemorph
 from schedc.solvers.heuristics.slow_link_rules import slow_link_rules
 from schedc.solvers.kernel.climb import climbing_scheduler
-from schedc.verify.job import check_pipeline
 from schedc.verify.plan.checks import verify_plan
+from schedc.verify.problem import check_pipeline
 
 if TYPE_CHECKING:
     from schedc.ir.plan import Plan

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from schedc.cli.app import main
-from schedc.costs.architecture import Architecture, Attention, Block, Experts, FeedForward, LatentAttention, Mamba
+from schedc.costs.architecture import Architecture, Attention, Block, Experts, FeedForward, LatentAttention, Mamba, parameters
 from schedc.costs.hugging_face import MODEL_TYPES, architecture_of_config
-from schedc.costs.parameters import parameters
-from schedc.costs.predicted import architecture_named
+from schedc.costs.layers import architecture_named
 from schedc.errors import InvalidInput
 from schedc.io.location import Location
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from schedc.costs.architecture import Attention, Setting
+from schedc.costs.architecture import Attention, Setting, block_parameters
 from schedc.costs.devices import DEVICES, ROOFLINE, duration_s, sustained
-from schedc.costs.layers import layers_of, merged
+from schedc.costs.layers import architecture_named, known_models, layers_of, merged
 from schedc.costs.operators.blocks import block_operators
 from schedc.costs.operators.operator import Engine
 from schedc.costs.operators.sublayers import attention_operators, visible_pairs
-from schedc.costs.parameters import block_parameters
-from schedc.costs.predicted import architecture_named, known_models
 from schedc.errors import Unsupported
 
 H100 = DEVICES["h100"]

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from schedc.costs.architecture import Setting
+from schedc.costs.architecture import Setting, further_token_parameters, parameters
 from schedc.costs.devices import DEVICES
 from schedc.costs.hugging_face import architecture_of_config
-from schedc.costs.layers import layers_of
-from schedc.costs.parameters import further_token_parameters, parameters
-from schedc.costs.predicted import architecture_named, known_models
+from schedc.costs.layers import architecture_named, known_models, layers_of
 from schedc.io.location import Location
 
 

@@ -15,11 +15,13 @@ from schedc.costs.architecture import (
     Mamba,
     Setting,
     Sublayer,
+    block_parameters,
+    further_token_parameters,
+    parameters,
 )
 from schedc.costs.devices import DEVICES
 from schedc.costs.layers import layers_of
 from schedc.costs.operators.blocks import block_operators
-from schedc.costs.parameters import block_parameters, further_token_parameters, parameters
 
 SMALL = st.integers(1, 5)
 FLAG = st.booleans()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from inputs.problems import MS, make_problem
 
 from schedc.errors import InvalidInput
-from schedc.formats.link_trace import parse_link_trace, read_link_trace
+from schedc.formats.links import parse_link_trace, read_link_trace
 from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState, LinkTrace
 
 if TYPE_CHECKING:

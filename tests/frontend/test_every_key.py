@@ -18,8 +18,7 @@ from schedc.compile.settings import search_settings
 from schedc.errors import InvalidInput
 from schedc.frontend.job import checked_job
 from schedc.frontend.job_file import job_schema
-from schedc.frontend.job_source import source_of_table
-from schedc.frontend.overrides import python_override
+from schedc.frontend.job_source import python_override, source_of_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,8 +16,7 @@ from inputs.jobs import M70, write_job
 
 from schedc.errors import InvalidInput
 from schedc.frontend.job import checked_job, load_job
-from schedc.frontend.job_source import source_of_table
-from schedc.frontend.overrides import option_override, python_override, with_overrides
+from schedc.frontend.job_source import option_override, python_override, source_of_table, with_overrides
 from schedc.io.location import Location
 
 if TYPE_CHECKING:

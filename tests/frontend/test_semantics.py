@@ -14,7 +14,7 @@ from schedc.frontend.job import load_job
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.search_settings import SearchSettings
 from schedc.units import parse_duration_ns
-from schedc.verify.job import check_costs, check_pipeline
+from schedc.verify.problem import check_costs, check_pipeline
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,8 +15,8 @@ from rank_processes import DEAD, rank_processes
 from runs.forked_programs import run_on_ranks
 from runs.link_runs import measure, measure_without
 
+from schedc.formats.links import links_toml
 from schedc.formats.plan.plan_file import write_plan
-from schedc.formats.topology_toml import links_toml
 from schedc.ir.problem import Link
 from schedc.runtime.profiling.pairs import Agenda, Exchange, fit_link, line_ns, one_way_times
 from schedc.solvers.driver.registry import constructive

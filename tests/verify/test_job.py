@@ -9,8 +9,8 @@ import pytest
 from inputs.plans import small_plan
 
 from schedc.ir.problem import DataParallel, Link, Problem, Stage
-from schedc.verify import job
-from schedc.verify.job import check_costs, check_pipeline
+from schedc.verify import problem as job
+from schedc.verify.problem import check_costs, check_pipeline
 
 PLAN = small_plan()
 PARALLEL = DataParallel(size=2, zero_stage=1, reduce_scatter_ns=(1, 1), all_gather_ns=(1, 1))

@@ -174,4 +174,4 @@ def test_sound_problems_are_accepted(problem: Problem) -> None:
 
 def test_every_check_is_run_and_is_tested() -> None:
     defined = {name.replace("_", "-") for name in re.findall(r"def check_(\w+)", Path(rules.__file__).read_text())}
-    assert set(rules.CHECKS.rules) == defined == {case[0] for case in BROKEN}
+    assert set(rules.CHECKS.rules) == defined - {"pipeline", "costs"} == {case[0] for case in BROKEN}  # those are of test_job.py

@@ -36,8 +36,8 @@ def compare_command(
 ) -> None:
     """Compare a plan with a recorded run: where the time went, what was late and why, what blocks and transfers cost."""
     from schedc.compile.plans import time_plan
+    from schedc.formats.links import link_topology_toml
     from schedc.formats.profile_file import stage_profile_json
-    from schedc.formats.topology_toml import link_topology_toml
     from schedc.view.perfetto import perfetto_of_comparison
     from schedc.view.terminal.comparison import comparison_json, shown_comparison
     from schedc.view.terminal.show import show

@@ -33,9 +33,9 @@ def costs_command(
     as_json: JsonOption = False,
 ) -> None:
     """Predict what a model's layers cost on a device, and write them as a profile for jobs."""
+    from schedc.costs.architecture import expert_parameters, parameters
     from schedc.costs.devices import ROOFLINE, sustained
-    from schedc.costs.parameters import expert_parameters, parameters
-    from schedc.costs.predicted import is_known, predicted
+    from schedc.costs.layers import is_known, predicted
     from schedc.formats.profile_file import profile_json
     from schedc.view.terminal import profile
     from schedc.view.terminal.show import show

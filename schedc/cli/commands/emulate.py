@@ -37,7 +37,7 @@ def emulate_command(
     """Run a plan on this machine: a process per rank, real channels with the links' delays, waiting instead of compute."""
     from schedc.analysis.comparison.compare import compare
     from schedc.compile.plans import time_plan
-    from schedc.formats.link_trace import read_link_trace
+    from schedc.formats.links import read_link_trace
     from schedc.formats.trace_file import write_trace_file
     from schedc.view.terminal import emulated as view
     from schedc.view.terminal.show import show

@@ -28,8 +28,7 @@ from schedc.solvers.common.search_settings import SearchSettings
 from schedc.study.explain.changes import Change, ChangeKind, faster_link, more_memory, one_more_microbatch, other_choices
 from schedc.study.explain.delays import LinkDelay, PairDelay, pair_delays, resolved_delay
 from schedc.study.explain.resolve import Resolved, Solver
-from schedc.verify.job import check_costs, check_pipeline
-from schedc.verify.problem import verify_problem
+from schedc.verify.problem import check_costs, check_pipeline, verify_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,7 +10,7 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput
-from schedc.formats.link_trace import read_link_trace
+from schedc.formats.links import read_link_trace
 from schedc.io.location import one_line, show
 from schedc.ir.conditions import Conditions, LinkState
 from schedc.study.robust.scenarios import Scenarios, states_of_trace

@@ -20,8 +20,7 @@ from schedc import __version__
 from schedc.compile.settings import DEFAULT_TIME_S
 from schedc.errors import InvalidInput
 from schedc.frontend.job_file import JobFile
-from schedc.frontend.job_source import JobSource, source_of_file
-from schedc.frontend.overrides import Override, python_override, with_overrides
+from schedc.frontend.job_source import JobSource, Override, python_override, source_of_file, with_overrides
 from schedc.io.conform import Counts, Durations, Section, UnknownKey, conform
 from schedc.io.input_file import read_bytes
 from schedc.io.location import Location, show

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from schedc.costs.architecture import Architecture
-    from schedc.costs.predicted import Predicted
+    from schedc.costs.layers import Predicted
     from schedc.frontend.job_source import JobSource
 
 PROFILE = "profile.json"
@@ -205,7 +205,7 @@ def _predicted(
 ) -> tuple[dict[int, Predicted], tuple[Path, ...]]:
     """The model's layers for each microbatch size, and the file that the model is in, if it is in one."""
     from schedc.costs.devices import ROOFLINE, sustained
-    from schedc.costs.predicted import predicted
+    from schedc.costs.layers import predicted
 
     model, at = file.model, root / "model"
     if (model.name is None) == (model.config is None):

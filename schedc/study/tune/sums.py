@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from schedc.costs.parameters import expert_parameters, further_token_parameters, matrix_parameters, parameters
+from schedc.costs.architecture import expert_parameters, further_token_parameters, matrix_parameters, parameters
 from schedc.errors import Defect
 from schedc.units import format_bytes
 

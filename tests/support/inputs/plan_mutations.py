@@ -27,9 +27,8 @@ from schedc.formats.plan.plan_file import parse_plan, plan_json
 from schedc.ir.ops import Kind
 from schedc.ir.plan import MadeBy
 from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
-from schedc.verify.job import check_costs, check_pipeline
 from schedc.verify.plan.checks import RANKS
-from schedc.verify.problem import verify_problem
+from schedc.verify.problem import check_costs, check_pipeline, verify_problem
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
