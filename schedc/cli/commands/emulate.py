@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Option
 
@@ -13,9 +12,6 @@ from schedc.api import read_plan
 from schedc.cli.options import JsonOption, PlanArgument
 from schedc.errors import InvalidInput
 from schedc.io.outputs import check_outputs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 FileOption = Path | None
 QUEUES = (1, 4)
@@ -40,6 +36,7 @@ def emulate_command(
     from schedc.formats.links import read_link_trace
     from schedc.formats.trace_file import write_trace_file
     from schedc.view.terminal import emulated as view
+    from schedc.view.terminal.progress import working
     from schedc.view.terminal.show import show
 
     if queues not in QUEUES:
@@ -54,28 +51,32 @@ def emulate_command(
     if (adapt or choose) and (queues == 1 or trace is not None):
         raise InvalidInput(f"{'--adapt' if adapt else '--choose'}: cannot be combined with --queues 1 or --trace; leave them out")
     runs = runs or (ADAPTING_RUNS if adapt else RUNS)
-    progress = _progress(runs, read.certificate.makespan_ns * scale / 1e9)
     from schedc.runtime.emulation.adapting import WARM_UP, emulate_adapting  # these load torch, which takes a while
     from schedc.runtime.emulation.emulate import emulate
 
-    if adapt:
-        with progress as report:
+    timeline = None if adapt or choose else time_plan(read)  # which refuses what cannot run
+    run_s = read.certificate.makespan_ns * scale / 1e9
+    with working(f"starting; each run takes about {run_s:.2g} s", logs=False) as progress:
+
+        def report(ended: int) -> None:
+            progress(f"run {ended} of {runs} has ended" if ended else "the warm-up has ended", ended)
+
+        if adapt:
             found = emulate_adapting(
                 read, scale=scale, runs=runs, warm_up=warm_up or WARM_UP, choose=choose, links=changes, report=report
             )
+        else:
+            emulation = emulate(read, scale=scale, runs=runs, queues=queues, choose=choose, links=changes, report=report)
+    if adapt:
         times = view.replay_times(read, changes, found, choose=choose)
         as_object = view.replay_json(found, times, scale=scale)
         document = view.shown_replay(changes, found, times, scale=scale, choose=choose)
     elif choose:
-        with progress as report:
-            chosen = emulate(read, scale=scale, runs=runs, choose=True, links=changes, report=report)
-        simulated = view.choosing_times(read, changes, chosen)
-        as_object = view.choosing_json(chosen, simulated, scale=scale)
-        document = view.shown_choosing(chosen, simulated, scale=scale)
+        simulated = view.choosing_times(read, changes, emulation)
+        as_object = view.choosing_json(emulation, simulated, scale=scale)
+        document = view.shown_choosing(emulation, simulated, scale=scale)
     else:
-        timeline = time_plan(read)
-        with progress as report:
-            emulation = emulate(read, scale=scale, runs=runs, queues=queues, links=changes, report=report)
+        assert timeline is not None
         comparison = compare(read, timeline, emulation.trace)
         written = []
         if trace is not None:
@@ -84,12 +85,3 @@ def emulate_command(
         as_object = view.emulation_json(read, emulation, comparison, queues=queues, traced=links is not None)
         document = view.shown_emulation(read, emulation, comparison, queues=queues, traced=links is not None, written=written)
     show(as_object if as_json else document)
-
-
-@contextmanager
-def _progress(runs: int, predicted_s: float) -> Iterator[Callable[[int], None]]:
-    """A line on standard error, where that is a terminal; yields what is called after each run."""
-    from schedc.view.terminal.progress import working
-
-    with working(f"starting; each run takes about {predicted_s:.2g} s", logs=False) as show:
-        yield lambda ended: show(f"run {ended} of {runs} has ended" if ended else "the warm-up has ended", ended)

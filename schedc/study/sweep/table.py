@@ -52,7 +52,12 @@ def write_table(path: Path, sweep: Sweep, answers: Mapping[str, CompileRow]) -> 
     known = [(job, answers[job.key]) for job in sweep.jobs if job.key in answers]
     columns = {name: _uniform([job.columns.get(name) for job, _ in known]) for name in sweep.columns}
     columns |= {field.name: [getattr(answer, field.name) for _, answer in known] for field in fields(CompileRow)}
-    write_atomically(path, _csv(columns) if path.suffix == ".csv" else _parquet(columns))
+    if path.suffix == ".csv":
+        rows = zip(*columns.values(), strict=True)
+        cells = ([str(each).lower() if isinstance(each, bool) else each for each in row] for row in rows)
+        write_atomically(path, csv_bytes([columns, *cells]))
+    else:
+        write_atomically(path, _parquet(columns))
     return len(known)
 
 
@@ -66,11 +71,6 @@ def _uniform(values: Sequence[object]) -> list[Any]:
     if kinds <= {int, float}:
         return [None if value is None else float(str(value)) for value in values]
     return [value if value is None or isinstance(value, str) else json.dumps(value, default=str) for value in values]
-
-
-def _csv(columns: Mapping[str, Sequence[Any]]) -> bytes:
-    rows = zip(*columns.values(), strict=True)
-    return csv_bytes([columns, *([str(each).lower() if isinstance(each, bool) else each for each in row] for row in rows)])
 
 
 def _parquet(columns: Mapping[str, Sequence[Any]]) -> bytes:

@@ -58,14 +58,27 @@ def prepared_folder(folder: Path, inputs: Sequence[Path]) -> Iterator[None]:
 
 
 def write_folder(folder: Path, request: TuneRequest, tuned: Tuned) -> None:
-    """Write the four files.
+    """Write the four files. Where a constructive method made the plan, the job names it, so `compile` gives the same plan.
 
     Raises:
         InvalidInput: a file cannot be written.
         Defect: the job that would be written is not the one that was planned.
     """
+    import tomlkit
+
     profile = request.profiles[tuned.best.candidate.microbatch_size].encode()
-    job = _job_toml(request, tuned)
+    each, table = tuned.best.candidate, job_table(request, tuned.best.candidate, tuned.problem)
+    method = tuned.plan.made_by.method
+    if method.removesuffix(MIXED).removesuffix(FUSED).partition("{")[0] in METHODS:
+        table["solver"] = {"method": method}  # one that makes the same plan again
+    document = tomlkit.document()
+    for line in (
+        f"The best of {len(tuned.rows)} candidates of schedc tune: {each.ranks} ranks on each of",
+        f"{each.data_parallel} data-parallel pipelines, microbatches of {each.microbatch_size}, ZeRO {each.zero_stage}.",
+    ):
+        document.add(tomlkit.comment(line))
+    document.update(table)
+    job = tomlkit.dumps(document).encode()
     with TemporaryDirectory(prefix="schedc-tune-") as name:
         trial = Path(name)
         (trial / PROFILE).write_bytes(profile)
@@ -77,25 +90,6 @@ def write_folder(folder: Path, request: TuneRequest, tuned: Tuned) -> None:
     contents = {PROFILE: profile, JOB: job, PLAN: plan_json(plan), TABLE: rows_csv(tuned.rows)}
     for file, content in contents.items():
         write_atomically(folder / file, content)
-
-
-def _job_toml(request: TuneRequest, tuned: Tuned) -> bytes:
-    """The best candidate's job. Where a constructive method made the plan, the job names it, so `compile` gives the same plan."""
-    import tomlkit
-
-    each, table = tuned.best.candidate, job_table(request, tuned.best.candidate, tuned.problem)
-    method = tuned.plan.made_by.method
-    if method.removesuffix(MIXED).removesuffix(FUSED).partition("{")[0] in METHODS:
-        table["solver"] = {"method": method}
-    document = tomlkit.document()
-    document.add(tomlkit.comment(f"The best of {len(tuned.rows)} candidates of schedc tune: {each.ranks} ranks on each of"))
-    document.add(
-        tomlkit.comment(
-            f"{each.data_parallel} data-parallel pipelines, microbatches of {each.microbatch_size}, ZeRO {each.zero_stage}."
-        )
-    )
-    document.update(table)
-    return tomlkit.dumps(document).encode()
 
 
 def job_table(request: TuneRequest, candidate: TuneCandidate, made: CandidateProblem) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from schedc.costs.devices import RESERVE, Accelerator
+from schedc.costs.devices import RESERVE, Accelerator, device_named
 from schedc.errors import InvalidInput, Unsupported
 from schedc.formats.profile_file import ProfileFile, profile_json
 from schedc.frontend.profile import layers_of_entries
@@ -19,7 +19,7 @@ from schedc.io.tables import parse_json
 from schedc.ir.costs import MessageCost
 from schedc.ir.workload import Layer, Semantics
 from schedc.study.tune.candidates import Choices, divisors
-from schedc.study.tune.tune_file import ModelSection, TuneFile, TuneSection
+from schedc.study.tune.tune_file import TuneFile, TuneSection
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
@@ -81,8 +81,18 @@ def read_request(source: JobSource) -> TuneRequest:
     root = source.place
     file = conform(source.document, TuneFile, root)
     model, tune = file.model, file.tune
-    groups = _groups(file, root)
-    device = _device(model, root)
+    group, device = model.tp * model.cp, None
+    for index, devices in enumerate(file.topology.sites):
+        if devices % group:
+            raise (root / "topology" / "sites" / index).refuse(
+                f"{devices} devices", f"a multiple of {group}, as model.tp × model.cp of them make a rank"
+            )
+    groups = tuple(devices // group for devices in file.topology.sites)
+    if model.device is not None:
+        try:
+            device = device_named(model.device)
+        except InvalidInput as error:
+            raise (root / "model" / "device").error(str(error)) from error
     sizes = tune.microbatch_sizes
     architecture = None
     if tune.profiles is not None:
@@ -153,17 +163,6 @@ def read_request(source: JobSource) -> TuneRequest:
     )
 
 
-def _groups(file: TuneFile, root: Location) -> tuple[int, ...]:
-    """How many ranks the devices of each site make."""
-    size = file.model.tp * file.model.cp
-    for index, devices in enumerate(file.topology.sites):
-        if devices % size:
-            raise (root / "topology" / "sites" / index).refuse(
-                f"{devices} devices", f"a multiple of {size}, as model.tp × model.cp of them make a rank"
-            )
-    return tuple(devices // size for devices in file.topology.sites)
-
-
 def _batch(file: TuneFile, sequence: int | None, root: Location) -> int:
     """Sequences of a training step."""
     tune, at = file.tune, root / "tune"
@@ -187,17 +186,6 @@ def _recompute(tune: TuneSection, root: Location) -> tuple[str, ...]:
         expected = '["none"], as torch recomputes inside of layers only: see model.recompute'
         raise (root / "tune" / "recompute").refuse('"full" where tune.semantics is "torch"', expected)
     return ("none",)
-
-
-def _device(model: ModelSection, root: Location) -> Accelerator | None:
-    from schedc.costs.devices import device_named
-
-    if model.device is None:
-        return None
-    try:
-        return device_named(model.device)
-    except InvalidInput as error:
-        raise (root / "model" / "device").error(str(error)) from error
 
 
 def _predicted(
