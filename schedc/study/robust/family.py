@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from schedc.solvers.common.search_settings import SearchSettings
 
 AS_PLANNED_NAME = "as planned"
+FILE = "plan-{}.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,17 +80,20 @@ def compile_family(
     failures: list[Failure] = []
     kept = 0
     for number, ((name, _), each) in enumerate(zip(conditions, problems, strict=True)):
-        path = folder / _file(number)
-        plan = _kept(path, each, job_sha256)
-        if plan is None:
-            on_plan(number, name)
-            compiled = compile_problem(each, settings, job_sha256=job_sha256)
-            plan = compiled.plan
-            failures += compiled.failures
-            write_atomically(path, plan_json(plan))
-        else:
-            kept += 1
-        plans.append(plan)
+        path = folder / FILE.format(number)
+        if path.exists():  # of an earlier run, perhaps for something else
+            plan = read_plan(path)
+            is_ours = plan.problem == each and plan.made_by.job_sha256 == job_sha256 and not check_plan(plan)
+            # One written by hand or by another version is not kept: the table has the digest of these bytes.
+            if is_ours and path.read_bytes() == plan_json(plan):
+                kept += 1
+                plans.append(plan)
+                continue
+        on_plan(number, name)
+        compiled = compile_problem(each, settings, job_sha256=job_sha256)
+        failures += compiled.failures
+        write_atomically(path, plan_json(compiled.plan))
+        plans.append(compiled.plan)
     family = Family(
         name=problem.name,
         job_sha256=job_sha256,
@@ -97,7 +101,7 @@ def compile_family(
         conditions=tuple(conditions),
         plans=tuple(
             FamilyPlan(
-                path=_file(number),
+                path=FILE.format(number),
                 sha256=hashlib.sha256(plan_json(plan)).hexdigest(),
                 objective_ns=ends_of(problems, plan.schedule()),
             )
@@ -106,19 +110,3 @@ def compile_family(
     )
     write_atomically(folder / FAMILY, family_json(family))
     return Made(family=family, plans=tuple(plans), kept=kept, failures=tuple(failures))
-
-
-def _file(number: int) -> str:
-    return f"plan-{number}.json"
-
-
-def _kept(path: Path, problem: Problem, job_sha256: str) -> Plan | None:
-    """The plan of an earlier run; None where there is none, or one for something else."""
-    if not path.exists():
-        return None
-    plan = read_plan(path)
-    if plan.problem != problem or plan.made_by.job_sha256 != job_sha256 or check_plan(plan):
-        return None
-    if path.read_bytes() != plan_json(plan):  # written by hand or by another version: the table has the digest of these bytes
-        return None
-    return plan

@@ -94,14 +94,8 @@ def drawn_states(problem: Problem, latency: Mapping[tuple[int, int], Distributio
     random = Random(seed)
     drawn = {pair: latency[pair].draw_ns(count, random) for pair in sorted(latency)}
     links = {(link.source, link.destination) for link in problem.links}
-    states = []
-    for number in range(count):
-        state = {}
-        for (low, high), latencies_ns in drawn.items():
-            for way in ((low, high), (high, low)):
-                if way in links:
-                    state[way] = LinkState(latency_ns=latencies_ns[number])
-        states.append(Conditions(links=state))
+    ways = [(way, pair) for pair in drawn for way in (pair, pair[::-1]) if way in links]
+    states = (Conditions(links={way: LinkState(latency_ns=drawn[pair][number]) for way, pair in ways}) for number in range(count))
     return Scenarios(tuple(states), (1.0,) * count)
 
 
@@ -148,7 +142,8 @@ def states_named(text: str, problem: Problem, *, samples: int, seed: int, option
                 raise InvalidInput(f"{option}: found {show(match[0].strip())}, expected one distribution without ranks")
             every = dict.fromkeys(pairs, distribution)
             continue
-        pair = min(int(match[1]), int(match[2])), max(int(match[1]), int(match[2]))
+        first, second = int(match[1]), int(match[2])
+        pair = min(first, second), max(first, second)
         if pair not in pairs or pair in named:
             known = ", ".join(f"{low}-{high}" for low, high in pairs[:12])
             raise InvalidInput(
@@ -177,9 +172,9 @@ def grid_of(text: str, problem: Problem, *, option: str) -> list[tuple[str, Cond
         raise InvalidInput(f"{option}: found {show(text)}, expected a link trace, or {expected}")
     who = match[1].strip()
     links = {(link.source, link.destination) for link in problem.links}
-    both = [[way for way in ((low, high), (high, low)) if way in links] for low, high in pairs_of(problem)]
+    both = [[way for way in (pair, pair[::-1]) if way in links] for pair in pairs_of(problem)]
     if who == "each":
-        groups = {f"{ways[0][0]}-{ways[0][1]}" if len(ways) == 2 else f"{ways[0][0]}>{ways[0][1]}": ways for ways in both}
+        groups = {f"{ways[0][0]}{'-' if len(ways) == 2 else '>'}{ways[0][1]}": ways for ways in both}
     elif who == "all":
         groups = {"all": [way for ways in both for way in ways]}
     else:
@@ -196,9 +191,7 @@ def grid_of(text: str, problem: Problem, *, option: str) -> list[tuple[str, Cond
             latency_ns = parse_duration_ns(value)
         except ValueError as error:
             raise InvalidInput(f"{option}: found {show(value.strip())} in {show(text)}, {error}") from error
+        said = format_duration_ns(latency_ns, 9).replace(" ", "")
         for name, ways in groups.items():
-            state = LinkState(latency_ns=latency_ns)
-            made.append(
-                (f"{name}={format_duration_ns(latency_ns, 9)}".replace(" ", ""), Conditions(links=dict.fromkeys(ways, state)))
-            )
+            made.append((f"{name}={said}", Conditions(links=dict.fromkeys(ways, LinkState(latency_ns=latency_ns)))))
     return made

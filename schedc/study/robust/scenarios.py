@@ -6,7 +6,6 @@ A state is one of all links together, for a whole step: how links change within 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -18,7 +17,7 @@ from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState, LinkTrace
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.ir.problem import Link, Problem
+    from schedc.ir.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +60,12 @@ def states_of_trace(trace: LinkTrace, most: int) -> Scenarios:
 
 def _together(spans: list[tuple[int, Conditions]]) -> Scenarios:
     """States that are equal as one, in the order in which they first come."""
-    keys = [tuple(sorted(state.links.items(), key=lambda entry: entry[0])) for _, state in spans]
-    weights: Counter[object] = Counter()
-    first: dict[object, Conditions] = {}
-    for (span_ns, state), key in zip(spans, keys, strict=True):
-        weights[key] += span_ns
-        first.setdefault(key, state)
-    return Scenarios(tuple(first.values()), tuple(float(weights[key]) for key in first))
+    found: dict[frozenset[object], tuple[Conditions, int]] = {}
+    for span_ns, state in spans:
+        key = frozenset(state.links.items())
+        first, before_ns = found.get(key, (state, 0))
+        found[key] = first, before_ns + span_ns
+    return Scenarios(tuple(state for state, _ in found.values()), tuple(float(total_ns) for _, total_ns in found.values()))
 
 
 def shifted(problem: Problem, states: Scenarios, deviations: float) -> Conditions:
@@ -76,28 +74,25 @@ def shifted(problem: Problem, states: Scenarios, deviations: float) -> Condition
     The mean is rounded down to whole nanoseconds; with `deviations` 0 no link costs more than its mean over the states.
     """
     named = {ends for state in states.conditions for ends in state.links}
-    links = {
-        (link.source, link.destination): _shifted(link, states, deviations)
-        for link in problem.links
-        if (link.source, link.destination) in named
-    }
-    return Conditions(links=links)
-
-
-def _shifted(link: Link, states: Scenarios, deviations: float) -> LinkState:
-    costs = [state.link(link) for state in states.conditions]
     total = math.fsum(states.weights)
     shares = [weight / total for weight in states.weights]
-    mean_ns = math.fsum(share * cost.latency_ns for share, cost in zip(shares, costs, strict=True))
-    square = math.fsum(share * (cost.latency_ns - mean_ns) ** 2 for share, cost in zip(shares, costs, strict=True))
-    latency_ns = math.floor(mean_ns + deviations * math.sqrt(square) + 1e-6)
-    rates = [cost.bytes_per_second for cost in costs]
-    if len(set(rates)) == 1:  # as planned, an occupancy that is given outright among them
-        return LinkState(latency_ns=latency_ns, bytes_per_second=None if rates[0] == link.bytes_per_second else rates[0])
-    # Where some states have a bandwidth and the plan has an occupancy, the mean of those that have one.
-    per_byte = math.fsum(share / rate for share, rate in zip(shares, rates, strict=True) if rate)
-    per_byte /= math.fsum(share for share, rate in zip(shares, rates, strict=True) if rate)
-    return LinkState(latency_ns=latency_ns, bytes_per_second=max(1, math.ceil(1 / per_byte)))
+    links = {}
+    for link in problem.links:
+        if (link.source, link.destination) not in named:
+            continue
+        costs = [state.link(link) for state in states.conditions]
+        mean_ns = math.fsum(share * cost.latency_ns for share, cost in zip(shares, costs, strict=True))
+        square = math.fsum(share * (cost.latency_ns - mean_ns) ** 2 for share, cost in zip(shares, costs, strict=True))
+        rates = [cost.bytes_per_second for cost in costs]
+        if len(set(rates)) == 1:  # as planned, an occupancy that is given outright among them
+            rate = None if rates[0] == link.bytes_per_second else rates[0]
+        else:  # where some states have a bandwidth and the plan has an occupancy, the mean of those that have one
+            per_byte = math.fsum(share / each for share, each in zip(shares, rates, strict=True) if each)
+            per_byte /= math.fsum(share for share, each in zip(shares, rates, strict=True) if each)
+            rate = max(1, math.ceil(1 / per_byte))
+        latency_ns = math.floor(mean_ns + deviations * math.sqrt(square) + 1e-6)
+        links[link.source, link.destination] = LinkState(latency_ns=latency_ns, bytes_per_second=rate)
+    return Conditions(links=links)
 
 
 def clustered(problem: Problem, states: Scenarios, most: int) -> Scenarios:
