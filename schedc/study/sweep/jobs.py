@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import product
@@ -100,10 +101,21 @@ def read_sweep(path: Path) -> Sweep:
     """
     place = Location(str(path))
     file = conform(parse_toml(read_bytes(path), str(path)), SweepFile, place)
-    fixed, grid, cases = _settings(file.set, place / "set"), _grid(file.grid, place / "grid"), _cases(file, place)
+    fixed, grid = _settings(file.set, place / "set"), _grid(file.grid, place / "grid")
+    _check_once([case.name for case in file.cases], place / "cases")
+    cases: list[tuple[str | None, dict[str, Override]]] = [
+        (case.name, _settings(case.set, place / "cases" / index / "set")) for index, case in enumerate(file.cases)
+    ] or [(None, {})]
     options = _options(file, place)
     _check_apart(fixed, grid, cases, place)
-    bases = _bases(file, path.parent, place)
+    names = (file.job,) if isinstance(file.job, str) else file.job
+    _check_once(names, place / "job")
+    bases = {}
+    for name in names:
+        of_job = path.parent / name
+        if of_job.exists() and not of_job.is_file():
+            raise (place / "job").refuse(f"{show(name)}, no regular file", "a job file, as each of the jobs reads it")
+        bases[name] = source_of_file(of_job)
     count = len(bases) * len(cases) * prod(map(len, grid.values())) * len(options)
     if count > MOST_JOBS:
         raise place.error(f"found {count} jobs, expected at most {MOST_JOBS}: each combination is one")
@@ -129,18 +141,6 @@ def read_sweep(path: Path) -> Sweep:
     return Sweep(jobs=tuple(made.values()), columns=columns, files=files)
 
 
-def _bases(file: SweepFile, directory: Path, place: Location) -> dict[str, JobSource]:
-    names = (file.job,) if isinstance(file.job, str) else file.job
-    _check_once(names, place / "job")
-    bases = {}
-    for name in names:
-        path = directory / name
-        if path.exists() and not path.is_file():
-            raise (place / "job").refuse(f"{show(name)}, no regular file", "a job file, as each of the jobs reads it")
-        bases[name] = source_of_file(path)
-    return bases
-
-
 def _settings(table: Any, place: Location) -> dict[str, Override]:
     """The values that a table sets, by key; nested tables are the same as keys with dots."""
     return {key: _override(key, value, at) for key, value, at in _leaves(table, place)}
@@ -157,36 +157,27 @@ def _grid(table: Any, place: Location) -> dict[str, tuple[Override, ...]]:
     return grid
 
 
-def _cases(file: SweepFile, place: Location) -> tuple[tuple[str | None, dict[str, Override]], ...]:
-    """The settings of each case; one without a name if there are no cases."""
-    _check_once([case.name for case in file.cases], place / "cases")
-    cases = [(case.name, _settings(case.set, place / "cases" / index / "set")) for index, case in enumerate(file.cases)]
-    return tuple(cases) or ((None, {}),)
-
-
 def _override(key: str, value: object, at: Location) -> Override:
     return replace(python_override(key, value), source=f"{at.file}: {at.path} = {show(value)}")
 
 
-def _leaves(table: Any, place: Location) -> Iterator[tuple[str, Any, Location]]:
-    """Key, value and place of everything in nested tables that is no table; each key once."""
-    known: set[str] = set()
-    for key, value, at in _all_leaves(table, place):
+def _leaves(table: Any, place: Location, before: str = "", known: set[str] | None = None) -> Iterator[tuple[str, Any, Location]]:
+    """Key, value and place of everything in nested tables that is no table; each key once.
+
+    Within, `before` is the key of the table, and `known` has the keys that came.
+    """
+    known = set() if known is None else known
+    if not isinstance(table, dict | None):
+        raise place.refuse(show(table), "a table of keys of the job")
+    for name, value in (table or {}).items():
+        key, at = f"{before}{name}", place / name
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, at, f"{key}.", known)
+            continue
         if key in known:
             raise at.refuse(f"the key {key} twice", "it once, quoted or not")
         known.add(key)
         yield key, value, at
-
-
-def _all_leaves(table: Any, place: Location) -> Iterator[tuple[str, Any, Location]]:
-    if not isinstance(table, dict | None):
-        raise place.refuse(show(table), "a table of keys of the job")
-    for key, value in (table or {}).items():
-        if isinstance(value, dict) and value:
-            for inner, leaf, at in _all_leaves(value, place / key):
-                yield f"{key}.{inner}", leaf, at
-        else:
-            yield key, value, place / key
 
 
 def _options(file: SweepFile, place: Location) -> list[tuple[JobOptions, dict[str, object]]]:
@@ -225,25 +216,22 @@ def _job(
     digest: Callable[[tuple[Path, ...]], str],
 ) -> SweepJob:
     paths = _files_of(base, values)
+    keys = {value.keys for value in values}
+    overlap = any(key[:length] in keys for key in keys for length in range(1, len(key)))
+    # Alike however the file orders them; as they are where one sets a part of what another sets.
+    in_order = values if overlap else sorted(values, key=lambda value: value.keys)
     content_sha256 = digest(paths)
     said = [
         __version__,
         name,
         content_sha256,
-        [value.canonical for value in _in_any_order(values)],
+        [value.canonical for value in in_order],
         [(field.name, getattr(options, field.name)) for field in fields(JobOptions)],
     ]
     names = tuple(map(str, paths))
     files = JobFiles(path=str(base.path), overrides=tuple(values), options=options, names=names, content_sha256=content_sha256)
     task = CompileTask(source=files, workers=options.workers or 1, kill_after_s=_kill_after_s(base, values, options))
     return SweepJob(columns=columns, key=hashlib.sha256(json.dumps(said).encode()).hexdigest(), task=task)
-
-
-def _in_any_order(values: Sequence[Override]) -> Sequence[Override]:
-    """The values, alike however the file orders them; as they are where one sets a part of what another sets."""
-    keys = {value.keys for value in values}
-    overlap = any(key[:length] in keys for key in keys for length in range(1, len(key)))
-    return values if overlap else sorted(values, key=lambda value: value.keys)
 
 
 def _files_of(base: JobSource, values: Iterable[Override]) -> tuple[Path, ...]:
@@ -260,18 +248,12 @@ def _kill_after_s(base: JobSource, values: Iterable[Override], options: JobOptio
     limit_ns = options.time_limit_ns
     if limit_ns is None:
         document, _ = with_overrides(base.document, [value for value in values if value.keys[0] == "solver"], base.place)
-        limit_ns = _duration_ns(document.get("solver"))
+        solver = document.get("solver")
+        text = solver.get("time_limit") if isinstance(solver, dict) else None
+        with suppress(ValueError):  # one for which the job will be refused
+            limit_ns = parse_duration_ns(text) if isinstance(text, str) else None
     limit_s = DEFAULT_TIME_S if limit_ns is None else limit_ns / 1e9
     return 2 * limit_s + GRACE_S * (1 + (options.deterministic_limit or 0))
-
-
-def _duration_ns(solver: Any) -> int | None:
-    """The time limit of a job's [solver]; None where it has none, or one for which the job will be refused."""
-    text = solver.get("time_limit") if isinstance(solver, dict) else None
-    try:
-        return parse_duration_ns(text) if isinstance(text, str) else None
-    except ValueError:
-        return None
 
 
 def _combinations(grid: Mapping[str, Sequence[Override]]) -> Iterator[dict[str, Override]]:
