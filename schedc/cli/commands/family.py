@@ -13,7 +13,6 @@ from schedc.io.outputs import check_outputs, is_standard
 
 if TYPE_CHECKING:
     from schedc.ir.conditions import Conditions
-    from schedc.ir.problem import Problem
 
 SAMPLES = 512
 """A trace's states, or a distribution's, of which the clusters are."""
@@ -48,6 +47,8 @@ def family_command(
     from schedc.compile.settings import search_settings
     from schedc.formats.family_file import FAMILY
     from schedc.study.robust.family import compile_family, with_as_planned
+    from schedc.study.robust.requests import grid_of, is_drawn, is_grid, states_named
+    from schedc.study.robust.scenarios import clustered
     from schedc.view.terminal.progress import say
     from schedc.view.terminal.robust import family_json, shown_family
     from schedc.view.terminal.show import show
@@ -66,7 +67,16 @@ def family_command(
         option="--method",
     )
     problem = loaded.problem
-    conditions = with_as_planned([each for text in links for each in _conditions(text, problem, most, settings.limits.seed)])
+    given: list[tuple[str, Conditions]] = []
+    for text in links:
+        if is_grid(text):
+            given += grid_of(text, problem, option="--links")
+            continue
+        states = states_named(text, problem, samples=SAMPLES, seed=settings.limits.seed, option="--links")
+        name = text if is_drawn(text) else PurePath(text).name
+        few = clustered(problem, states, most)
+        given += [(f"{name} {number}", each) for number, each in enumerate(few.conditions, start=1)]
+    conditions = with_as_planned(given)
     try:
         output.mkdir(exist_ok=True)
     except OSError as error:
@@ -80,16 +90,3 @@ def family_command(
     options.say_defects(made.failures, "no plan rests on it")
     if as_json or not quiet:
         show(family_json(made) if as_json else shown_family(made, output))
-
-
-def _conditions(text: str, problem: Problem, most: int, seed: int) -> list[tuple[str, Conditions]]:
-    """What one `--links` says."""
-    from schedc.study.robust.requests import grid_of, is_drawn, is_grid, states_named
-    from schedc.study.robust.scenarios import clustered
-
-    if is_grid(text):
-        return grid_of(text, problem, option="--links")
-    states = states_named(text, problem, samples=SAMPLES, seed=seed, option="--links")
-    name = text if is_drawn(text) else PurePath(text).name
-    few = clustered(problem, states, most)
-    return [(f"{name} {number}", each) for number, each in enumerate(few.conditions, start=1)]

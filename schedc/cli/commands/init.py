@@ -20,7 +20,6 @@ from schedc.spelling import counted
 from schedc.units import parse_bandwidth, parse_bytes, parse_duration_ns
 
 if TYPE_CHECKING:
-    from schedc.costs.devices import Accelerator
     from schedc.formats.job_toml import FirstLink
     from schedc.formats.profile_file import LayerEntry
 
@@ -78,7 +77,7 @@ def init_command(
     force: Annotated[bool, Option("--force", help="Replace files that exist.")] = False,
 ) -> None:
     """Write a commented job for a model, a device and a topology; it compiles as it is."""
-    from schedc.costs.devices import device_named
+    from schedc.costs.devices import RESERVE, device_named
     from schedc.formats.job_toml import FirstJob, job_toml
 
     checked = (
@@ -124,7 +123,18 @@ def init_command(
         raise InvalidInput(f"--ranks: found {ranks}, expected at most {layers}, as {known.name} has as many layers")
     of_sites = tuple(ranks // sites + (site < ranks % sites) for site in range(sites))  # as even as can be
     of_expert = bytes_per_parameter if bytes_per_expert_parameter is None else bytes_per_expert_parameter
-    capacity, kept_free, unlimited = _memory(known, accelerator, reserve)
+    # The capacity of a device, what no plan uses of it; and why memory does not count where there is no capacity.
+    capacity, kept_free, unlimited = None, "", "no --device was given"
+    within = _link(known, LATENCY_WITHIN, None, UNKNOWN_LINK)
+    if accelerator is not None:
+        unlimited = "the profile has no activations or no parameters"
+        if any(layer.activation_bytes for layer in known.layers) and any(layer.parameters for layer in known.layers):
+            capacity, unlimited = f"{accelerator.memory_bytes // 10**9} GB", ""
+            kept_free = reserve or f"{RESERVE * accelerator.memory_bytes / 10**9:g} GB"
+        is_near = max(of_sites) * group <= accelerator.group  # the largest site
+        rate = accelerator.link_bytes_per_s if is_near else accelerator.network_bytes_per_s
+        between_what = "between devices of a node" if is_near else "of a device to other nodes"
+        within = _link(known, LATENCY_WITHIN, f"{rate / 1e9:g} GB/s", f"{between_what} ({accelerator.title})")
     job = FirstJob(
         title=f"{known.title}, on {counted(ranks, 'rank')}" + (f" in {sites} sites" if sites > 1 else ""),
         name=known.name,
@@ -139,7 +149,7 @@ def init_command(
         bytes_per_expert_parameter=f"{of_expert:g}" if has_experts else None,
         limit=memory_limit,
         sites=of_sites,
-        within=_within(known, accelerator, max(of_sites) * group),
+        within=within,
         between=_between(known, latency, bandwidth, group) if sites > 1 else None,
     )
     text = job_toml(job)
@@ -173,28 +183,6 @@ def _read(path: Path) -> _Profile:
     file = conform(parse_json(read_bytes(path), str(path)), ProfileFile, Location(str(path)))
     name = one_line(path.stem if path.stem != "profile" else path.resolve().parent.name)
     return _Profile(name=name, title=one_line(file.model) or name, layers=file.layers, path=path, content=None)
-
-
-def _memory(profile: _Profile, device: Accelerator | None, reserve: str | None) -> tuple[str | None, str, str]:
-    """The capacity of a device, what no plan uses of it; and why memory does not count where there is no capacity."""
-    from schedc.costs.devices import RESERVE
-
-    if device is None:
-        return None, "", "no --device was given"
-    if any(each.activation_bytes for each in profile.layers) and any(each.parameters for each in profile.layers):
-        kept_free = reserve or f"{RESERVE * device.memory_bytes / 10**9:g} GB"
-        return f"{device.memory_bytes // 10**9} GB", kept_free, ""
-    return None, "", "the profile has no activations or no parameters"
-
-
-def _within(profile: _Profile, device: Accelerator | None, together: int) -> FirstLink:
-    """The link between devices of a site, of which the largest has this many together."""
-    if device is None:
-        return _link(profile, LATENCY_WITHIN, None, UNKNOWN_LINK)
-    is_near = together <= device.group
-    rate = device.link_bytes_per_s if is_near else device.network_bytes_per_s
-    note = f"between devices of a node ({device.title})" if is_near else f"of a device to other nodes ({device.title})"
-    return _link(profile, LATENCY_WITHIN, f"{rate / 1e9:g} GB/s", note)
 
 
 def _path_from(profile: _Profile, job: Path) -> str:

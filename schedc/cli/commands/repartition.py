@@ -18,8 +18,7 @@ from schedc.io.outputs import check_outputs, write_output
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.ir.conditions import Conditions
-    from schedc.ir.problem import Problem
+    from schedc.ir.conditions import LinkState
 
 _FACTOR = re.compile(r"\s*([0-9]{1,9})\s*=(.*)", re.ASCII)
 
@@ -47,6 +46,8 @@ def repartition_command(
 ) -> None:
     """Say which layers to give to other ranks when a rank computes slower, and what a step takes then."""
     from schedc.formats.plan.plan_file import plan_json
+    from schedc.ir.conditions import Conditions
+    from schedc.study.robust.requests import grid_of
     from schedc.view.terminal.moves import repartition_json, shown_repartition
     from schedc.view.terminal.show import show
 
@@ -56,10 +57,17 @@ def repartition_command(
     if output is not None:
         check_outputs({"-o": output}, (plan, *loaded.files), as_json=as_json)
     factors = _factors(slow or (), read.problem.ranks)
+    slow_links: dict[tuple[int, int], LinkState] = {}
+    for text in links or ():
+        conditions = grid_of(text, read.problem, option="--links")
+        if len(conditions) != 1:
+            expected = "RANKS=LATENCY, as in 3-4=30ms"
+            raise InvalidInput(f"--links: found {shown(text)}, {len(conditions)} conditions, expected one: {expected}")
+        slow_links |= conditions[0][1].links
     found = repartition_plan(
         read,
         loaded,
-        _slow_links(links or (), read.problem),
+        Conditions(links=slow_links),
         slow=factors,
         steps=steps,
         pause_s=option_value("--pause", pause) / 1e9,
@@ -88,17 +96,3 @@ def _factors(texts: Sequence[str], ranks: int) -> dict[int, float]:
             raise InvalidInput(f"--slow: found {shown(text)}, expected each rank at most once")
         found[rank] = factor
     return found
-
-
-def _slow_links(texts: Sequence[str], problem: Problem) -> Conditions:
-    """One of the conditions, in which all these links are slow."""
-    from schedc.ir.conditions import Conditions
-    from schedc.study.robust.requests import grid_of
-
-    found = [(text, grid_of(text, problem, option="--links")) for text in texts]
-    for text, conditions in found:
-        if len(conditions) != 1:
-            raise InvalidInput(
-                f"--links: found {shown(text)}, {len(conditions)} conditions, expected one: RANKS=LATENCY, as in 3-4=30ms"
-            )
-    return Conditions(links={pair: state for _, [(_, each)] in found for pair, state in each.links.items()})
