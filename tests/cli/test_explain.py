@@ -28,8 +28,7 @@ from schedc.solvers.heuristics.greedy import greedy
 from schedc.solvers.templates.one_f_one_b import one_f_one_b
 from schedc.study.explain import explain
 from schedc.study.explain.changes import ChangeKind, faster_link, more_memory, one_more_microbatch, other_choices
-from schedc.study.explain.delays import pair_delays
-from schedc.study.explain.resolve import Solver
+from schedc.study.explain.resolve import Solver, pair_delays
 from schedc.verify.schedule.checks import verify_schedule
 from schedc.view.terminal.explanation import WIDTH, shown_explanation
 from schedc.view.terminal.show import console, show

@@ -11,7 +11,7 @@ from inputs.sweeps import sweep_in
 from pyarrow import parquet
 
 from schedc.errors import InvalidInput
-from schedc.study.sweep.table import check_format, write_table
+from schedc.study.sweep.run import check_format, write_table
 from schedc.study.task import CompileRow, Status
 
 if TYPE_CHECKING:

@@ -45,8 +45,7 @@ def sweep_command(
     with interruption.listening():  # from here on a signal means that the rows so far are written
         from schedc.study.executors import processes_for
         from schedc.study.sweep.jobs import read_sweep
-        from schedc.study.sweep.run import Journal, journal_path, kept_keys, run
-        from schedc.study.sweep.table import check_format, write_table
+        from schedc.study.sweep.run import Journal, check_format, journal_path, kept_keys, run, write_table
 
         if cluster is not None and processes is not None:
             raise InvalidInput("--processes: found it beside --cluster, whose workers are started elsewhere; expected one of them")

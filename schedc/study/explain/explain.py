@@ -26,8 +26,7 @@ from schedc.solvers.common.base import Limits
 from schedc.solvers.common.interruption import Interruption, OutOfTime
 from schedc.solvers.common.search_settings import SearchSettings
 from schedc.study.explain.changes import Change, ChangeKind, faster_link, more_memory, one_more_microbatch, other_choices
-from schedc.study.explain.delays import LinkDelay, PairDelay, pair_delays, resolved_delay
-from schedc.study.explain.resolve import Resolved, Solver
+from schedc.study.explain.resolve import LinkDelay, PairDelay, Resolved, Solver, pair_delays, resolved_delay
 from schedc.verify.problem import check_costs, check_pipeline, verify_problem
 
 if TYPE_CHECKING:
