@@ -365,7 +365,7 @@ def choosing_run(plan: Plan, job: Job | None = None, *, links: LinkTrace | None 
         CheckFailed: as `simulate_plan`.
     """
     from schedc.analysis.simulation.online import not_before, simulate_online
-    from schedc.lower.conditions import problem_under
+    from schedc.lower.problem import problem_under
 
     simulate_plan(plan, job)  # refuses what cannot be timed
     problem = costs_for(plan, job)

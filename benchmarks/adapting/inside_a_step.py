@@ -28,7 +28,7 @@ from schedc.compile.certify import certify
 from schedc.compile.driver import compile_problem
 from schedc.ir.conditions import LinkState, LinkTrace
 from schedc.ir.plan import MadeBy
-from schedc.lower.conditions import problem_under
+from schedc.lower.problem import problem_under
 from schedc.runtime.emulation.emulate import emulate
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.search_settings import SearchSettings

@@ -33,8 +33,8 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.compile.driver import compile_problem
 from schedc.ir.conditions import Conditions, LinkState
 from schedc.ir.problem import Problem
-from schedc.lower.conditions import problem_under
 from schedc.lower.placement import place
+from schedc.lower.problem import problem_under
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.heuristics.pipemorph import pipemorph

@@ -29,8 +29,8 @@ from schedc.compiled.compiler import compiled
 from schedc.formats.plan.plan_file import parse_plan, plan_json
 from schedc.ir.conditions import Conditions, LinkState
 from schedc.ir.plan import MadeBy
-from schedc.lower.conditions import problem_under
 from schedc.lower.plan import lower
+from schedc.lower.problem import problem_under
 from schedc.solvers.heuristics.rule_table import RuleTableOptions, rule_table
 from schedc.solvers.heuristics.slow_link_rules import slow_link_rules
 from schedc.solvers.kernel.climb import climb_of, climbing_scheduler

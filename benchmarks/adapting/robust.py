@@ -25,7 +25,7 @@ from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.compile.driver import compile_problem
 from schedc.ir.conditions import Conditions, LinkState
 from schedc.ir.problem import Link, Problem, Stage
-from schedc.lower.conditions import problem_under
+from schedc.lower.problem import problem_under
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.heuristics.rule_table import rule_table

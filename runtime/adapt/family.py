@@ -24,7 +24,7 @@ from schedc.formats.family_file import FAMILY, Family, read_family
 from schedc.formats.plan.plan_file import parse_plan
 from schedc.io.input_file import MOST_BYTES, read_bytes
 from schedc.io.location import one_line
-from schedc.lower.conditions import problem_under
+from schedc.lower.problem import problem_under
 from schedc.verify.plan.checks import verify_plan
 from schedc.verify.problem import check_costs, check_pipeline, verify_problem
 

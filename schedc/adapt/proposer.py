@@ -21,7 +21,7 @@ from schedc.formats.plan.plan_file import plan_json
 from schedc.io.child import serve
 from schedc.ir.conditions import Conditions
 from schedc.ir.ops import Kind
-from schedc.lower.conditions import problem_under
+from schedc.lower.problem import problem_under
 from schedc.solvers.kernel.climb import climb_of, climbing_scheduler
 
 if TYPE_CHECKING:

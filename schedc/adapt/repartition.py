@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from itertools import permutations
+from itertools import pairwise, permutations
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -24,8 +24,7 @@ from schedc.errors import InvalidInput, Unsupported
 from schedc.ir.costs import FREE
 from schedc.ir.ops import Kind
 from schedc.ir.plan import MadeBy, Plan
-from schedc.lower.conditions import problem_under
-from schedc.lower.problem import problem_of
+from schedc.lower.problem import problem_of, problem_under
 from schedc.solvers.heuristics.rule_table import RuleTableOptions, rule_table
 from schedc.solvers.layout.layout_arrays import LayoutArrays
 from schedc.solvers.layout.moves import transferred
@@ -33,7 +32,7 @@ from schedc.units import format_duration_ns
 from schedc.verify.layout import verify_layout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping
     from fractions import Fraction
 
     from schedc.ir.conditions import Conditions
@@ -104,57 +103,59 @@ def repartition(
     own = problem_of(workload, start.layout(placement))
     if own != plan.problem:  # the conditions differ from the job's costs
         plan = replace(plan, problem=replace(own, data_parallel=plan.problem.data_parallel))
-    stays = replan(plan, conditions)
-    stay_ns = stays.objective_ns
+    proposal = replan(plan, conditions)
+    stay_ns = proposal.objective_ns
+    stays = Repartition(
+        plan=proposal.plan,
+        moved={},
+        running_ns=proposal.running_ns,
+        stay_ns=stay_ns,
+        objective_ns=stay_ns,
+        moved_bytes=0,
+        move_ns=0,
+        gain_ns=0,
+    )
 
-    def move(draft: LayoutArrays) -> tuple[int, int]:
-        """How many bytes move, and how long that takes."""
-        sizes = _moved(start, draft, moving)
-        return sum(sizes.values()), _sending_ns(sizes, links, message_bytes) + pause_ns
-
-    def problem_in(draft: LayoutArrays) -> Problem | None:
-        """The problem in a layout under the conditions; None: there is no room for its weights."""
-        layout = draft.layout(placement)
-        return None if verify_layout(workload, layout) else problem_under(problem_of(workload, layout), conditions)
+    def sizes_of(draft: LayoutArrays) -> dict[tuple[int, int], int]:
+        """How many bytes move from each rank to each other."""
+        sizes: dict[tuple[int, int], int] = defaultdict(int)
+        for layer, (source, destination) in _moved(start, draft).items():
+            sizes[source, destination] += moving[layer]
+        return sizes
 
     best, best_gain_ns, made, seen = start, 0, None, {start}
     better = True
     while better and len(seen) < MOST_LAYOUTS:
-        better = False
-        for draft in _neighbours(best):
-            if draft in seen or len(seen) >= MOST_LAYOUTS:
+        better, now = False, best
+        for giver, taker in permutations(range(len(now.ranks)), 2):  # one stage has a layer less, one a layer more
+            draft = transferred(now, giver, taker)
+            if draft is None or draft in seen or len(seen) >= MOST_LAYOUTS:
                 continue
             seen.add(draft)
-            problem, moving_ns = problem_in(draft), move(draft)[1]
-            if problem is None or steps * (stay_ns - _most_work_ns(problem)) - moving_ns <= best_gain_ns:
+            layout, move_ns = draft.layout(placement), _sending_ns(sizes_of(draft), links, message_bytes) + pause_ns
+            if verify_layout(workload, layout):  # no room for its weights
+                continue
+            problem = problem_under(problem_of(workload, layout), conditions)
+            if steps * (stay_ns - _most_work_ns(problem)) - move_ns <= best_gain_ns:
                 continue
             found = _schedule(problem, RuleTableOptions(climb_ops=0))
-            if found is not None and steps * (stay_ns - found[1]) - moving_ns > best_gain_ns:
-                best, best_gain_ns, made, better = draft, steps * (stay_ns - found[1]) - moving_ns, (problem, *found), True
+            if found is not None and steps * (stay_ns - found[1]) - move_ns > best_gain_ns:
+                best, best_gain_ns, made, better = draft, steps * (stay_ns - found[1]) - move_ns, (problem, *found), True
     if made is None:
-        return Repartition(
-            plan=stays.plan,
-            moved={},
-            running_ns=stays.running_ns,
-            stay_ns=stay_ns,
-            objective_ns=stay_ns,
-            moved_bytes=0,
-            move_ns=0,
-            gain_ns=0,
-        )
+        return stays
     problem, schedule, objective_ns = made
     climbed = _schedule(problem, RuleTableOptions())
     if climbed is not None and climbed[1] < objective_ns:
         schedule, objective_ns = climbed
     made_by = MadeBy(schedc=__version__, method=METHOD, job_sha256=plan.made_by.job_sha256)
-    moved_bytes, move_ns = move(best)
-    return Repartition(
+    sizes = sizes_of(best)
+    move_ns = _sending_ns(sizes, links, message_bytes) + pause_ns
+    return replace(
+        stays,
         plan=certify(problem, schedule, made_by, bounds=(simple_bound(problem),)),  # ranks wait for it: as of `replan`
-        moved={layer: pair for layer, pair in _ranks_of(start, best).items() if pair[0] != pair[1]},
-        running_ns=stays.running_ns,
-        stay_ns=stay_ns,
+        moved=_moved(start, best),
         objective_ns=objective_ns,
-        moved_bytes=moved_bytes,
+        moved_bytes=sum(sizes.values()),
         move_ns=move_ns,
         gain_ns=steps * (stay_ns - objective_ns) - move_ns,
     )
@@ -211,23 +212,13 @@ def _most_work_ns(problem: Problem) -> int:
     return max(work)
 
 
-def _neighbours(draft: LayoutArrays) -> Iterator[LayoutArrays]:
-    """All layouts in which one stage has a layer less and one a layer more."""
-    stages = range(len(draft.ranks))
-    for giver in stages:
-        for taker in stages:
-            after = transferred(draft, giver, taker)
-            if after is not None:
-                yield after
-
-
-def _ranks_of(before: LayoutArrays, after: LayoutArrays) -> dict[int, tuple[int, int]]:
-    """Of each layer, the rank before and after."""
-
-    def ranks(draft: LayoutArrays) -> list[int]:
-        return [rank for stage, rank in enumerate(draft.ranks) for _ in range(draft.cuts[stage], draft.cuts[stage + 1])]
-
-    return dict(enumerate(zip(ranks(before), ranks(after), strict=True)))
+def _moved(before: LayoutArrays, after: LayoutArrays) -> dict[int, tuple[int, int]]:
+    """Of each layer that moves, the rank before and after."""
+    ranks = (
+        [rank for rank, (first, last) in zip(draft.ranks, pairwise(draft.cuts), strict=True) for _ in range(first, last)]
+        for draft in (before, after)
+    )
+    return {layer: pair for layer, pair in enumerate(zip(*ranks, strict=True)) if pair[0] != pair[1]}
 
 
 def _links(workload: Workload, conditions: Conditions, has_size: bool) -> dict[tuple[int, int], Link]:
@@ -248,15 +239,6 @@ def _links(workload: Workload, conditions: Conditions, has_size: bool) -> dict[t
                 f" {pair[0]} and {pair[1]}, expected a bandwidth: layers cross the link too, and messages have no size, or several"
             )
     return found
-
-
-def _moved(before: LayoutArrays, after: LayoutArrays, moving: Sequence[int]) -> dict[tuple[int, int], int]:
-    """How many bytes move from each rank to each other; `moving` are the bytes of each layer."""
-    sizes: dict[tuple[int, int], int] = defaultdict(int)
-    for layer, (source, destination) in _ranks_of(before, after).items():
-        if source != destination:
-            sizes[source, destination] += moving[layer]
-    return sizes
 
 
 def _sending_ns(sizes: Mapping[tuple[int, int], int], links: Mapping[tuple[int, int], Link], message_bytes: int) -> int:

@@ -18,7 +18,7 @@ from schedc.errors import InvalidInput, Unsupported
 from schedc.ir.index import tables_of
 from schedc.ir.ops import Kind, Op
 from schedc.ir.plan import MadeBy, Plan
-from schedc.lower.conditions import checked_under
+from schedc.lower.problem import checked_under
 from schedc.solvers.heuristics.rule_table import RuleTableOptions, rule_table
 from schedc.solvers.heuristics.slow_link_rules import slow_link_rules
 from schedc.verify.problem import check_pipeline

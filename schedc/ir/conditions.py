@@ -1,7 +1,7 @@
 """What links and ranks cost at a time, where that differs from what a Problem says: a slow link, a rank whose compute has slowed.
 
 A link trace (which says from when to when), a monitor or a sample of a distribution gives these Conditions;
-`schedc.lower.conditions` makes the Problem under them.
+`schedc.lower.problem` makes the Problem under them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Workload + Layout → Problem: each stage costs what its layers do together, and the links are those that the placement crosses.
 
-A pure function for what `schedc.verify.workload` and `schedc.verify.layout` accept; a search over layouts calls it thousands of
-times a second.
+`problem_of` is a pure function for what `schedc.verify.workload` and `schedc.verify.layout` accept; a search over layouts calls it
+thousands of times a second. `problem_under` gives a Problem the costs that links and ranks have at the time.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from schedc.errors import InvalidInput
+from schedc.ir.ops import Kind
 from schedc.ir.problem import Problem, Stage, are_alike
 from schedc.ir.workload import Layer, Semantics, Workload
 from schedc.units import MAX_QUANTITY
+from schedc.verify.problem import verify_problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from fractions import Fraction
 
+    from schedc.ir.conditions import Conditions
     from schedc.ir.layout import Layout
 
 
@@ -93,24 +97,24 @@ def _static_where_it_counts(workload: Workload, layout: Layout) -> tuple[int | N
 
 def _stage(rank: int, layers: Sequence[Layer], speed: Fraction, recompute: bool, held: int | None) -> Stage:
     first, last = layers[0].position, layers[-1].position
-    forward_ns = together_ns([layer.forward_ns for layer in layers])
-    backward_input_ns = together_ns([layer.backward_input_ns for layer in layers])
-    backward_weight_ns = together_ns([layer.backward_weight_ns for layer in layers])
-    backward_ns = together_ns([layer.backward_ns for layer in layers])
+    forward, gradient, weight, fused = (
+        together_ns([getattr(layer, name) for layer in layers])
+        for name in ("forward_ns", "backward_input_ns", "backward_weight_ns", "backward_ns")
+    )
     if recompute:
         again_ns = together_ns([layer.forward_ns if layer.forward_again_ns is None else layer.forward_again_ns for layer in layers])
-        backward_input_ns = together_ns([again_ns, backward_input_ns])
-        backward_ns = together_ns([again_ns, backward_ns])
-    if speed != 1:
-        forward_ns, backward_input_ns = _at(speed, forward_ns), _at(speed, backward_input_ns)
-        backward_weight_ns, backward_ns = _at(speed, backward_weight_ns), _at(speed, backward_ns)
+        gradient, fused = together_ns([again_ns, gradient]), together_ns([again_ns, fused])
+    if speed != 1:  # on such a device, each to the nearest nanosecond, ties to even
+        forward, gradient, weight, fused = (
+            tuple(round(duration_ns / speed) for duration_ns in durations_ns) for durations_ns in (forward, gradient, weight, fused)
+        )
     return Stage(
         rank=rank,
         recompute=recompute,
-        forward_ns=forward_ns,
-        backward_input_ns=backward_input_ns,
-        backward_weight_ns=backward_weight_ns,
-        backward_ns=backward_ns,
+        forward_ns=forward,
+        backward_input_ns=gradient,
+        backward_weight_ns=weight,
+        backward_ns=fused,
         activation_bytes=sum([layer.activation_bytes for layer in layers]),
         activation_after_input_bytes=sum([layer.activation_after_input_bytes for layer in layers]),
         message_bytes=layers[-1].message_bytes,
@@ -130,11 +134,6 @@ def together_ns(durations_ns: Sequence[Sequence[int]]) -> tuple[int, ...]:
     if microbatches == 1:
         return (sum([duration_ns for (duration_ns,) in durations_ns]),)
     return tuple(map(sum, zip(*(_spread(each, microbatches) for each in durations_ns), strict=True)))
-
-
-def _at(speed: Fraction, durations_ns: Sequence[int]) -> tuple[int, ...]:
-    """The durations on a device of this speed, each to the nearest nanosecond, ties to even."""
-    return tuple(round(duration_ns / speed) for duration_ns in durations_ns)
 
 
 def _memory_limits(workload: Workload, layout: Layout, stages: Sequence[Stage]) -> tuple[int | None, ...]:
@@ -199,3 +198,50 @@ def as_torch_executes(stages: Sequence[Stage], first: int) -> tuple[Stage, ...]:
         )
         for index, stage in enumerate(stages)
     )
+
+
+def problem_under(problem: Problem, conditions: Conditions) -> Problem:
+    """The problem with these costs. Memory limits and collectives stay.
+
+    A bandwidth takes the place of an occupancy that is given outright. A fused backward slows down by what B and W together do.
+    """
+    if not conditions.links and not conditions.slowdown:
+        return problem
+    return replace(
+        problem,
+        links=tuple(conditions.link(link) for link in problem.links),
+        stages=tuple(_slowed(stage, conditions) for stage in problem.stages),
+    )
+
+
+def checked_under(problem: Problem, conditions: Conditions, where: str) -> Problem:
+    """The problem with these costs, verified; `where` says of messages which conditions they are.
+
+    Raises:
+        InvalidInput: it contradicts itself.
+    """
+    under = problem_under(problem, conditions)
+    if violations := verify_problem(under):
+        raise InvalidInput(f"{problem.name}: {where}: {violations[0]}")
+    return under
+
+
+def _slowed(stage: Stage, conditions: Conditions) -> Stage:
+    forward, gradient, weight = [conditions.slowdown.get((stage.rank, kind), 1.0) for kind in (Kind.F, Kind.B, Kind.W)]
+    if forward == gradient == weight == 1.0:
+        return stage
+    backward_input_ns, backward_weight_ns = _times(stage.backward_input_ns, gradient), _times(stage.backward_weight_ns, weight)
+    before_ns = sum(stage.backward_input_ns) / len(stage.backward_input_ns)
+    before_ns += sum(stage.backward_weight_ns) / len(stage.backward_weight_ns)
+    after_ns = sum(backward_input_ns) / len(backward_input_ns) + sum(backward_weight_ns) / len(backward_weight_ns)
+    return replace(
+        stage,
+        forward_ns=_times(stage.forward_ns, forward),
+        backward_input_ns=backward_input_ns,
+        backward_weight_ns=backward_weight_ns,
+        backward_ns=_times(stage.backward_ns, after_ns / before_ns if before_ns else gradient),
+    )
+
+
+def _times(durations_ns: Sequence[int], factor: float) -> tuple[int, ...]:
+    return tuple([round(duration_ns * factor) for duration_ns in durations_ns])

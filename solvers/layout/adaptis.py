@@ -240,20 +240,13 @@ def _interleaved(draft: LayoutArrays, stage: int) -> LayoutArrays | None:
     if middle - first < 2 or last - middle < 2:
         return None
     one, other = (middle - first) // 2, (last - middle) // 2
-    cuts = (first, first + one, first + one + other, first + one + other + (middle - first - one), last)
-    return LayoutArrays(
-        cuts=draft.cuts[:stage] + cuts + draft.cuts[stage + 3 :],
-        ranks=draft.ranks[:stage] + 2 * draft.ranks[stage : stage + 2] + draft.ranks[stage + 2 :],
-        again=draft.again[:stage] + 2 * draft.again[stage : stage + 2] + draft.again[stage + 2 :],
-    )
+    cuts = (first + one, first + one + other, first + one + other + (middle - first - one))
+    ranks, again = draft.ranks[stage : stage + 2], draft.again[stage : stage + 2]
+    return draft.with_stages(stage, stage + 2, cuts, 2 * ranks, 2 * again)
 
 
 def _joined(draft: LayoutArrays, stage: int) -> LayoutArrays:
     """The stage goes into the one two before it, which is on the same rank; the one between comes after both, or before."""
     first, middle, last, end = draft.cuts[stage - 2 : stage + 2]
-    both = middle - first + end - last
-    return LayoutArrays(
-        cuts=(*draft.cuts[: stage - 1], first + both, *draft.cuts[stage + 1 :]),
-        ranks=draft.ranks[:stage] + draft.ranks[stage + 1 :],
-        again=draft.again[:stage] + draft.again[stage + 1 :],
-    )
+    cut = first + (middle - first) + (end - last)
+    return draft.with_stages(stage - 2, stage + 1, (cut,), draft.ranks[stage - 2 : stage], draft.again[stage - 2 : stage])

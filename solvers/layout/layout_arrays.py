@@ -30,6 +30,16 @@ class LayoutArrays(NamedTuple):
     again: tuple[bool, ...]
     """Whether the stage recomputes."""
 
+    def with_stages(
+        self, first: int, last: int, cuts: tuple[int, ...], ranks: tuple[int, ...], again: tuple[bool, ...]
+    ) -> LayoutArrays:
+        """These stages in place of the stages [first, last) with the same layers; `cuts`: where all but the first of them begin."""
+        return LayoutArrays(
+            self.cuts[: first + 1] + cuts + self.cuts[last:],
+            self.ranks[:first] + ranks + self.ranks[last:],
+            self.again[:first] + again + self.again[last:],
+        )
+
     def layout(self, placement: str | None = None) -> Layout:
         """The same as a `Layout`; `placement` says what its placement is called; None: by the name of one with these ranks."""
         return Layout(

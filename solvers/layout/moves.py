@@ -5,13 +5,12 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import TYPE_CHECKING, TypeAlias
 
-from schedc.solvers.layout.layout_arrays import LayoutArrays
-
 if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
     from schedc.ir.workload import Workload
+    from schedc.solvers.layout.layout_arrays import LayoutArrays
 
     Move: TypeAlias = Callable[[LayoutArrays, Random, int, int], LayoutArrays | None]
 
@@ -143,11 +142,7 @@ def _split(draft: LayoutArrays, random: Random, ranks: int, chunks: int) -> Layo
     if last - first < 2 or draft.ranks.count(rank) >= chunks:
         return None
     two = (rank, draft.ranks[stage]) if random.random() < 0.5 else (draft.ranks[stage], rank)
-    return LayoutArrays(
-        cuts=(*draft.cuts[: stage + 1], random.randrange(first + 1, last), *draft.cuts[stage + 1 :]),
-        ranks=(*draft.ranks[:stage], *two, *draft.ranks[stage + 1 :]),
-        again=(*draft.again[:stage], draft.again[stage], *draft.again[stage:]),
-    )
+    return draft.with_stages(stage, stage + 1, (random.randrange(first + 1, last),), two, 2 * draft.again[stage : stage + 1])
 
 
 def _merge(draft: LayoutArrays, random: Random, _ranks: int, _chunks: int) -> LayoutArrays | None:
@@ -158,11 +153,8 @@ def _merge(draft: LayoutArrays, random: Random, _ranks: int, _chunks: int) -> La
     goes = stage + random.randrange(2)
     if draft.ranks.count(draft.ranks[goes]) < 2:
         return None
-    return LayoutArrays(
-        cuts=draft.cuts[: stage + 1] + draft.cuts[stage + 2 :],
-        ranks=draft.ranks[:goes] + draft.ranks[goes + 1 :],
-        again=draft.again[:goes] + draft.again[goes + 1 :],
-    )
+    stays = 2 * stage + 1 - goes
+    return draft.with_stages(stage, stage + 2, (), (draft.ranks[stays],), (draft.again[stays],))
 
 
 def _split_and_merge(draft: LayoutArrays, random: Random, ranks: int, chunks: int) -> LayoutArrays | None:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
     from schedc.solvers.common.base import Limits
 
+    _Where = tuple[tuple[tuple[int, int], int], ...]
+    """Pairs of ranks, each with the kind of what is between them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assigned:
@@ -59,24 +62,40 @@ def assign(given: Replicated, limits: Limits, *, weights: Sequence[int] | None =
     Raises:
         InvalidInput: nothing connects two nodes, or numbers do not fit each other.
     """
-    _check(given, weights)
-    timer = Timer(given)
-    begun_s = time.perf_counter()
-    weighed = [1] * given.nodes if weights is None else [*weights]
-    stay = tuple(range(given.nodes))
+    ranks, problem = given.problem.ranks, given.problem
+    if given.replicas < 1:
+        raise InvalidInput(f"replicas: found {given.replicas}, expected at least 1")
+    if given.buckets < 1:
+        raise InvalidInput(f"buckets: found {given.buckets}, expected at least 1")
+    if len(given.gradient_bytes) != ranks or min(given.gradient_bytes) < 0:
+        raise InvalidInput(
+            f"gradients: found {list(given.gradient_bytes)}, expected {ranks} sizes, one for each rank, of at least 0"
+        )
+    if weights is not None and (len(weights) != given.nodes or min(weights) < 0):
+        raise InvalidInput(f"weights: found {list(weights)}, expected {given.nodes} whole numbers of at least 0")
+    timer, begun_s = Timer(given), time.perf_counter()
+    weighed, stay = [1] * given.nodes if weights is None else [*weights], tuple(range(given.nodes))
     least, kinds, pairs, costs = _kinds(timer)
     before = timer.step(stay)
     best, best_step = swaps(timer, stay)
-    found = AssignmentModel(given.problem.ranks, given.replicas, pairs, kinds, weighed, _ends(timer, least, ()), before.step_ns)
-    known: set[tuple[tuple[tuple[int, int], int], ...]] = {()}
 
-    def learn(where: tuple[tuple[tuple[int, int], int], ...]) -> bool:
+    def ends(where: _Where) -> KnownEnds:
+        """When ranks end where these pairs have links of these kinds, and all others the least."""
+        slow: dict[tuple[int, int], MessageCost] = {}
+        for (a, b), kind in where:
+            slow[a, b], slow[b, a] = costs[kind]
+        ends_ns = timer.ends_ns(tuple(slow.get((link.source, link.destination), least) for link in problem.links))
+        return KnownEnds(where=where, ends_ns=ends_ns)
+
+    found = AssignmentModel(ranks, given.replicas, pairs, kinds, weighed, ends(()), before.step_ns)
+    known: set[_Where] = {()}
+
+    def learn(where: _Where) -> bool:
         """Add what links of these kinds make a pipeline take; whether that is new."""
         if where in known:
             return False
         known.add(where)
-        ends = _ends(timer, least, tuple((pair, costs[kind]) for pair, kind in where))
-        found.learn(ends._replace(where=where))
+        found.learn(ends(where))
         return True
 
     for pair in pairs:
@@ -99,17 +118,20 @@ def assign(given: Replicated, limits: Limits, *, weights: Sequence[int] | None =
                 raise Defect(f"assign: CP-SAT says {solver.status_name(status)}, though a known assignment keeps every constraint")
             break
         bound_ns = max(bound_ns, int(solver.best_objective_bound) // found.scale)
-        node_of = _read(solver, found, given.nodes)
+        node_of = tuple(next(node for node in stay if solver.boolean_value(found.takes[node][place])) for place in stay)
         step = timer.step(node_of)
         if value(node_of, step) < value(best, best_step):
             best, best_step = node_of, step
         if status == cp_model.OPTIMAL and value(best, best_step) <= int(solver.objective_value):
             proven = True
             break
-        new = [learn(_where(node_of, replica, pairs, kinds, given.problem.ranks)) for replica in range(given.replicas)]
+        new = False
+        for first in range(0, given.nodes, ranks):  # the links of a replica that cost more than the least
+            of_pair = ((pair, kinds.of_pair[node_of[first + pair[0]]][node_of[first + pair[1]]]) for pair in pairs)
+            new |= learn(tuple((pair, kind) for pair, kind in of_pair if kind >= 0))
         if ended_by is not None or status != cp_model.OPTIMAL:
             break
-        if not any(new):
+        if not new:
             raise Defect("assign: the model knows all links of its assignment and says that it takes less than the simulator")
     if bound_ns > best_step.step_ns:
         raise Defect(f"assign: the bound {bound_ns} ns is above the best known step, {best_step.step_ns} ns")
@@ -129,19 +151,6 @@ def swaps(timer: Timer, node_of: Sequence[int]) -> tuple[tuple[int, ...], Assign
             if now.step_ns < step.step_ns:
                 best, step, better = tuple(tried), now, True
     return best, step
-
-
-def _check(given: Replicated, weights: Sequence[int] | None) -> None:
-    if given.replicas < 1:
-        raise InvalidInput(f"replicas: found {given.replicas}, expected at least 1")
-    if given.buckets < 1:
-        raise InvalidInput(f"buckets: found {given.buckets}, expected at least 1")
-    if len(given.gradient_bytes) != given.problem.ranks or min(given.gradient_bytes) < 0:
-        raise InvalidInput(
-            f"gradients: found {list(given.gradient_bytes)}, expected {given.problem.ranks} sizes, one for each rank, of at least 0"
-        )
-    if weights is not None and (len(weights) != given.nodes or min(weights) < 0):
-        raise InvalidInput(f"weights: found {list(weights)}, expected {given.nodes} whole numbers of at least 0")
 
 
 def _kinds(
@@ -175,29 +184,3 @@ def _kinds(
     pairs = sorted({(min(link.source, link.destination), max(link.source, link.destination)) for link in given.problem.links})
     kinds = Kinds(of_pair=of_pair, ring=ring, ring_ns=[*levels][1:], least_ring_ns=least_rings)
     return least, kinds, pairs, [*numbers][1:]
-
-
-def _ends(
-    timer: Timer, least: MessageCost, where: tuple[tuple[tuple[int, int], tuple[MessageCost, MessageCost]], ...]
-) -> KnownEnds:
-    """When ranks end where these pairs have these costs, and all others the least."""
-    costs = {}
-    for (a, b), (there, back) in where:
-        costs[a, b], costs[b, a] = there, back
-    links = timer.given.problem.links
-    ends_ns = timer.ends_ns(tuple(costs.get((link.source, link.destination), least) for link in links))
-    return KnownEnds(where=(), ends_ns=ends_ns)
-
-
-def _read(solver: cp_model.CpSolver, found: AssignmentModel, nodes: int) -> tuple[int, ...]:
-    """The node of each place."""
-    return tuple(next(node for node in range(nodes) if solver.boolean_value(found.takes[node][place])) for place in range(nodes))
-
-
-def _where(
-    node_of: Sequence[int], replica: int, pairs: Sequence[tuple[int, int]], kinds: Kinds, ranks: int
-) -> tuple[tuple[tuple[int, int], int], ...]:
-    """The links of a replica that cost more than the least."""
-    first = replica * ranks
-    found = (((a, b), kinds.of_pair[node_of[first + a]][node_of[first + b]]) for a, b in pairs)
-    return tuple((pair, kind) for pair, kind in found if kind >= 0)

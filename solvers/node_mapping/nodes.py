@@ -29,18 +29,6 @@ MOST_SCHEDULES = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replanned:
-    """An assignment and what its pipelines run."""
-
-    assigned: Assigned
-    """Under the schedule that it was sought with."""
-    schedule: Schedule
-    """What all replicas run."""
-    step: AssignedStep
-    """With this schedule."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
     """Who goes where, and what that is worth with the links as they were given."""
 
@@ -75,11 +63,7 @@ def assign_nodes(given: Replicated, limits: Limits, *, exact_links: bool = False
         InvalidInput: as `assign`.
     """
     sought = given if exact_links else alike(given)
-    if keep_orders:
-        assigned, schedule = assign(sought, limits), given.schedule
-    else:
-        planned = assign_and_plan(sought, limits)
-        assigned, schedule = planned.assigned, planned.schedule
+    assigned, schedule = (assign(sought, limits), given.schedule) if keep_orders else assign_and_plan(sought, limits)
     stay = tuple(range(given.nodes))
     before = Timer(given).step(stay)
     timer = Timer(replace(given, schedule=schedule))
@@ -99,37 +83,43 @@ def assign_nodes(given: Replicated, limits: Limits, *, exact_links: bool = False
 
 def slowest_problem(timer: Timer, node_of: Sequence[int]) -> Problem:
     """The pipeline in which each link costs the most that it costs in any replica."""
-    costs = zip(*(timer.costs_of(node_of, replica) for replica in range(timer.given.replicas)), strict=True)
-    return under(timer.given.problem, [_slowest(each, _largest_bytes(timer.given.problem)) for each in costs])
+    problem, costs = timer.given.problem, []
+    for each in zip(*(timer.costs_of(node_of, replica) for replica in range(timer.given.replicas)), strict=True):
+        # The most of everything, which no message exceeds on any of these links.
+        outright = any(cost.transfer_ns is not None for cost in each)
+        bandwidths = [cost.bytes_per_second for cost in each if cost.bytes_per_second is not None]
+        slowest = MessageCost(
+            latency_ns=max(cost.latency_ns for cost in each),
+            transfer_ns=max(cost.occupancy_ns(_largest_bytes(problem)) for cost in each) if outright else None,
+            bytes_per_second=None if outright else min(bandwidths, default=None),
+        )
+        costs.append(slowest)
+    return under(problem, costs)
 
 
-def assign_and_plan(given: Replicated, limits: Limits, *, weights: Sequence[int] | None = None) -> Replanned:
-    """The best assignment found, with its schedule.
+def assign_and_plan(given: Replicated, limits: Limits) -> tuple[Assigned, Schedule]:
+    """The best assignment found, under the schedule that it was sought with, and what its pipelines run: that, or a better one.
 
     Args:
         given: what is assigned, and a schedule to begin with.
         limits: of each exact search.
-        weights: of each node, as of `assign`.
 
     Raises:
         InvalidInput: as `assign`.
     """
-    best: Replanned | None = None
+    best: tuple[int, int, Assigned, Schedule] | None = None
     for schedule in _schedules(given):
-        tried = replace(given, schedule=schedule)
-        assigned = assign(tried, limits, weights=weights)
-        timer = Timer(tried)
-        problem = slowest_problem(timer, assigned.node_of)
-        kept = Replanned(assigned=assigned, schedule=schedule, step=assigned.after)
+        assigned = assign(replace(given, schedule=schedule), limits)
+        step_ns, problem = assigned.after.step_ns, slowest_problem(Timer(given), assigned.node_of)
         planned = rule_table(problem)
         if exceeded_limit(problem, planned) is None:
-            step = Timer(replace(given, schedule=planned)).step(assigned.node_of)
-            if step.step_ns < kept.step.step_ns:
-                kept = replace(kept, schedule=planned, step=step)
-        if best is None or (kept.step.step_ns, len(kept.assigned.moved)) < (best.step.step_ns, len(best.assigned.moved)):
-            best = kept
+            planned_ns = Timer(replace(given, schedule=planned)).step(assigned.node_of).step_ns
+            if planned_ns < step_ns:
+                step_ns, schedule = planned_ns, planned
+        if best is None or (step_ns, len(assigned.moved)) < best[:2]:
+            best = step_ns, len(assigned.moved), assigned, schedule
     assert best is not None
-    return best
+    return best[2:]
 
 
 def _schedules(given: Replicated) -> list[Schedule]:
@@ -152,17 +142,6 @@ def _schedules(given: Replicated) -> list[Schedule]:
                 if schedule not in found and exceeded_limit(problem, schedule) is None:
                     found.append(schedule)
     return found
-
-
-def _slowest(costs: Sequence[MessageCost], size_bytes: int) -> MessageCost:
-    """The most of everything, which no message of at most this size exceeds on any of these links."""
-    bandwidths = [cost.bytes_per_second for cost in costs if cost.bytes_per_second is not None]
-    outright = any(cost.transfer_ns is not None for cost in costs)
-    return MessageCost(
-        latency_ns=max(cost.latency_ns for cost in costs),
-        transfer_ns=max(cost.occupancy_ns(size_bytes) for cost in costs) if outright else None,
-        bytes_per_second=None if outright else min(bandwidths, default=None),
-    )
 
 
 def _largest_bytes(problem: Problem) -> int:

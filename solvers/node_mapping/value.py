@@ -10,7 +10,7 @@ may be in it, in either direction. So a ring with one slow link may be faster th
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import combinations, permutations
+from itertools import permutations
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +22,7 @@ from schedc.ir.problem import Link, Problem
 from schedc.units import format_duration_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from schedc.ir.schedule import Schedule
     from schedc.ir.workload import Network
@@ -129,18 +129,6 @@ def _classes(values: Iterable[int]) -> dict[int, tuple[int, int]]:
     return {value: (each[0], each[-1]) for each in found for value in each}
 
 
-def _check_payloads(given: Replicated, costs: Mapping[tuple[int, int], MessageCost]) -> None:
-    """Refuse a `transfer`, the time of one message, where gradients cross the link and messages have no one size to scale it by."""
-    if given.replicas == 1 or not any(given.gradient_bytes) or given.problem.one_message_bytes:
-        return
-    for (one, other), cost in costs.items():
-        if cost.transfer_ns:
-            raise InvalidInput(
-                f"links: found a transfer of {format_duration_ns(cost.transfer_ns)} between nodes {one} and {other}, expected"
-                " a bandwidth: gradients cross the link too, and the plan's messages have no size, or several"
-            )
-
-
 class Timer:
     """Times assignments; what a pipeline takes under the same links is simulated once."""
 
@@ -152,7 +140,15 @@ class Timer:
         """
         self.given = given
         self.costs = costs_between(given)
-        _check_payloads(given, self.costs)
+        # A `transfer`, the time of one message, says nothing of gradients where messages have no one size to scale it by.
+        if given.replicas > 1 and any(given.gradient_bytes) and not given.problem.one_message_bytes:
+            for (one, other), cost in self.costs.items():
+                if cost.transfer_ns:
+                    took = format_duration_ns(cost.transfer_ns)
+                    raise InvalidInput(
+                        f"links: found a transfer of {took} between nodes {one} and {other}, expected a bandwidth: gradients"
+                        " cross the link too, and the plan's messages have no size, or several"
+                    )
         self._known: dict[tuple[MessageCost, ...], tuple[int, ...]] = {}
 
     def ends_ns(self, costs: tuple[MessageCost, ...]) -> tuple[int, ...]:
@@ -175,19 +171,10 @@ class Timer:
         given, ranks = self.given, self.given.problem.ranks
         ends = [self.ends_ns(self.costs_of(node_of, replica)) for replica in range(given.replicas)]
         rings = []
-        for rank in range(ranks):
+        for rank, size_bytes in enumerate(given.gradient_bytes):
             members = [node_of[replica * ranks + rank] for replica in range(given.replicas)]
-            size_bytes = given.gradient_bytes[rank]
-            rings.append(
-                max(
-                    (
-                        ring_ns(self.costs[way], given, size_bytes)
-                        for one, other in combinations(members, 2)
-                        for way in ((one, other), (other, one))
-                    ),
-                    default=0,
-                )
-            )
+            ways = (ring_ns(self.costs[way], given, size_bytes) for way in permutations(members, 2))
+            rings.append(max(ways, default=0))
         return AssignedStep(
             step_ns=max(max(each[rank] for each in ends) + ring for rank, ring in enumerate(rings)),
             pipelines_ns=tuple(max(each) for each in ends),

@@ -19,8 +19,7 @@ from schedc.ir.costs import MessageCost
 from schedc.ir.layout import Layout
 from schedc.ir.ops import Kind
 from schedc.ir.workload import Device, Layer, Network, Workload
-from schedc.lower.conditions import problem_under
-from schedc.lower.problem import problem_of, static_bytes
+from schedc.lower.problem import problem_of, problem_under, static_bytes
 from schedc.solvers.heuristics.rule_table import RuleTableOptions, rule_table
 from schedc.verify.plan.checks import verify_plan
 

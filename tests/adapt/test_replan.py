@@ -19,7 +19,7 @@ from schedc.formats.plan.plan_file import parse_plan, plan_json
 from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState
 from schedc.ir.ops import Kind
 from schedc.ir.problem import DataParallel
-from schedc.lower.conditions import problem_under
+from schedc.lower.problem import problem_under
 from schedc.runtime.replicas.collectives import check_same_collectives
 from schedc.solvers.driver.registry import constructive
 from schedc.solvers.heuristics.pipemorph import pipemorph

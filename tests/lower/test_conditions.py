@@ -11,7 +11,7 @@ from inputs.problems import MS, make_problem, with_fused_backward
 
 from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState
 from schedc.ir.ops import Kind
-from schedc.lower.conditions import problem_under
+from schedc.lower.problem import problem_under
 
 PROBLEM = make_problem(3, 4, costs_ns=(10 * MS, 12 * MS, 8 * MS), links={(0, 1): (5 * MS, 2 * MS), (1, 0): (5 * MS, 2 * MS)})
 

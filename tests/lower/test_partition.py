@@ -13,7 +13,7 @@ from inputs.measured_chains import BERT24_CUTS, BERT24_LOADS_US, BERT24_MESSAGE_
 
 from schedc.ir.layout import Layout
 from schedc.ir.workload import Device, Layer, Network, Workload
-from schedc.lower import balance
+from schedc.lower import partition
 from schedc.lower.partition import balanced_partition, in_flight_of_1f1b
 from schedc.lower.placement import place
 from schedc.lower.problem import problem_of, static_bytes
@@ -218,9 +218,9 @@ def test_moving_cuts_finds_the_best_of_like_layers_with_a_head(
 ) -> None:
     """Where there are too many cuts to try them all."""
     workload, placed = chain([1000 * each for each in forward_ns], 4), place(name, 4, 2)
-    monkeypatch.setattr(balance, "comb", lambda *_: 2**60)
+    monkeypatch.setattr(partition, "comb", lambda *_: 2**60)
     found = largest_work_ns(problem_of(workload, layout_of(placed, balanced_partition(workload, placed, frozenset()))))
-    monkeypatch.setattr(balance, "comb", lambda *_: 0)
+    monkeypatch.setattr(partition, "comb", lambda *_: 0)
     assert found == largest_work_ns(problem_of(workload, layout_of(placed, balanced_partition(workload, placed, frozenset()))))
 
 

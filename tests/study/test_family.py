@@ -17,7 +17,7 @@ from schedc.errors import CheckFailed, InvalidInput
 from schedc.formats.family_file import family_json, parse_family, read_family
 from schedc.formats.plan.plan_file import read_plan
 from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState
-from schedc.lower.conditions import problem_under
+from schedc.lower.problem import problem_under
 from schedc.runtime.adapt.family import load_family
 from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.driver.registry import constructive

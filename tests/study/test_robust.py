@@ -20,7 +20,7 @@ from schedc.formats.plan.plan_file import plan_json
 from schedc.ir.conditions import Conditions, LinkState
 from schedc.ir.ops import Kind, Op
 from schedc.ir.schedule import Schedule
-from schedc.lower.conditions import problem_under
+from schedc.lower.problem import problem_under
 from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.driver.registry import constructive
 from schedc.solvers.search.polish_sampled import polish_sampled_schedules

@@ -16,7 +16,7 @@ from schedc.formats.family_file import FAMILY, Family, FamilyPlan, family_json
 from schedc.formats.plan.plan_file import plan_json, read_plan
 from schedc.io.outputs import write_atomically
 from schedc.ir.conditions import AS_PLANNED, Conditions
-from schedc.lower.conditions import checked_under
+from schedc.lower.problem import checked_under
 from schedc.study.robust.robust import ends_of
 
 if TYPE_CHECKING:

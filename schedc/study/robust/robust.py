@@ -20,7 +20,7 @@ from schedc.compile.driver import Compiled, compile_problem
 from schedc.compiled.compiler import compile_ahead
 from schedc.errors import Defect
 from schedc.ir.plan import MadeBy
-from schedc.lower.conditions import checked_under, problem_under
+from schedc.lower.problem import checked_under, problem_under
 from schedc.solvers.common.incumbent import Ended
 from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.heuristics.rule_table import rule_table, schedules_of_table

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from schedc.analysis.simulation.engines import Transfers
 from schedc.analysis.simulation.online import not_before, simulate_online
 from schedc.compile.plans import time_plan
-from schedc.lower.conditions import problem_under
+from schedc.lower.problem import problem_under
 from schedc.units import format_duration_ns
 from schedc.view.document import Block, Table, right
 from schedc.view.terminal.comparison import comparison_json, shown_comparison
