@@ -9,69 +9,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedc.errors import InvalidInput, Unsupported
-from schedc.ir.ops import Kind
-from schedc.ir.plan import Collective, Plan
-from schedc.runtime.common.hooks import ReplicaHooks
+import torch
+
+from schedc.errors import InvalidInput
+from schedc.runtime.common.hooks import ReplicaHooks, check_same_way
 from schedc.runtime.replicas.buckets import Bucket, Shard, ShardedBucket, SharedBuffers, by_gradient_type, check_known
+from schedc.runtime.replicas.pipelines import check_same_collectives, queue_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    import torch
+    import torch.distributed as dist
     from torch import nn
 
+    from schedc.ir.plan import Plan
     from schedc.runtime.replicas.pipelines import Pipelines
-
-
-def queue_of(plan: Plan, rank: int) -> tuple[Collective, ...]:
-    """The collectives of a rank in the order in which they start.
-
-    Those of the plan; where it has none, or no all-gathers though it is for ZeRO 1, those that it leaves out, in the order in which
-    the lowering would have put them: by first F, then by last W or BW.
-    """
-    own = plan.ranks[rank]
-    parallel = plan.problem.data_parallel
-    queue = own.collectives
-    if not queue:
-        last = {op.stage: index for index, op in enumerate(own.compute) if op.kind in (Kind.W, Kind.BW)}
-        queue = tuple(Collective("RS", stage) for stage in sorted(last, key=last.__getitem__))
-    if parallel is not None and parallel.zero_stage and not any(collective.kind == "AG" for collective in queue):
-        first = dict.fromkeys(op.stage for op in own.compute if op.kind is Kind.F)
-        queue = (*(Collective("AG", stage) for stage in first), *queue)
-    return queue
-
-
-def check_same_collectives(old: Plan, new: Plan) -> None:
-    """Refuse to go from one plan to another while other replicas of the pipeline may still run the old one.
-
-    Raises:
-        InvalidInput: the replicas would then start different collectives, or weigh their microbatches differently.
-    """
-    if old.problem.microbatches != new.problem.microbatches:
-        raise InvalidInput(
-            f"plan {new.name!r} has {new.problem.microbatches} microbatches, the one that runs {old.problem.microbatches};"
-            " replicas of a pipeline move at different steps, so their number must stay"
-        )
-    for rank in range(old.problem.ranks):
-        before, after = (" ".join(one.token for one in queue_of(plan, rank)) for plan in (old, new))
-        if before != after:
-            raise InvalidInput(
-                f"plan {new.name!r} has the collectives {after} on rank {rank}, the one that runs {before};"
-                " replicas of a pipeline move at different steps, so their order must stay"
-            )
-
-
-def check_weights(stages: Mapping[int, nn.Module]) -> None:
-    """Refuse weights that replicas cannot sum.
-
-    Raises:
-        Unsupported: one is not of a floating type.
-    """
-    for stage, module in stages.items():
-        for name, weight in module.named_parameters():
-            if weight.requires_grad and not weight.is_floating_point():
-                raise Unsupported(f"stage {stage}: {name} is {weight.dtype}; replicas can sum the gradients of floating types only")
 
 
 class ReplicaCollectives(ReplicaHooks):
@@ -90,6 +42,8 @@ class ReplicaCollectives(ReplicaHooks):
         self._sharded = parallel is not None and parallel.zero_stage > 0
         self._pipelines = pipelines
         self.pipelines = pipelines.size
+        self._begun: tuple[torch.Tensor, dist.Work] | None = None
+        """What all pipelines have been called for, until it has been looked at."""
         partners = pipelines.over(stages.values())
         self._queue = queue_of(plan, rank)
         self._sums: dict[int, list[Bucket | ShardedBucket]] = {}
@@ -131,7 +85,7 @@ class ReplicaCollectives(ReplicaHooks):
 
     def begin_call(self, call: str, *, fits: bool = True) -> None:
         """As `ReplicaHooks.begin_call`; whether all do the same is looked at before anything else with them."""
-        self._pipelines.begin(call, fits=fits)
+        self._begun = self._pipelines.say(call, float(fits))
 
     def begins(self, fits: bool) -> bool:
         """As `ReplicaHooks.begins`.
@@ -140,7 +94,7 @@ class ReplicaCollectives(ReplicaHooks):
             InvalidInput: they are called for something else.
             TransferFailed: a replica is lost, or too late.
         """
-        return self._pipelines.check()
+        return self._check()
 
     def begin_step(self) -> None:
         """Before a step: take the first replica's buffers, and start the all-gathers.
@@ -184,20 +138,28 @@ class ReplicaCollectives(ReplicaHooks):
         Raises:
             TransferFailed: a replica is lost, or too late.
         """
-        self._pipelines.share(loss, self.way, counts=self.step_counts)
+        self._check()
+        said = self._pipelines.say("loss", loss.item(), float(self.step_counts), *self.way)
         for bucket in self._summing:
             bucket.finish()
         self._summing.clear()
-        mean, self.step_counts = self._pipelines.mean()
-        return mean
+        losses, counts, *way = self._pipelines.hear(said, "the losses of the others").unbind(1)
+        self.step_counts = bool(counts.all())
+        if self.step_counts:
+            check_same_way(torch.stack(way, 1).tolist(), "pipelines")
+        return losses.mean()
 
     def total(self, value: torch.Tensor, *, largest: bool = False) -> torch.Tensor:
-        """The sum of a number over all pipelines, or the largest.
+        """As `ReplicaHooks.total`.
 
         Raises:
+            InvalidInput: the pipelines are called for something else.
             TransferFailed: a replica is lost, or too late.
         """
-        return self._pipelines.total(value, largest=largest)
+        self._check()
+        said = self._pipelines.say("largest number" if largest else "sum", value.item())
+        given = self._pipelines.hear(said, "a number from the others")[:, 0]
+        return given.max() if largest else given.sum()
 
     def gather(self) -> None:
         """Bring the shares of all weights together, so that the modules' parameters are whole; and take the first's buffers.
@@ -205,7 +167,7 @@ class ReplicaCollectives(ReplicaHooks):
         Raises:
             TransferFailed: a replica is lost, or too late.
         """
-        self._pipelines.check()
+        self._check()
         for stage in sorted(self._shards):
             self._gather(stage)
         for stage in self._needed:
@@ -220,10 +182,21 @@ class ReplicaCollectives(ReplicaHooks):
         """Close the connections to the other pipelines."""
         self._pipelines.close()
 
+    def _check(self) -> bool:
+        """Before anything else with the other pipelines: all are called for the same, or gloo would end the process.
+
+        Returns:
+            Whether all have said that their batch fits, where it was not known yet.
+        """
+        if self._begun is None:
+            return True
+        begun, self._begun = self._begun, None
+        return bool(self._pipelines.hear(begun, "what the others are called for")[:, 0].all())
+
     def _share_buffers(self) -> None:
         """Let all replicas have the buffers of the first, if they are called for the same."""
         if any(buffers.is_needed for buffers in self._buffers):
-            self._pipelines.check()
+            self._check()
         for buffers in self._buffers:
             buffers.share()
 
@@ -235,7 +208,7 @@ class ReplicaCollectives(ReplicaHooks):
             if collective.kind == "AG":
                 self._gather(stage)
             elif stage in self._complete:
-                self._pipelines.check()
+                self._check()
                 for bucket in self._sums[stage]:
                     bucket.start()
                     self._summing.append(bucket)
@@ -245,7 +218,7 @@ class ReplicaCollectives(ReplicaHooks):
 
     def _gather(self, stage: int) -> None:
         """Start to bring the weights of a stage together."""
-        self._pipelines.check()
+        self._check()
         for bucket in self._shards[stage]:
             bucket.gather()
 

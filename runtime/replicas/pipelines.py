@@ -1,4 +1,7 @@
-"""The pipelines of a data-parallel job as one process sees them: its *replicas*, the processes of the same rank in each of them."""
+"""The pipelines of a data-parallel job as one process sees them: its *replicas*, the processes of the same rank in each of them.
+
+What plans may run beside each other: those with the same collectives, which a rank starts in the order of its queue.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,18 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from schedc.errors import InvalidInput
+from schedc.errors import InvalidInput, Unsupported
+from schedc.ir.ops import Kind
+from schedc.ir.plan import Collective
 from schedc.runtime.common.groups import Groups
-from schedc.runtime.common.hooks import check_same_way
 from schedc.runtime.replicas.buckets import Partners
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping
 
     from torch import nn
+
+    from schedc.ir.plan import Plan
 
 CALLS = (
     "step",
@@ -51,9 +57,6 @@ class Pipelines(Groups):
         self._given = group
         self._partners = Partners(self.all, LOST, 2 * timeout_s)
         """With time for another pipeline, which may have to find out first that a channel has failed."""
-        self._shared: tuple[torch.Tensor, dist.Work] | None = None
-        self._begun: tuple[torch.Tensor, dist.Work] | None = None
-        """What all pipelines have been called for, until it has been looked at."""
 
     def over(self, modules: Iterable[nn.Module]) -> Partners:
         """With whom the gradients of these modules are summed.
@@ -63,76 +66,27 @@ class Pipelines(Groups):
         elsewhere = any(weight.device.type != "cpu" for module in modules for weight in module.parameters())
         return Partners(self._given, LOST) if elsewhere else Partners(self.all, LOST, self.timeout_s)
 
-    def begin(self, call: str, *, fits: bool) -> None:
-        """Say to the other pipelines what this one is called for, one of `CALLS`, and whether its batch fits.
+    def say(self, call: str, *numbers: float) -> tuple[torch.Tensor, dist.Work]:
+        """Start to send the others what this pipeline does, one of `CALLS`, and numbers; what to `hear`.
 
         Raises:
             TransferFailed: a replica is lost.
         """
-        self._begun = self._say(call, (float(fits),))
-
-    def check(self) -> bool:
-        """Before anything else with the other pipelines: all are called for the same, or gloo would end the process.
-
-        Returns:
-            Whether all have said that their batch fits, where it was not known yet.
-
-        Raises:
-            InvalidInput: they are called for something else.
-            TransferFailed: a replica is lost, or too late.
-        """
-        if self._begun is None:
-            return True
-        begun, self._begun = self._begun, None
-        return bool(self._hear(begun, f"pipeline {self.rank} waits for what the others are called for")[:, 0].all())
-
-    def share(self, loss: torch.Tensor, way: Sequence[float], *, counts: bool) -> None:
-        """Send a step's loss to the other pipelines, its way (`Shares.way`), and whether the step counts for this one.
-
-        Raises:
-            InvalidInput: they are called for something else.
-            TransferFailed: a replica is lost.
-        """
-        self.check()
-        self._shared = self._say("loss", (loss.item(), float(counts), *way))
-
-    def mean(self) -> tuple[torch.Tensor, bool]:
-        """The mean of the losses that all have shared, and whether the step counts for all; the same everywhere.
-
-        Raises:
-            InvalidInput: the pipelines weigh their losses in different ways.
-            TransferFailed: a replica is lost, or too late.
-        """
-        assert self._shared is not None
-        losses, count, *_ = heard = self._hear(self._shared, f"pipeline {self.rank} waits for the losses of the others").unbind(1)
-        if bool(count.all()):
-            check_same_way(torch.stack(heard[2:], 1).tolist(), "pipelines")
-        return losses.mean(), bool(count.all())
-
-    def total(self, value: torch.Tensor, *, largest: bool) -> torch.Tensor:
-        """The sum, or the largest, of what all pipelines give, on the CPU; all do this together.
-
-        Raises:
-            InvalidInput: they are called for something else.
-            TransferFailed: a replica is lost, or too late.
-        """
-        self.check()
-        said = self._say("largest number" if largest else "sum", (value.item(),))
-        given = self._hear(said, f"pipeline {self.rank} waits for a number from the others")[:, 0]
-        return given.max() if largest else given.sum()
-
-    def _say(self, call: str, numbers: Sequence[float]) -> tuple[torch.Tensor, dist.Work]:
-        """Start to send the others what this pipeline does, and numbers; what comes of all, and how to wait for it."""
         heard = torch.zeros(self.size, WIDTH, dtype=torch.float64, device="cpu")
         own = [float(CALLS.index(call)), *numbers]
         said = torch.tensor([[*own, *(0.0,) * (WIDTH - len(own))]], dtype=torch.float64, device="cpu")
         doing = f"pipeline {self.rank} tells the others of its {call}"
         return heard, self._partners.start(lambda: self.all._allgather_base(heard, said), doing)
 
-    def _hear(self, said: tuple[torch.Tensor, dist.Work], doing: str) -> torch.Tensor:
-        """The numbers of all pipelines, which do the same."""
+    def hear(self, said: tuple[torch.Tensor, dist.Work], what: str) -> torch.Tensor:
+        """The numbers of all pipelines, by pipeline, which do the same; `what` this one waits for is for messages.
+
+        Raises:
+            InvalidInput: they are called for something else.
+            TransferFailed: a replica is lost, or too late.
+        """
         heard, work = said
-        self._partners.wait(work, doing)
+        self._partners.wait(work, f"pipeline {self.rank} waits for {what}")
         calls = [CALLS[int(number)] for number in heard[:, 0].tolist()]
         other = next((at for at, call in enumerate(calls) if call != calls[0]), None)
         if other is not None:
@@ -140,3 +94,53 @@ class Pipelines(Groups):
                 f"pipelines 0 and {other} are called for {calls[0]} and {calls[other]}; call all of them for the same"
             )
         return heard[:, 1:]
+
+
+def queue_of(plan: Plan, rank: int) -> tuple[Collective, ...]:
+    """The collectives of a rank in the order in which they start.
+
+    Those of the plan; where it has none, or no all-gathers though it is for ZeRO 1, those that it leaves out, in the order in which
+    the lowering would have put them: by first F, then by last W or BW.
+    """
+    own = plan.ranks[rank]
+    parallel = plan.problem.data_parallel
+    queue = own.collectives
+    if not queue:
+        last = {op.stage: index for index, op in enumerate(own.compute) if op.kind in (Kind.W, Kind.BW)}
+        queue = tuple(Collective("RS", stage) for stage in sorted(last, key=last.__getitem__))
+    if parallel is not None and parallel.zero_stage and not any(collective.kind == "AG" for collective in queue):
+        first = dict.fromkeys(op.stage for op in own.compute if op.kind is Kind.F)
+        queue = (*(Collective("AG", stage) for stage in first), *queue)
+    return queue
+
+
+def check_same_collectives(old: Plan, new: Plan) -> None:
+    """Refuse to go from one plan to another while other replicas of the pipeline may still run the old one.
+
+    Raises:
+        InvalidInput: the replicas would then start different collectives, or weigh their microbatches differently.
+    """
+    if old.problem.microbatches != new.problem.microbatches:
+        raise InvalidInput(
+            f"plan {new.name!r} has {new.problem.microbatches} microbatches, the one that runs {old.problem.microbatches};"
+            " replicas of a pipeline move at different steps, so their number must stay"
+        )
+    for rank in range(old.problem.ranks):
+        before, after = (" ".join(one.token for one in queue_of(plan, rank)) for plan in (old, new))
+        if before != after:
+            raise InvalidInput(
+                f"plan {new.name!r} has the collectives {after} on rank {rank}, the one that runs {before};"
+                " replicas of a pipeline move at different steps, so their order must stay"
+            )
+
+
+def check_weights(stages: Mapping[int, nn.Module]) -> None:
+    """Refuse weights that replicas cannot sum.
+
+    Raises:
+        Unsupported: one is not of a floating type.
+    """
+    for stage, module in stages.items():
+        for name, weight in module.named_parameters():
+            if weight.requires_grad and not weight.is_floating_point():
+                raise Unsupported(f"stage {stage}: {name} is {weight.dtype}; replicas can sum the gradients of floating types only")

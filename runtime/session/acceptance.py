@@ -124,6 +124,6 @@ def _check_replicas(plan: Plan, stages: Mapping[int, nn.Module], replicas: int |
             f"plan {plan.name!r} is for {parallel.size} replicas, the data_parallel_group has {replicas} processes;"
             " start as many pipelines, or compile for as many"
         )
-    from schedc.runtime.replicas.collectives import check_weights
+    from schedc.runtime.replicas.pipelines import check_weights
 
     check_weights(stages)

@@ -20,7 +20,7 @@ from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState
 from schedc.ir.ops import Kind
 from schedc.ir.problem import DataParallel
 from schedc.lower.problem import problem_under
-from schedc.runtime.replicas.collectives import check_same_collectives
+from schedc.runtime.replicas.pipelines import check_same_collectives
 from schedc.solvers.driver.registry import constructive
 from schedc.solvers.heuristics.pipemorph import pipemorph
 from schedc.solvers.heuristics.slow_link_rules import slow_link_rules

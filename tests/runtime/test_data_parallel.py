@@ -13,7 +13,7 @@ from runs import replicated_runs
 
 from schedc.errors import InvalidInput
 from schedc.ir.problem import DataParallel
-from schedc.runtime.replicas.collectives import check_same_collectives, queue_of
+from schedc.runtime.replicas.pipelines import check_same_collectives, queue_of
 from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
