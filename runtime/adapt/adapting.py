@@ -21,7 +21,7 @@ import threading
 import warnings
 from contextlib import suppress
 from types import NoneType, TracebackType
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 from schedc.errors import InvalidInput, SchedcError, Unsupported
 from schedc.formats.plan.plan_file import parse_plan
@@ -74,16 +74,11 @@ class Adaptable(Protocol):
         """As `Pipe.swap`."""
 
 
-@runtime_checkable
-class Signals(Protocol):
-    """What a monitor is to this whose `conditions` may be asked for at any time, in any thread."""
-
-    changed: threading.Event
-    """It sets this when they have changed."""
-
-
 class Measures(Protocol):
-    """What a monitor is to this."""
+    """What a monitor is to this.
+
+    One whose `conditions` may be asked for at any time, in any thread, has a `changed: threading.Event`, and sets it when they have.
+    """
 
     def conditions(self) -> Conditions | None:
         """What this rank has found to differ from the plan that the pipe was loaded with; None: nothing has been measured yet.
@@ -174,7 +169,8 @@ class Adaptation:
         self._said = False
         """Whether it has been said that there is no more adapting."""
         self._stop = threading.Event()
-        self._changed = monitor.changed if isinstance(monitor, Signals) else None
+        changed = getattr(monitor, "changed", None)
+        self._changed = changed if isinstance(changed, threading.Event) else None
         self.proposer: Proposer | None = None
         """On the leader."""
         if pipe.groups.rank == leader:

@@ -29,23 +29,8 @@ from schedc.verify.plan.checks import verify_plan
 from schedc.verify.problem import check_costs, check_pipeline, verify_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from schedc.ir.conditions import Conditions
     from schedc.ir.plan import Plan
-    from schedc.ir.problem import Problem
-
-
-def pick(plans: Sequence[Plan], problem: Problem) -> tuple[int, int]:
-    """The number of the plan with the least objective, the first of equal ones, and that objective in nanoseconds.
-
-    Args:
-        plans: of the same stages; their own costs count for nothing.
-        problem: what things cost.
-    """
-    values_ns = [simulate(problem, plan.schedule()).objective_ns(problem.objective) for plan in plans]
-    best = min(range(len(plans)), key=values_ns.__getitem__)
-    return best, values_ns[best]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +75,9 @@ class LoadedFamily:
         problem = problem_under(self.plans[0].problem, conditions)
         if violations := verify_problem(problem) or check_pipeline(plan, problem):
             raise InvalidInput(f"{one_line(str(self.folder))}: {violations[0]}")
-        best, least_ns = pick(self.plans, problem)
-        _, running_ns = pick((plan,), problem)
-        return self.folder / self.family.plans[best].path if least_ns < running_ns else None
+        values_ns = [simulate(problem, each.schedule()).objective_ns(problem.objective) for each in (*self.plans, plan)]
+        best = values_ns.index(min(values_ns[:-1]))  # the first of equal ones; the plans' own costs count for nothing
+        return self.folder / self.family.plans[best].path if values_ns[best] < values_ns[-1] else None
 
 
 def load_family(folder: Path | str) -> LoadedFamily:

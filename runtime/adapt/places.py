@@ -72,7 +72,8 @@ class Places:
         Raises:
             Unsupported: this torch sorts the members of every group.
         """
-        if not _can_keep_order() and any(members != sorted(members) for members in (*self._pipelines(), *self._replicas())):
+        pipelines, replicas = self._sets()
+        if not _can_keep_order() and any(members != sorted(members) for members in (*pipelines, *replicas)):
             raise Unsupported(
                 "this version of torch sorts the members of process groups; give places in ascending order, or update torch"
             )
@@ -86,7 +87,7 @@ class Places:
         own = dist.get_rank()
         made: list[dist.ProcessGroup] = []
         unsorted: Any = {"sort_ranks": False} if _can_keep_order() else {}
-        for sets in (self._pipelines(), self._replicas()):
+        for sets in self._sets():
             for members in sets:
                 group = dist.new_group(members, timeout=first_timeout(timeout_s), **unsorted)
                 if own in members:
@@ -95,13 +96,11 @@ class Places:
         pipeline, replicas = made
         return pipeline, replicas
 
-    def _pipelines(self) -> list[list[int]]:
-        count = len(self.of_process)
-        return [[self.process_at(place) for place in range(first, first + self.ranks)] for first in range(0, count, self.ranks)]
-
-    def _replicas(self) -> list[list[int]]:
-        count = len(self.of_process)
-        return [[self.process_at(place) for place in range(rank, count, self.ranks)] for rank in range(self.ranks)]
+    def _sets(self) -> tuple[list[list[int]], list[list[int]]]:
+        """The processes of each pipeline, by rank; and of each rank, by pipeline."""
+        processes = [self.process_at(place) for place in range(len(self.of_process))]
+        pipelines = [processes[first : first + self.ranks] for first in range(0, len(processes), self.ranks)]
+        return pipelines, [processes[rank :: self.ranks] for rank in range(self.ranks)]
 
 
 def _can_keep_order() -> bool:
