@@ -55,7 +55,7 @@ def static(plan: Plan, trace: LinkTrace, runs: int) -> Series:
 
 def adapting(plan: Plan, trace: LinkTrace, runs: int, *, choose: bool) -> Series:
     """The ranks adapt."""
-    from schedc.runtime.emulation.adapting import emulate_adapting
+    from schedc.runtime.emulation.emulate import emulate_adapting
 
     found = emulate_adapting(plan, scale=SCALE, runs=runs, links=trace, choose=choose)
     if found.ended is not None:

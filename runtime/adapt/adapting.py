@@ -77,7 +77,7 @@ class Adaptable(Protocol):
 class Measures(Protocol):
     """What a monitor is to this.
 
-    One whose `conditions` may be asked for at any time, in any thread, has a `changed: threading.Event`, and sets it when they have.
+    If `conditions` may be asked for at any time, in any thread, it has a `changed: threading.Event`, and sets it when they have.
     """
 
     def conditions(self) -> Conditions | None:

@@ -17,7 +17,7 @@ import torch
 
 from schedc.errors import Unsupported
 from schedc.runtime.emulation.delayed import ObservedTransport, OneQueue, SpunTransport, StampedTransport, Undelayed, cycles_per_ns
-from schedc.runtime.emulation.delays import OwnLink, TraceClock, Trunk, delay_of, open_trunks, traced_delay
+from schedc.runtime.emulation.delays import OwnLink, TraceClock, delay_of, open_trunks, traced_delay
 from schedc.runtime.measure.clocks import clock_name
 from schedc.runtime.transports.nccl import NcclTransport
 
@@ -82,7 +82,8 @@ class Injection:
         self._hosts = groups.exchange(clock_name() or socket.gethostname())
         if one_queue and len(set(self._hosts)) > 1:
             raise Unsupported("one queue for all transfers needs one clock; run all ranks on one host, or with four queues")
-        self._trunks = open_trunks(_senders(problem), self._hosts, groups)
+        self.trunks = open_trunks(_senders(problem), self._hosts, groups)
+        """By name; also for what is not a transfer."""
         self._links: dict[tuple[int, int], OwnLink] = {}
         self._queue = OneQueue() if one_queue else None
 
@@ -105,7 +106,7 @@ class Injection:
             )
         if not together:
             return ends._replace(data=ObservedTransport(ends.data, delay, own), in_order=True)
-        link = own if planned.trunk is None else self._trunks[planned.trunk]
+        link = own if planned.trunk is None else self.trunks[planned.trunk]
         record = None if self._gpu is None else lambda: torch.cuda.current_stream(self._gpu).record_event()
         return ends._replace(data=StampedTransport(ends, delay, link, self._queue, record), control=Undelayed(ends.control))
 
@@ -118,10 +119,6 @@ class Injection:
         times_ns = self._groups.exchange(perf_counter_ns())
         here = self._hosts[self._groups.rank]
         return max(time_ns for time_ns, host in zip(times_ns, self._hosts, strict=True) if host == here)
-
-    def trunk(self, name: str) -> Trunk:
-        """The trunk of this name, for what is not a transfer."""
-        return self._trunks[name]
 
 
 def _senders(problem: Problem) -> dict[str, list[int]]:

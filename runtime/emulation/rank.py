@@ -160,7 +160,7 @@ def run_rank(rank: int, request: RankRequest, ran: Callable[[int], None]) -> Ran
         parts = plan, groups, request.timeout_s, channels, wrap
         runner = OnlineRunner(*parts, scale=scale) if request.choose else PipelineRunner(*parts)
         parallel = plan.problem.data_parallel
-        trunk = None if parallel is None or parallel.trunk is None else injection.trunk(parallel.trunk)
+        trunk = None if parallel is None or parallel.trunk is None else injection.trunks[parallel.trunk]
         pipe = EmulatedPipe(plan, groups, runner, monitor if request.adapt else recorder, scale, trunk)
         with ExitStack() as stack:
             adaptation = None

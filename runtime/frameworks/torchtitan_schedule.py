@@ -12,6 +12,7 @@ with FSDP, by the same calls.
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -78,7 +79,7 @@ class PlanSchedule:
             self._pipe = load(
                 self._plan,
                 stages=self._stages,
-                loss_fn=_loss_itself,
+                loss_fn=lambda loss, _nothing: loss,
                 timeout_s=self._timeout_s,
                 pipeline_group=self._group,
                 observe=self._observe,
@@ -231,10 +232,6 @@ class _Moments(ReplicaHooks):
             self._sharded[stage].reduce()
 
 
-def _loss_itself(loss: torch.Tensor, _nothing: torch.Tensor) -> torch.Tensor:
-    return loss
-
-
 def _order_of_forwards(plan: Plan, stage: int) -> list[int]:
     """The microbatches in the order in which their F begins on the stage."""
     compute = plan.ranks[plan.problem.stages[stage].rank].compute
@@ -269,7 +266,7 @@ class ShardedStage:
                 if id(weight) not in self._watched and hasattr(weight, "_unsharded_param"):
                     self._watched.add(id(weight))
                     if weight.reduce_dtype is not None and weight.unsharded_param.requires_grad:
-                        weight.unsharded_param.register_post_accumulate_grad_hook(_Adding(weight))
+                        weight.unsharded_param.register_post_accumulate_grad_hook(partial(_add_to_sum, weight))
 
     def reduce(self) -> None:
         """After the last backward of a step: the gradients over all replicas go into `.grad`, and the weights go."""
@@ -287,14 +284,7 @@ class ShardedStage:
         return [group for state in self._state._state_ctx.all_states for group in state._fsdp_param_groups]
 
 
-class _Adding:
-    """Adds a weight's gradient to the sum that FSDP reduces later."""
-
-    def __init__(self, weight: Any) -> None:
-        """Take FSDP's own object for the weight."""
-        self._weight = weight
-
-    def __call__(self, _gathered: torch.Tensor) -> None:
-        """The gradient has been added to `.grad` of the gathered weight."""
-        self._weight.accumulate_unsharded_grad_if_needed()
-        self._weight.to_accumulated_grad_if_needed()
+def _add_to_sum(weight: Any, _gathered: torch.Tensor) -> None:
+    """A gradient has been added to `.grad` of the gathered weight, FSDP's own object: add it to the sum that FSDP reduces later."""
+    weight.accumulate_unsharded_grad_if_needed()
+    weight.to_accumulated_grad_if_needed()

@@ -133,7 +133,8 @@ def test_a_lost_connection_does_not_end_the_watch() -> None:
     for sent_ns in (1, None, None, 2):
         link.expect(_Coming(sent_ns))
     link.close()
-    link.join()
+    assert link._thread is not None
+    link._thread.join()
     assert [stamp.sent_ns for stamp in link.stamps] == [1, 2]
     link.expect(_Coming(3))
     link.expect(_Coming(None))

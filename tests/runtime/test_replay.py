@@ -31,8 +31,8 @@ from schedc.runtime.adapt.leading import Hysteresis, Leading
 from schedc.runtime.adapt.monitor import Monitor
 from schedc.runtime.adapt.proposer import ProposerAnswer
 from schedc.runtime.common.program import wires_of
-from schedc.runtime.emulation.adapting import AdaptingRuns, PlanMove, emulate_adapting
 from schedc.runtime.emulation.delays import TraceClock, traced_delay
+from schedc.runtime.emulation.emulate import AdaptingRuns, PlanMove, emulate_adapting
 from schedc.solvers.driver.registry import constructive
 from schedc.view.terminal.emulated import replay_times, shown_replay, simulated_runs
 from schedc.view.terminal.show import show

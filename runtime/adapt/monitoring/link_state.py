@@ -59,7 +59,8 @@ class LinkWatch:
         self._middles: deque[float] = deque(maxlen=MIDDLES)
         """The medians of this level's last steps."""
         self._usual_middle_ns = 0.0
-        self._excess_ns = 0
+        self.excess_ns = 0
+        """By how much a message takes longer than at first, to three digits; 0: nothing has certainly changed."""
         self._steps = 0
         self._alarm = 0
         self._since_ping = CALM_EVERY
@@ -89,11 +90,6 @@ class LinkWatch:
     def known(self) -> bool:
         """Whether anything has been learned yet."""
         return self._test.level == self._test.level
-
-    @property
-    def excess_ns(self) -> int:
-        """By how much a message takes longer than at first, to three digits; 0: nothing has certainly changed."""
-        return self._excess_ns
 
     @property
     def occupancy_excess_ns(self) -> int:
@@ -298,14 +294,14 @@ class LinkWatch:
     def _go_back(self, usual: ChangeTest) -> None:
         """The level is the usual one."""
         self._test, self._pings, self._usual = usual, self._usual_pings, None
-        self._excess_ns = 0
+        self.excess_ns = 0
 
     def _estimate(self) -> None:
         """By how much messages take longer. The middle of a step, not its fast ones: a plan is best for what is usual."""
         excess_ns = median(self._middles) - self._usual_middle_ns
-        if abs(excess_ns - self._excess_ns) > max(LEAST_NS / 4, abs(self._excess_ns) / 20):
-            self._excess_ns = int(round(excess_ns, 3 - len(str(round(abs(excess_ns))))))  # or each step would give other conditions
-        if self._usual is not None and abs(self._excess_ns) <= max(LEAST_NS, 0.1 * self._usual.level):
+        if abs(excess_ns - self.excess_ns) > max(LEAST_NS / 4, abs(self.excess_ns) / 20):
+            self.excess_ns = int(round(excess_ns, 3 - len(str(round(abs(excess_ns))))))  # or each step would give other conditions
+        if self._usual is not None and abs(self.excess_ns) <= max(LEAST_NS, 0.1 * self._usual.level):
             self._go_back(self._usual)  # what it was taken for at first came of few values
 
     def _forget(self) -> None:

@@ -193,11 +193,6 @@ class InLink(_Link):
             self._closed = True
             self._expected.put(None)
 
-    def join(self) -> None:
-        """After `close`: wait until the thread has ended."""
-        if self._thread is not None:
-            self._thread.join()
-
     def _watch(self) -> None:
         while (stamp := self._expected.get()) is not None:
             try:

@@ -51,8 +51,7 @@ def emulate_command(
     if (adapt or choose) and (queues == 1 or trace is not None):
         raise InvalidInput(f"{'--adapt' if adapt else '--choose'}: cannot be combined with --queues 1 or --trace; leave them out")
     runs = runs or (ADAPTING_RUNS if adapt else RUNS)
-    from schedc.runtime.emulation.adapting import WARM_UP, emulate_adapting  # these load torch, which takes a while
-    from schedc.runtime.emulation.emulate import emulate
+    from schedc.runtime.emulation.emulate import WARM_UP, emulate, emulate_adapting  # this loads torch, which takes a while
 
     timeline = None if adapt or choose else time_plan(read)  # which refuses what cannot run
     run_s = read.certificate.makespan_ns * scale / 1e9

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from schedc.ir.conditions import Conditions, LinkState, LinkTrace
     from schedc.ir.plan import Plan
     from schedc.ir.schedule import Schedule
-    from schedc.runtime.emulation.adapting import AdaptingRuns
-    from schedc.runtime.emulation.emulate import Emulation
+    from schedc.runtime.emulation.emulate import AdaptingRuns, Emulation
 
 MOST_LINKS = 3
 """More are counted, not named."""
