@@ -14,6 +14,7 @@ import os
 import struct
 import tempfile
 from bisect import bisect_right
+from contextlib import suppress
 from dataclasses import dataclass
 from mmap import mmap
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -203,7 +204,9 @@ def open_trunks(senders: Mapping[str, Sequence[int]], hosts: Sequence[str], grou
             os.close(handle)
         path = groups.exchange(own)[leader]
         assert path is not None
-        files = _opened(path, len(senders))
+        files: list[int] = []
+        with suppress(OSError):
+            files = [os.open(path, os.O_RDWR) for _ in senders]
         shared = groups.exchange(bool(files))
     finally:
         if own is not None:
@@ -212,10 +215,3 @@ def open_trunks(senders: Mapping[str, Sequence[int]], hosts: Sequence[str], grou
         absent = shared.index(False)
         raise Unsupported(f"rank {absent} is on the host of rank {hosts.index(hosts[absent])}, but sees another file system")
     return {trunk: Trunk(file, place) for place, (trunk, file) in enumerate(zip(senders, files, strict=True))}
-
-
-def _opened(path: str, times: int) -> list[int]:
-    try:
-        return [os.open(path, os.O_RDWR) for _ in range(times)]
-    except OSError:
-        return []

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from itertools import chain, pairwise
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -22,7 +23,6 @@ from schedc.runtime.profiling.meters import Watch, meter_for
 from schedc.runtime.profiling.model import MeasuredLayer, Model, raised
 from schedc.runtime.stage.block import StageBlock
 
-T = TypeVar("T")
 Boundary: TypeAlias = tuple[torch.Tensor, ...]
 """What one layer gives to the next; those that require grad get a gradient."""
 
@@ -70,7 +70,9 @@ def profile_model(
     """
     measured: list[MeasuredLayer] = []
     inputs = _moved(model.inputs, device, dtype, "inputs of the model")
-    for (name, layer), last in _with_last(_named(model.layers)):
+    for entry, following in pairwise(chain(_named(model.layers), [None])):
+        assert entry is not None
+        (name, layer), last = entry, following is None
         if on_layer is not None:
             on_layer(name)
         loss_fn = model.loss_fn if last else None
@@ -221,17 +223,6 @@ def _structure(layer: nn.Module, inputs: Boundary, *, first: bool, with_loss: bo
     kind = f"{type(layer).__module__}.{type(layer).__qualname__}"
     taken = [(str(tensor.dtype), tuple(tensor.shape), tensor.requires_grad) for tensor in inputs]
     return repr((kind, repr(layer), shapes, taken, first, with_loss, layer.training))
-
-
-def _with_last(items: Iterable[T]) -> Iterator[tuple[T, bool]]:
-    """Each item, and whether it is the last."""
-    held: list[T] = []
-    for item in items:
-        if held:
-            yield held.pop(), False
-        held.append(item)
-    if held:
-        yield held.pop(), True
 
 
 def block_of(work: Callable[..., object], inputs: Boundary, *, split: bool) -> StageBlock:
