@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from schedc.ir.ops import Kind, Op, token
 from schedc.view.document import Document, Line, Picture, Table
+
+LEAST = 3
+"""How many characters of a column that may wrap or be cut are shown at least, before others give way."""
 
 
 def console(*, stderr: bool = False, piped_width: int | None = None, width: int | None = None, most: int = 10_000) -> Console:
@@ -79,36 +83,48 @@ def _print_table(out: Console, table: Table) -> None:
     """Print a table; where the terminal is too narrow for it, without some columns, which a line names."""
     if table.title:  # a line of its own: a table's title is wrapped where its columns end
         out.print(table.title, style="italic", soft_wrap=True)
-    rows, left_out = list(table.rows), list[str]()
-    drawn = _drawn(table, rows, left_out)
+    rows, gone = list(table.rows), list[str]()
+    places = list(range(len(table.columns)))
     for header in table.may_go:
-        if out.measure(drawn, options=out.options.update(max_width=10_000)).maximum <= out.width:
+        if sum(_needed(table, rows, places)) + 2 * (len(places) - 1) <= out.width:
             break
-        if any(column.header == header for column in table.columns):
-            left_out.append(header)
-            drawn = _drawn(table, rows, left_out)
-    out.print(drawn)
-    if left_out:
-        out.print(f"not shown in {out.width} columns: {', '.join(left_out)}", soft_wrap=True)
+        gone += [header] * any(table.columns[at].header == header for at in places)
+        places = [at for at in places if table.columns[at].header != header]
+    while 4 * len(places) - 2 > out.width:  # two characters of each, and two between them
+        gone.append(table.columns[places.pop()].header)
+    out.print(_drawn(table, rows, places, out.width))
+    if gone:
+        out.print(f"not shown in {out.width} columns: {', '.join(gone)}", soft_wrap=True)
 
 
-def _drawn(table: Table, rows: list[Any], left_out: list[str]) -> RichTable:
-    """The table without lines, and without these columns."""
+def _needed(table: Table, rows: Sequence[Sequence[Any]], places: Sequence[int]) -> list[int]:
+    """How wide the columns at these places are where there is room."""
+    columns = [(table.columns[at], [table.columns[at].header, *(row[at] for row in rows if at < len(row))]) for at in places]
+    return [max(column.least, *(cell_len(line) for text in texts for line in text.split("\n"))) for column, texts in columns]
+
+
+def _drawn(table: Table, rows: Sequence[Sequence[Any]], places: Sequence[int], width: int) -> RichTable:
+    """The columns at these places as a table without lines; none vanishes, however narrow the terminal is."""
     drawn = RichTable(box=None, header_style="bold", pad_edge=False)
-    kept = [at for at, column in enumerate(table.columns) if column.header not in left_out]
-    for at in kept:
-        column = table.columns[at]
+    columns, needed = [table.columns[at] for at in places], _needed(table, rows, places)
+    room = width - 2 * (len(places) - 1)
+    least = sum(each if column.wrap == "never" else min(each, LEAST) for column, each in zip(columns, needed, strict=True))
+    squeezed = least > room  # columns that do not wrap would leave nothing to the others: the widest give way
+    while squeezed and sum(needed) > max(room, len(needed)):
+        needed[needed.index(max(needed))] -= 1
+    for column, characters in zip(columns, needed, strict=True):
         drawn.add_column(
             column.header,
             justify="right" if column.right else "left",
             no_wrap=column.wrap == "never",
             overflow="fold" if column.wrap == "fold" else "ellipsis",
             min_width=column.least or None,
+            width=characters if squeezed else None,
         )
     for number, row in enumerate(rows):
         cells = [
             Text(row[at], overflow="ellipsis", no_wrap=True) if table.columns[at].wrap == "cut" else row[at]
-            for at in kept
+            for at in places
             if at < len(row)
         ]
         drawn.add_row(*cells, style="bold" if number in table.bold else "")
