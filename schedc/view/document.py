@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from schedc.units import format_bytes, format_duration_ns
+
 if TYPE_CHECKING:
     from rich.text import Text
 
@@ -114,3 +116,18 @@ def left(*headers: str) -> list[Column]:
 def right(*headers: str, wrap: Literal["words", "never"] = "words") -> list[Column]:
     """Columns of numbers."""
     return [Column(header, right=True, wrap=wrap) for header in headers]
+
+
+def duration(duration_ns: int | None, decimals: int = 3) -> str:
+    """A duration for people; what is not known is a dash."""
+    return "–" if duration_ns is None else format_duration_ns(duration_ns, decimals)
+
+
+def size(size_bytes: int | None, decimals: int = 3) -> str:
+    """A size for people; what is not known is a dash."""
+    return "–" if size_bytes is None else format_bytes(size_bytes, decimals)
+
+
+def number(value: float | None, pattern: str = ".2%") -> str:
+    """A number for people, by default a share as a percentage; what is not known is a dash."""
+    return "–" if value is None else format(value, pattern)

@@ -8,11 +8,10 @@ measured step each rank has its planned lanes, and below them the measured ones.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from schedc.analysis.comparison.step_times import planned_times
+from schedc.analysis.comparison.steps import NEVER, Step, planned_step
 from schedc.analysis.simulation.memory import memory_curve
 from schedc.formats.trace_events import Event, counter_events, lane_name, perfetto_json, process_name, slice_event, trace_events
 from schedc.ir.index import tables_of
@@ -20,11 +19,11 @@ from schedc.ir.ops import token
 from schedc.ir.trace import RankTrace, StepTrace, Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from schedc.analysis.comparison.compare import Comparison
     from schedc.analysis.simulation.timeline import Timeline
-    from schedc.ir.plan import Plan
+    from schedc.ir.plan import Plan, RankPlan
 
 
 def perfetto_of_plan(plan: Plan, timeline: Timeline) -> bytes:
@@ -34,66 +33,56 @@ def perfetto_of_plan(plan: Plan, timeline: Timeline) -> bytes:
         plan: a sound plan.
         timeline: of the plan.
     """
-    events = trace_events(planned_trace(plan, timeline))
-    events += memory_events(plan, timeline)
-    events += link_events(plan, timeline, 1 + timeline.ranks)
-    return perfetto_json(events, {})
+    events = trace_events(_trace(plan.name, plan.ranks, timeline, planned_step(plan.problem, timeline), 0))
+    return perfetto_json([*events, *memory_events(plan, timeline), *link_events(plan, timeline, 1 + timeline.ranks)], {})
 
 
 def perfetto_of_comparison(plan: Plan, trace: Trace, comparison: Comparison) -> bytes:
     """The file's bytes, of the plan and the step that the comparison shows."""
-    planned = comparison.planned_timeline
-    events = trace_events(planned_trace(plan, planned), label=", planned", first_pid=1, pids=2)
-    events += trace_events(_only_step(trace, comparison.shown_step), label=", measured", first_pid=2, pids=2)
-    events += memory_events(plan, planned, first_pid=1, pids=2)
-    events += memory_events(plan, comparison.measured_timeline, first_pid=2, pids=2)
-    events += link_events(plan, planned, 1 + 2 * planned.ranks)
-    return perfetto_json(events, {})
-
-
-def _only_step(trace: Trace, number: int) -> Trace:
-    """The trace of one step, from its begin."""
-    at = trace.steps.index(number)
-    origin_ns = min(rank.steps[at].step_begin_ns for rank in trace.ranks)
-    return replace(trace, ranks=tuple(replace(rank, steps=(_earlier(rank.steps[at], origin_ns),)) for rank in trace.ranks))
-
-
-def _earlier(step: StepTrace, by_ns: int) -> StepTrace:
-    return StepTrace(
-        step=step.step,
-        step_begin_ns=step.step_begin_ns - by_ns,
-        step_end_ns=step.step_end_ns - by_ns,
-        asked_ns=tuple(time_ns - by_ns for time_ns in step.asked_ns),
-        begun_ns=tuple(time_ns - by_ns for time_ns in step.begun_ns),
-        ended_ns=tuple(time_ns - by_ns for time_ns in step.ended_ns),
-        channels_ns=tuple(
-            tuple(None if time_ns is None else time_ns - by_ns for time_ns in times_ns) for times_ns in step.channels_ns
-        ),
+    timeline, measured = comparison.planned_step.timeline, comparison.measured_step
+    traces = (
+        _trace(plan.name, plan.ranks, timeline, comparison.planned_step, 0),
+        _trace(plan.name, trace.ranks, timeline, measured, comparison.shown_step),
     )
+    events = trace_events(traces[0], label=", planned", pids=2)
+    events += trace_events(traces[1], label=", measured", first_pid=2, pids=2)
+    events += memory_events(plan, timeline, pids=2)
+    events += memory_events(plan, measured.timeline, first_pid=2, pids=2)
+    return perfetto_json([*events, *link_events(plan, timeline, 1 + 2 * timeline.ranks)], {})
 
 
-def planned_trace(plan: Plan, timeline: Timeline) -> Trace:
-    """The simulated step as a trace, with the number 0."""
-    times, number = planned_times(timeline), timeline.number_of_transfer
-    ranks = []
-    for rank, (begin, end) in zip(plan.ranks, timeline.bounds, strict=True):
-        channels = tuple(replace(channel, post_before=()) for channel in rank.channels)
-        step = StepTrace(
-            step=0,
+def _trace(name: str, ranks: Sequence[RankPlan | RankTrace], planned: Timeline, step: Step, number: int) -> Trace:
+    """One step, planned or measured, as a trace with the queues of these ranks; the timeline is the plan's."""
+    asked_ns, begun_ns, ended_ns, sent_ns, taken_ns = (
+        times_ns.tolist()
+        for times_ns in (step.asked_ns, step.timeline.starts_ns, step.timeline.ends_ns, step.sent_ns, step.taken_ns)
+    )
+    found = []
+    for rank, (begin, end) in zip(ranks, planned.bounds, strict=True):
+        moved_ns = [
+            [(taken_ns if channel.receives else sent_ns)[planned.number_of_transfer[op]] for op in channel.transfers]
+            for channel in rank.channels
+        ]
+        of_rank = StepTrace(
+            step=number,
             step_begin_ns=0,
-            step_end_ns=times.iteration_ns,
-            asked_ns=times.asked_ns[begin:end],
-            begun_ns=times.begun_ns[begin:end],
-            ended_ns=times.ended_ns[begin:end],
-            channels_ns=tuple(
-                tuple((times.taken_ns if channel.receives else times.sent_ns)[number[op]] for op in channel.transfers)
-                for channel in channels
-            ),
+            step_end_ns=step.iteration_ns,
+            asked_ns=tuple(asked_ns[begin:end]),
+            begun_ns=tuple(begun_ns[begin:end]),
+            ended_ns=tuple(ended_ns[begin:end]),
+            channels_ns=tuple(tuple(None if ns == NEVER else ns for ns in times_ns) for times_ns in moved_ns),
         )
-        ranks.append(
-            RankTrace(rank=rank.rank, clock_offset_ns=0, clock_error_ns=0, compute=rank.compute, channels=channels, steps=(step,))
+        found.append(
+            RankTrace(
+                rank=rank.rank,
+                clock_offset_ns=0,
+                clock_error_ns=0,
+                compute=rank.compute,
+                channels=rank.channels,
+                steps=(of_rank,),
+            )
         )
-    return Trace(plan_name=plan.name, plan_sha256="", ranks=tuple(ranks))
+    return Trace(plan_name=name, plan_sha256="", ranks=tuple(found))
 
 
 def memory_events(plan: Plan, timeline: Timeline, *, first_pid: int = 1, pids: int = 1) -> Iterator[Event]:

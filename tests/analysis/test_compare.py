@@ -13,9 +13,9 @@ from inputs.plans import plan_of, plans, small_plan
 from inputs.problems import make_problem
 from inputs.traces import slower_block, slower_link, slower_stage, trace_of_timelines
 
-from schedc.analysis.comparison.causes import Chains
+from schedc.analysis.comparison.causes import delays_of
 from schedc.analysis.comparison.compare import compare
-from schedc.analysis.comparison.measured_steps import measured_times
+from schedc.analysis.comparison.steps import measured_steps
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput
 from schedc.ir.ops import WHOLE, Kind, Op
@@ -58,7 +58,7 @@ def test_a_run_as_planned_shows_no_difference(plan: Plan) -> None:
     for rank, busy_ns in zip(found.ranks, timeline.busy_ns, strict=True):
         assert rank.planned == rank.measured
         assert rank.measured.compute_ns == busy_ns
-    assert found.measured_timeline.starts_ns.tolist() == timeline.starts_ns.tolist()
+    assert found.measured_step.timeline.starts_ns.tolist() == timeline.starts_ns.tolist()
     for cost in found.blocks:
         assert cost.measured.median_ns == cost.planned_ns
         runs = 2 * sum(plan.problem.path(m).count(cost.stage) for m in range(plan.problem.microbatches))
@@ -272,8 +272,8 @@ def test_a_transfer_that_queues_behind_a_late_one_is_not_to_blame() -> None:
     plan = gpipe(problem)
     timeline = simulate(problem, plan.schedule())
     trace = trace_of_timelines(plan, [simulate(slower_block(problem, Op(Kind.F, 1, 0), 50), plan.schedule())])
-    (times,) = measured_times(plan, timeline, trace)
-    delay = Chains(timeline, times).delay(timeline.named_ops.index(Op(Kind.F, 2, 1)))
+    (step,) = measured_steps(plan, timeline, trace)
+    (delay,) = delays_of(timeline, step, [timeline.named_ops.index(Op(Kind.F, 2, 1))])
     assert delay.late_ns == 30
     assert delay.first is not None
     assert (delay.first.what, delay.first.op, delay.first.added_ns) == ("compute", Op(Kind.F, 1, 0), 50)

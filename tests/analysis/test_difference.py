@@ -26,8 +26,7 @@ from schedc.view.terminal.show import plain
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from schedc.analysis.difference.facts import FactChange
-    from schedc.analysis.difference.plans import PlanDifference
+    from schedc.analysis.difference.plans import FactChange, PlanDifference
     from schedc.ir.plan import Plan
 
 SECTIONS = 7

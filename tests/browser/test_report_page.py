@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from inputs.report_plans import MARKUP, marked_plan, plain_plan, slow_trace
 
-from schedc.analysis.attribution.critical_path import critical_path
-from schedc.analysis.attribution.waits import waits_of
+from schedc.analysis.attribution.waits import critical_path, waits_of
 from schedc.analysis.comparison.compare import compare
 from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.ops import Kind, Op, token

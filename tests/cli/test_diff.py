@@ -9,9 +9,8 @@ import pytest
 from command_line import schedc
 from inputs.jobs import M70, write_job
 
-from schedc.analysis.difference.facts import ProblemArrays, changes_of
 from schedc.analysis.difference.orders import RankOrder
-from schedc.analysis.difference.plans import PlanDifference
+from schedc.analysis.difference.plans import PlanDifference, PlanFacts, changes_of
 from schedc.ir.ops import Kind, Op
 from schedc.view.terminal.difference import MOST_LINES, difference_lines
 
@@ -83,7 +82,7 @@ def test_what_is_no_plan_is_status_2(plans: Path) -> None:
 
 def test_a_section_has_at_most_eight_lines() -> None:
     """However many ranks moved, whatever else their queues have otherwise, and with blocks cut otherwise beside them."""
-    before: ProblemArrays = {("costs.parts[]", f"W{stage}"): (1, stage) for stage in range(1, 12)}
+    before: PlanFacts = {("costs.parts[]", f"W{stage}"): (1, stage) for stage in range(1, 12)}
     cuts = changes_of(before, dict.fromkeys(before, (2, 2)))
     assert [change.at for change in cuts] == [f"W{stage}" for stage in range(1, 12)]
     orders = tuple(RankOrder(rank=rank, ops=50, moved=rank, first=Op(Kind.W, 0, 0), first_places=1) for rank in range(1, 20))

@@ -90,7 +90,7 @@ def test_a_set_runs_with_a_fused_backward_of_its_own() -> None:
 
 
 def test_no_line_is_wider_than_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("schedc.view.terminal.bench.PIPED_WIDTH", 80)
+    monkeypatch.setattr("schedc.view.terminal.studies.PIPED_WIDTH", 80)
     result = bench("tiny-makespan", "--methods", "1f1b,greedy{n_sub=2}")
     assert result.exit_code == 0, result.exception
     assert max(map(len, result.stdout.splitlines())) <= 80

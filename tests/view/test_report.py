@@ -26,9 +26,8 @@ from schedc.compile.certify import certify
 from schedc.formats.plan.plan_file import write_plan
 from schedc.formats.trace_file import write_trace_file
 from schedc.ir.ops import Kind
-from schedc.view.report.chart import planned_step, step_data
+from schedc.view.report.chart import packed, step_data
 from schedc.view.report.figures import ALLOWED, Measured, link_figures
-from schedc.view.report.packing import packed
 from schedc.view.report.page import report_html
 
 if TYPE_CHECKING:
@@ -124,7 +123,7 @@ def test_long_columns_are_short() -> None:
 @given(plans())
 def test_data_are_the_timeline(plan: Plan) -> None:
     timeline = simulate(plan.problem, plan.schedule())
-    step = step_data(plan, planned_step(timeline, waits_of(plan.problem, timeline)))
+    step = step_data(plan, "planned", timeline, waits_of(plan.problem, timeline))
     columns = {name: unpacked(value) for name, value in step.items() if isinstance(value, str) and name != "name"}
     assert columns["begin"] == timeline.begin.tolist()
     assert [list(row) for row in zip(*(columns[name] for name in ("kind", "stage", "microbatch", "part")), strict=True)] == (

@@ -1,21 +1,28 @@
-"""What every op of a timeline waited for, and what every transfer and collective queued behind.
+"""What every op of a timeline waited for, what every transfer and collective queued behind, and the critical path.
 
-Takes a Problem and the Timeline of one of its schedules; gives one Waits. Everything here follows from the times alone: what starts
-at t waited for what came to it at t. Where several did, the rank's own previous op is named, then the message, then the all-gather.
+`waits_of` takes a Problem and the Timeline of one of its schedules; gives one Waits. Everything there follows from the times alone:
+what starts at t waited for what came to it at t. Where several did, the rank's own previous op is named, then the message, then the
+all-gather.
+
+`critical_path` takes a Timeline and its Waits; gives a chain of events from 0 to the end of the step, each of which starts when the
+one before ends, as segments in the order of time. They tile [0, makespan] exactly. A transfer that queued is preceded by the
+transmission that it queued behind, so queueing has no segment of its own: it is the other transmissions' time.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from schedc.ir.index import tables_of
-from schedc.ir.ops import Kind
+from schedc.ir.ops import KIND_NAMES, Kind
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from schedc.analysis.simulation.timeline import Timeline
@@ -45,12 +52,6 @@ class Waits:
     """A value of `Awaited`."""
     awaited: NDArray[np.int64]
     """The op before, the op that produced the message, the index of the all-gather in `Timeline.collectives`, or -1."""
-    computing_ns: NDArray[np.int64]
-    """Of a message: the part of `idle_ns` before its producer ended. This part and the next three add up to `idle_ns`."""
-    queue_ns: NDArray[np.int64]
-    """The part in which the message was ready and its link or trunk was busy."""
-    transmission_ns: NDArray[np.int64]
-    latency_ns: NDArray[np.int64]
     collective_after: NDArray[np.int64]
     """Per collective of the Timeline, the op that makes it ready, or -1 for an all-gather."""
     line_before: NDArray[np.int64]
@@ -76,21 +77,11 @@ def waits_of(problem: Problem, timeline: Timeline) -> Waits:
     awaited = np.select([message, cause == Awaited.OP], [taken_from, np.arange(count) - 1], -1)
     for op in np.flatnonzero(gather).tolist():
         awaited[op] = gathers[int(timeline.ops[op, 1])]
-
-    def part(begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How much of [begin, end) of the awaited message the rank was idle."""
-        taken = np.minimum(end_ns[taken_from], timeline.starts_ns) - np.maximum(begin_ns[taken_from], free_ns)
-        return np.where(message, np.maximum(0, taken), 0)
-
     line_before, behind = _lines(problem, timeline)
     return Waits(
         idle_ns=idle_ns,
         cause=cause,
         awaited=awaited,
-        computing_ns=part(np.zeros(count, np.int64), timeline.ends_ns),
-        queue_ns=part(timeline.ends_ns, timeline.transfer_start_ns),
-        transmission_ns=part(timeline.transfer_start_ns, timeline.transfer_left_ns),
-        latency_ns=part(timeline.transfer_left_ns, timeline.arrival_ns),
         collective_after=_collective_after(timeline),
         line_before=line_before,
         behind=behind,
@@ -133,3 +124,103 @@ def _lines(problem: Problem, timeline: Timeline) -> tuple[NDArray[np.int64], NDA
     behind = line_before.copy()
     behind[items[(start_ns == ready_ns)[by_time]]] = -1
     return line_before, behind
+
+
+class SegmentKind(StrEnum):
+    """What happens in a segment."""
+
+    F = "F"
+    B = "B"
+    W = "W"
+    BW = "BW"
+    TRANSMISSION = "transmission"
+    """A transfer occupies its link or trunk."""
+    LATENCY = "latency"
+    """A transfer has left its link and has not arrived."""
+    ALL_GATHER = "all-gather"
+    REDUCE_SCATTER = "reduce-scatter"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A piece of the critical path; it takes more than 0 ns."""
+
+    kind: SegmentKind
+    rank: int
+    """Of a transfer, the source."""
+    destination: int | None = None
+    """Of a transfer, the rank that receives it."""
+    start_ns: int
+    end_ns: int
+    op: int | None = None
+    """The op, flat as in the Timeline, or the one that produced the transfer; None for a collective."""
+    collective: int | None = None
+    """Its index in `Timeline.collectives`."""
+
+    @property
+    def length_ns(self) -> int:
+        """How long it takes."""
+        return self.end_ns - self.start_ns
+
+
+def awaited_events(timeline: Timeline, waits: Waits, event: int) -> Iterator[int]:
+    """An event, and before it what it waited for, and so on, back to what waited for nothing.
+
+    Args:
+        timeline: planned or measured.
+        waits: of the timeline.
+        event: an op's number; that and the number of ops for its transfer; twice the number of ops and c for the collective c.
+    """
+    count = len(timeline.ops)
+    passed: set[int] = set()
+    while event >= 0:
+        yield event
+        if event >= 2 * count:
+            behind = int(waits.behind[event - count])
+            event = count + behind if behind >= 0 else int(waits.collective_after[event - 2 * count])
+        elif event >= count:
+            behind = int(waits.behind[event - count])
+            known = behind >= 0 and behind not in passed  # on a trunk, clocks that are a little apart could make a cycle
+            event = count + behind if known else event - count
+        else:
+            passed.add(event)
+            cause = waits.cause[event]
+            kind = 2 * count if cause == Awaited.ALL_GATHER else count if cause == Awaited.MESSAGE else 0
+            event = kind + int(waits.awaited[event])
+
+
+def critical_path(timeline: Timeline, waits: Waits) -> tuple[Segment, ...]:
+    """The chain that ends when the step ends; of several, the one that stays on its rank where it can."""
+    return tuple(segment for segment in _segments(timeline, waits) if segment.length_ns)[::-1]
+
+
+def _segments(timeline: Timeline, waits: Waits) -> Iterator[Segment]:
+    """The segments from the end of the step on, back to 0."""
+    count, makespan_ns = len(timeline.ops), timeline.makespan_ns
+    if makespan_ns == 0:
+        return
+    op_ends = (timeline.ends_ns == makespan_ns).nonzero()[0].tolist()
+    last = [2 * count + at for at, span in enumerate(timeline.collectives) if span.end_ns == makespan_ns]
+    later = -1
+    for event in awaited_events(timeline, waits, [*op_ends, *last][0]):
+        if event >= 2 * count:
+            span = timeline.collectives[event - 2 * count]
+            kind = SegmentKind.ALL_GATHER if span.collective.kind == "AG" else SegmentKind.REDUCE_SCATTER
+            yield Segment(kind=kind, rank=span.rank, start_ns=span.start_ns, end_ns=span.end_ns, collective=event - 2 * count)
+        elif event >= count:
+            op = event - count
+            start_ns, left_ns, arrival_ns = (
+                int(each[op]) for each in (timeline.transfer_start_ns, timeline.transfer_left_ns, timeline.arrival_ns)
+            )
+            if later < count:  # an op took it; what queued behind it waited until it had left
+                yield _transfer(SegmentKind.LATENCY, timeline.links[op], op, left_ns, arrival_ns)
+            yield _transfer(SegmentKind.TRANSMISSION, timeline.links[op], op, start_ns, left_ns)
+        else:
+            start_ns, end_ns = int(timeline.starts_ns[event]), int(timeline.ends_ns[event])
+            kind = SegmentKind(KIND_NAMES[timeline.ops[event, 0]])
+            yield Segment(kind=kind, rank=int(timeline.rank_of[event]), start_ns=start_ns, end_ns=end_ns, op=event)
+        later = event
+
+
+def _transfer(kind: SegmentKind, ends: tuple[int, int], op: int, start_ns: int, end_ns: int) -> Segment:
+    return Segment(kind=kind, rank=ends[0], destination=ends[1], start_ns=start_ns, end_ns=end_ns, op=op)

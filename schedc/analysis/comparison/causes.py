@@ -12,12 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from schedc.analysis.comparison.link_model import on_links
+import numpy as np
+
+from schedc.analysis.attribution.waits import awaited_events
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from schedc.analysis.comparison.step_times import StepTimes
+    from schedc.analysis.comparison.steps import Step
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.ops import Op
 
@@ -55,88 +57,32 @@ class Delay:
     """The whole chain's causes, those of one stage and kind, link or rank taken together, the largest first."""
 
 
-class Chains:
-    """The chains of one measured step."""
-
-    def __init__(self, timeline: Timeline, times: StepTimes) -> None:
-        """Compare the step with the plan's timeline."""
-        self._timeline, self._times = timeline, times
-        self._rank_of, self._taken_from = timeline.rank_of.tolist(), timeline.taken_from.tolist()
-        starts_ns, ends_ns = timeline.starts_ns.tolist(), timeline.ends_ns.tolist()
-        self._late_begin = [found - planned for found, planned in zip(times.begun_ns, starts_ns, strict=True)]
-        self._late_end = [found - planned for found, planned in zip(times.ended_ns, ends_ns, strict=True)]
-        self._on_links = on_links(timeline, times)
-        self._late_arrival = self._arrivals(timeline)
-
-    def worst(self, indices: Sequence[int]) -> int:
-        """Of these ops, the one that ended latest against the plan; of several, the first in time."""
-        return min(indices, key=lambda index: (-self._late_end[index], self._times.ended_ns[index], index))
-
-    def delay(self, index: int) -> Delay:
-        """Why the op ended when it did."""
-        chain = self._walk(index)
-        late_ns = self._late_end[index]
-        return Delay(
-            op=self._timeline.named_ops[index],
-            rank=self._rank_of[index],
-            late_ns=late_ns,
-            first=_first(chain, late_ns),
-            causes=_together(chain),
-        )
-
-    def _arrivals(self, timeline: Timeline) -> dict[int, int]:
-        """Per transfer, the delay of its arrival."""
-        late: dict[int, int] = {}
-        for transfer, on_link in self._on_links.items():
-            _, arrival_ns = self._times.moved(transfer) or (0, 0)
-            planned_ns = int(timeline.arrival_ns[transfer])
-            if transfer not in self._times.awaited:  # then it came before it was taken; the plan's costs say when
-                arrival_ns = min(arrival_ns, on_link.left_ns + planned_ns - int(timeline.transfer_left_ns[transfer]))
-            late[transfer] = arrival_ns - planned_ns
-        return late
-
-    def _walk(self, index: int) -> list[Cause]:
-        """The chain that ends with the op, in the order of time."""
-        timeline, times = self._timeline, self._times
+def delays_of(planned: Timeline, step: Step, ops: Iterable[int]) -> list[Delay]:
+    """Why these ops of a measured step ended when they did, against the plan."""
+    measured, count = step.timeline, len(planned.ops)
+    late_begin = (measured.starts_ns - planned.starts_ns).tolist()
+    late = np.concatenate([measured.ends_ns - planned.ends_ns, measured.arrival_ns - planned.arrival_ns]).tolist()
+    """Of the end of each op, then of the arrival of its transfer."""
+    found = []
+    for index in ops:
         chain: list[Cause] = []
-        passed: set[int] = set()
-        while True:
-            passed.add(index)
-            op, rank = timeline.named_ops[index], self._rank_of[index]
-            late_begin = self._late_begin[index]
-            chain.append(Cause(what="compute", op=op, rank=rank, added_ns=self._late_end[index] - late_begin))
-            transfer = self._taken_from[index]
-            if transfer in times.awaited:
-                chain.append(Cause(what="rank", op=op, rank=rank, added_ns=late_begin - self._late_arrival[transfer]))
-                index = self._walk_links(transfer, chain, passed)
-            elif index > timeline.bounds[rank][0]:
-                chain.append(Cause(what="rank", op=op, rank=rank, added_ns=late_begin - self._late_end[index - 1]))
-                index -= 1
+        events = list(awaited_events(measured, step.waits, index))
+        for event, before in zip(events, [*events[1:], None], strict=True):
+            op = planned.named_ops[event % count]
+            rank = int(planned.rank_of[event % count])
+            earlier_ns = int(step.begin_ns[rank]) if before is None else late[before]
+            if event >= count:
+                ends = planned.links[event - count]
+                added_ns = late[event] - earlier_ns
+                chain.append(Cause(what="transfer", op=op, rank=ends[0], destination=ends[1], added_ns=added_ns))
             else:
-                begin_ns = times.begin_ns[rank]
-                chain.append(Cause(what="rank", op=op, rank=rank, added_ns=late_begin - begin_ns))
-                chain.append(Cause(what="begin", op=None, rank=rank, added_ns=begin_ns))
-                return chain[::-1]
-
-    def _walk_links(self, transfer: int, chain: list[Cause], passed: set[int]) -> int:
-        """Walk back over the transfers that queued behind each other; gives the op that produced the first of them."""
-        while True:
-            before = self._on_links[transfer].behind
-            if before in passed:  # on a trunk, clocks of several ranks that are a little apart could make a cycle
-                before = -1
-            earlier_ns = self._late_end[transfer] if before < 0 else self._late_arrival[before]
-            chain.append(
-                Cause(
-                    what="transfer",
-                    op=self._timeline.named_ops[transfer],
-                    rank=self._timeline.links[transfer][0],
-                    destination=self._timeline.links[transfer][1],
-                    added_ns=self._late_arrival[transfer] - earlier_ns,
-                )
-            )
-            if before < 0:
-                return transfer
-            transfer = before
+                chain.append(Cause(what="compute", op=op, rank=rank, added_ns=late[event] - late_begin[event]))
+                chain.append(Cause(what="rank", op=op, rank=rank, added_ns=late_begin[event] - earlier_ns))
+        chain = [*chain, Cause(what="begin", op=None, rank=rank, added_ns=earlier_ns)][::-1]
+        first = _first(chain, late[index])
+        op, rank = planned.named_ops[index], int(planned.rank_of[index])
+        found.append(Delay(op=op, rank=rank, late_ns=late[index], first=first, causes=_together(chain)))
+    return found
 
 
 def _first(chain: Sequence[Cause], late_ns: int) -> Cause | None:
@@ -169,6 +115,7 @@ def _together(chain: Sequence[Cause]) -> tuple[Cause, ...]:
 
 
 def _groups(chain: Sequence[Cause]) -> dict[tuple[object, ...], list[Cause]]:
+    """The causes that are taken together: of a stage and kind, a link, or a rank."""
     groups: dict[tuple[object, ...], list[Cause]] = {}
     for cause in chain:
         groups.setdefault(_source(cause), []).append(cause)
@@ -176,6 +123,5 @@ def _groups(chain: Sequence[Cause]) -> dict[tuple[object, ...], list[Cause]]:
 
 
 def _source(cause: Cause) -> tuple[object, ...]:
-    """What causes have in common that are taken together: the stage and kind, the link, or the rank."""
     block = (cause.op.kind, cause.op.stage) if cause.op is not None and cause.what == "compute" else None
     return cause.what, cause.rank, cause.destination, block

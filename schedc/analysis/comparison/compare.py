@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from schedc.analysis.comparison.causes import Chains, Delay
+import numpy as np
+
+from schedc.analysis.comparison.causes import Delay, delays_of
 from schedc.analysis.comparison.measured_costs import BlockCost, LinkTransfers, block_costs, link_costs, measured_problem
-from schedc.analysis.comparison.measured_steps import check_trace, measured_timeline, measured_times
-from schedc.analysis.comparison.spread import Spread, spread_of
-from schedc.analysis.comparison.step_times import Account, accounts, planned_times
+from schedc.analysis.comparison.steps import Step, measured_steps, planned_step
+from schedc.analysis.comparison.times import Spread, spread_of
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput
 
@@ -22,6 +23,26 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
     from schedc.ir.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """The time of one rank in one step: five parts that add up to the iteration exactly."""
+
+    compute_ns: int
+    late_ns: int
+    """Waiting for transfers whose producer had not sent them yet."""
+    transfer_ns: int
+    """Waiting for transfers that were under way."""
+    other_ns: int
+    """Between ops, waiting for no transfer: before the rank began the step, handing over, posting, collectives before it."""
+    idle_ns: int
+    """After the rank's last op, until the iteration ended."""
+
+    @property
+    def waiting_ns(self) -> int:
+        """All time between the begin of the iteration and the rank's last op without compute."""
+        return self.late_ns + self.transfer_ns + self.other_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +80,8 @@ class Comparison:
     """The op that ended latest against the plan, of all ranks."""
     end: Delay
     """The op that ended last: its delay is what the iteration took longer, the collectives' apart."""
-    planned_timeline: Timeline
-    measured_timeline: Timeline
+    planned_step: Step
+    measured_step: Step
     blocks: tuple[BlockCost, ...]
     """Of all recorded steps, as is all below."""
     links: tuple[LinkTransfers, ...]
@@ -80,41 +101,61 @@ def compare(plan: Plan, timeline: Timeline, trace: Trace, step: int | None = Non
     Raises:
         InvalidInput: the trace is not of the plan, or has no such step.
     """
-    check_trace(plan, trace)
-    measured = measured_times(plan, timeline, trace)
+    steps, planned = measured_steps(plan, timeline, trace), planned_step(plan.problem, timeline)
     if step is None:
-        times = sorted(measured, key=lambda times: times.iteration_ns)[(len(measured) - 1) // 2]
-        step = trace.steps[measured.index(times)]
+        shown = sorted(steps, key=lambda each: each.iteration_ns)[(len(steps) - 1) // 2]
+        step = trace.steps[steps.index(shown)]
     elif step in trace.steps:
-        times = measured[trace.steps.index(step)]
+        shown = steps[trace.steps.index(step)]
     else:
         raise InvalidInput(f"step {step} is not in the trace, which has {_runs(trace.steps)}")
-    blocks, links = block_costs(plan.problem, timeline, measured), link_costs(timeline, measured)
+    blocks, links = block_costs(plan.problem, timeline, steps), link_costs(timeline, steps)
     problem = measured_problem(plan.problem, blocks, links)
-    chains = Chains(timeline, times)
-    of_ranks = zip(accounts(timeline, planned_times(timeline)), accounts(timeline, times), timeline.bounds, strict=True)
-    iterations, whole = (spread_of(values) for values in ([times.iteration_ns for times in measured], _whole_steps_ns(trace)))
-    assert iterations is not None and whole is not None
+    ended_ns = shown.timeline.ends_ns
+    latest = np.lexsort((ended_ns, timeline.ends_ns - ended_ns))  # against the plan; of several, the first in time
+    worst_of_ranks = [int(latest[(latest >= begin) & (latest < end)][0]) for begin, end in timeline.bounds]
+    end, worst, *of_ranks = delays_of(timeline, shown, [int(ended_ns.argmax()), int(latest[0]), *worst_of_ranks])
     return Comparison(
         predicted_ns=timeline.makespan_ns,
-        measured=iterations,
-        steps=tuple((number, times.iteration_ns) for number, times in zip(trace.steps, measured, strict=True)),
-        whole_step=whole,
+        measured=spread_of(each.iteration_ns for each in steps),
+        steps=tuple((number, each.iteration_ns) for number, each in zip(trace.steps, steps, strict=True)),
+        whole_step=spread_of(_whole_steps_ns(trace)),
         recosted_ns=simulate(problem, plan.schedule()).makespan_ns,
         shown_step=step,
-        shown_ns=times.iteration_ns,
+        shown_ns=shown.iteration_ns,
         ranks=tuple(
-            RankComparison(planned=planned, measured=found, worst=chains.delay(chains.worst(range(begin, end))))
-            for planned, found, (begin, end) in of_ranks
+            RankComparison(planned=account, measured=found, worst=delay)
+            for account, found, delay in zip(accounts(planned), accounts(shown), of_ranks, strict=True)
         ),
-        worst=chains.delay(chains.worst(range(len(timeline.ops)))),
-        end=chains.delay(max(range(len(timeline.ops)), key=lambda index: times.ended_ns[index])),
-        planned_timeline=timeline,
-        measured_timeline=measured_timeline(timeline, times),
+        worst=worst,
+        end=end,
+        planned_step=planned,
+        measured_step=shown,
         blocks=blocks,
         links=links,
         measured_problem=problem,
     )
+
+
+def accounts(step: Step) -> tuple[Account, ...]:
+    """Each rank's account.
+
+    Waiting is counted from when the rank was free to when the op began. Up to when the transfer was sent the producer is to
+    blame, from then to when it was taken the transfer; sends and takes on two clocks are held within that time.
+    """
+    timeline, asked_ns = step.timeline, step.asked_ns
+    begun_ns, ended_ns, producer = timeline.starts_ns, timeline.ends_ns, timeline.taken_from
+    awaited = (producer >= 0) & step.awaited[producer]
+    sent_ns = np.minimum(np.maximum(np.where(awaited, step.sent_ns[producer], asked_ns), asked_ns), begun_ns)
+    taken_ns = np.minimum(np.maximum(np.where(awaited, step.taken_ns[producer], asked_ns), sent_ns), begun_ns)
+    other_ns = asked_ns - np.where(timeline.is_first, 0, np.roll(ended_ns, 1)) + begun_ns - taken_ns
+    parts_ns = np.stack([ended_ns - begun_ns, sent_ns - asked_ns, taken_ns - sent_ns, other_ns])
+    result = []
+    for begin, end in timeline.bounds:
+        compute_ns, late_ns, transfer_ns, rest_ns = parts_ns[:, begin:end].sum(axis=1).tolist()
+        idle_ns = step.iteration_ns - (int(ended_ns[end - 1]) if end > begin else 0)
+        result.append(Account(compute_ns=compute_ns, late_ns=late_ns, transfer_ns=transfer_ns, other_ns=rest_ns, idle_ns=idle_ns))
+    return tuple(result)
 
 
 def _whole_steps_ns(trace: Trace) -> list[int]:

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from schedc.analysis.comparison.link_model import on_links
-from schedc.analysis.comparison.spread import Spread, spread_of
+import numpy as np
+
+from schedc.analysis.comparison.steps import transfers_of_links
+from schedc.analysis.comparison.times import Spread, spread_of
 from schedc.ir.ops import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from schedc.analysis.comparison.step_times import StepTimes
+    from schedc.analysis.comparison.steps import Step
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.problem import Link, Problem, Stage
 
@@ -52,76 +54,53 @@ class LinkTransfers:
     """1, or below it where messages take less than their occupancy in the plan: then they take this share of it, and no latency."""
 
 
-def block_costs(problem: Problem, timeline: Timeline, steps: Sequence[StepTimes]) -> tuple[BlockCost, ...]:
+def block_costs(problem: Problem, timeline: Timeline, steps: Sequence[Step]) -> tuple[BlockCost, ...]:
     """The costs of each stage's kinds of blocks that were run."""
-    found_ns: dict[tuple[int, Kind], list[int]] = {}
-    planned_ns: dict[tuple[int, Kind], list[int]] = {}
-    for times in steps:
-        of_block: dict[tuple[int, Kind, int], int] = {}
-        for op, begun_ns, ended_ns in zip(timeline.named_ops, times.begun_ns, times.ended_ns, strict=True):
-            block = op.stage, op.kind, op.microbatch
-            of_block[block] = of_block.get(block, 0) + ended_ns - begun_ns
-        for (stage, kind, microbatch), time_ns in of_block.items():
-            found_ns.setdefault((stage, kind), []).append(time_ns)
-            planned_ns.setdefault((stage, kind), []).append(problem.duration_ns(kind, stage, microbatch))
+    blocks, block_of = np.unique(timeline.ops[:, [1, 0, 2]], axis=0, return_inverse=True)  # by stage, kind, microbatch
+    took_ns = [np.bincount(block_of.reshape(-1), step.timeline.ends_ns - step.timeline.starts_ns) for step in steps]
     result = []
-    for (stage, kind), values_ns in sorted(found_ns.items()):
-        measured = spread_of(values_ns)
-        assert measured is not None
-        planned = round(median(planned_ns[stage, kind]))
-        result.append(BlockCost(stage=stage, kind=kind, planned_ns=planned, measured=measured))
+    for stage, kind in np.unique(blocks[:, :2], axis=0).tolist():
+        of_kind = np.flatnonzero((blocks[:, 0] == stage) & (blocks[:, 1] == kind))
+        planned_ns = [problem.duration_ns(Kind(kind), stage, microbatch) for microbatch in blocks[of_kind, 2].tolist()]
+        measured = spread_of(int(time_ns) for times_ns in took_ns for time_ns in times_ns[of_kind])
+        result.append(BlockCost(stage=stage, kind=Kind(kind), planned_ns=round(median(planned_ns)), measured=measured))
     return tuple(result)
 
 
-def link_costs(timeline: Timeline, steps: Sequence[StepTimes]) -> tuple[LinkTransfers, ...]:
+def link_costs(timeline: Timeline, steps: Sequence[Step]) -> tuple[LinkTransfers, ...]:
     """The costs of each link that transfers crossed, by source and destination."""
-    planned: dict[tuple[int, int], list[_Passage]] = {}
-    known: dict[tuple[int, int], list[_Passage]] = {}
-    bounds: dict[tuple[int, int], list[_Passage]] = {}
-    for times in steps:
-        for transfer, on_link in on_links(timeline, times).items():
-            link, (_, taken_ns) = timeline.links[transfer], times.moved(transfer) or (0, 0)
-            occupancy_ns = on_link.left_ns - on_link.start_ns
-            planned_ns = int(timeline.arrival_ns[transfer]) - int(timeline.transfer_start_ns[transfer])
-            planned.setdefault(link, []).append(_Passage(planned_ns, occupancy_ns))
-            side = known if transfer in times.awaited else bounds
-            side.setdefault(link, []).append(_Passage(max(0, taken_ns - on_link.start_ns), occupancy_ns))
-    return tuple(_link_cost(pair, planned[pair], known.get(pair, []), bounds.get(pair, [])) for pair in sorted(planned))
-
-
-class _Passage(NamedTuple):
-    """One message over a link."""
-
-    time_ns: int
-    occupancy_ns: int
-    """In the plan."""
-
-    @property
-    def latency_ns(self) -> int:
-        return self.time_ns - self.occupancy_ns
-
-
-def _link_cost(
-    pair: tuple[int, int], planned: Sequence[_Passage], known: Sequence[_Passage], bounds: Sequence[_Passage]
-) -> LinkTransfers:
-    typical = round(median(passage.latency_ns for passage in planned))
-    share = 1.0
-    if known:
-        latency_ns = round(median(passage.latency_ns for passage in known))
-    else:
-        latency_ns = min([typical, *(passage.latency_ns for passage in bounds)])
-    if latency_ns < 0:
-        shares = [passage.time_ns / passage.occupancy_ns for passage in known or bounds if passage.occupancy_ns]
-        latency_ns, share = 0, min(1.0, median(shares) if known else min(shares))
-    return LinkTransfers(
-        source=pair[0],
-        destination=pair[1],
-        planned_ns=round(median(passage.time_ns for passage in planned)),
-        measured=spread_of(passage.time_ns for passage in known),
-        at_most_ns=min((passage.time_ns for passage in bounds), default=None),
-        latency_ns=latency_ns,
-        occupancy_share=share,
-    )
+    found = []
+    for (source, destination), transfers in transfers_of_links(timeline).items():
+        start_ns = np.array([step.timeline.transfer_start_ns[transfers] for step in steps])  # by step and transfer, as all here
+        moved = np.array([step.timeline.consumer[transfers] >= 0 for step in steps])
+        awaited = np.array([step.awaited[transfers] for step in steps])
+        if not moved.any():
+            continue
+        time_ns = np.array([step.taken_ns[transfers] for step in steps]) - start_ns
+        in_plan = (each[transfers] for each in (timeline.transfer_start_ns, timeline.transfer_left_ns, timeline.arrival_ns))
+        begin_ns, left_ns, arrival_ns = (np.broadcast_to(each, moved.shape) for each in in_plan)
+        occupancy_ns, planned_ns, bounds = left_ns - begin_ns, arrival_ns - begin_ns, moved & ~awaited
+        known = awaited if awaited.any() else bounds
+        if awaited.any():
+            latency_ns, share = round(np.median((time_ns - occupancy_ns)[awaited])), 1.0
+        else:
+            typical_ns = round(np.median((planned_ns - occupancy_ns)[moved]))
+            latency_ns, share = min(typical_ns, int((time_ns - occupancy_ns)[bounds].min())), 1.0
+        if latency_ns < 0:
+            shares = time_ns[known & (occupancy_ns > 0)] / occupancy_ns[known & (occupancy_ns > 0)]
+            latency_ns, share = 0, min(1.0, float(np.median(shares) if awaited.any() else shares.min()))
+        found.append(
+            LinkTransfers(
+                source=source,
+                destination=destination,
+                planned_ns=round(np.median(planned_ns[moved])),
+                measured=spread_of(time_ns[awaited].tolist()) if awaited.any() else None,
+                at_most_ns=int(time_ns[bounds].min()) if bounds.any() else None,
+                latency_ns=latency_ns,
+                occupancy_share=share,
+            )
+        )
+    return tuple(found)
 
 
 def measured_problem(problem: Problem, blocks: Sequence[BlockCost], links: Sequence[LinkTransfers]) -> Problem:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 LARGE_SPREAD = 0.1
 """From where on a spread is worth a warning."""
@@ -27,3 +31,24 @@ class SampledTimes:
             return 0.0
         first, _, third = statistics.quantiles(self.samples_ns, n=4, method="inclusive")
         return (third - first) / self.median_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """A median and how far most of the values are from it."""
+
+    median_ns: int
+    low_ns: int
+    """A tenth of the values are below it; of fewer than ten, the smallest."""
+    high_ns: int
+    """A tenth of the values are above it; of fewer than ten, the largest."""
+    count: int
+
+
+def spread_of(values_ns: Iterable[int]) -> Spread:
+    """The spread of the values, at least one."""
+    ordered = sorted(values_ns)
+    tenth, count = len(ordered) // 10, len(ordered)
+    return Spread(
+        median_ns=round(statistics.median(ordered)), low_ns=ordered[tenth], high_ns=ordered[count - 1 - tenth], count=count
+    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, TypeAlias
 
 from schedc.ir.ops import Kind, Op
@@ -88,17 +89,10 @@ def _moved(before: Sequence[Entry], after: Sequence[Entry]) -> dict[Entry, int]:
     """The ops that moved, and how far, of two orders of the same ops."""
     place = {entry: index for index, entry in enumerate(after)}
     kept = _kept(before, place)
-    passed_before, passed_after = _passed(before, kept), _passed(after, kept)
+    passed_before, passed_after = (
+        dict(zip(order, accumulate(entry in kept for entry in order), strict=True)) for order in (before, after)
+    )  # per op, how many ops that keep their order are before it, or are itself
     return {entry: passed_after[entry] - passed_before[entry] for entry in before if entry not in kept}
-
-
-def _passed(order: Sequence[Entry], kept: set[Entry]) -> dict[Entry, int]:
-    """Per op, how many ops that keep their order are before it."""
-    count, passed = 0, {}
-    for entry in order:
-        passed[entry] = count
-        count += entry in kept
-    return passed
 
 
 def _kept(before: Sequence[Entry], place: dict[Entry, int]) -> set[Entry]:

@@ -1,26 +1,62 @@
 """The difference of two plans, as small as it can be said: what follows from a difference that is in it is left out.
 
-A stage whose layers or recomputation changed costs something else, so its costs are not compared. Plans of different shape (ranks,
-microbatches, stages, where these are, or the paths) have no orders that could be compared.
+A plan without its queues is taken as single facts, each under the key that the plan's file has for it; all fields of the
+representations are walked, so that a field that is added later is compared, too. A stage whose layers or recomputation changed
+costs something else, so its costs are not compared. Plans of different shape (ranks, microbatches, stages, where these are, or the
+paths) have no orders that could be compared.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from schedc.analysis.difference.facts import LINK, OF_STAGES, FactChange, changes_of, facts_of
 from schedc.analysis.difference.orders import RankOrder, compare_queues
+from schedc.ir.costs import DURATIONS
+from schedc.ir.ops import KIND_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from schedc.ir.plan import Plan
 
+At: TypeAlias = int | str | None
+PlanFacts: TypeAlias = "dict[tuple[str, At], Any]"
+"""By key and place. How many entries a list has is a fact, too."""
+
+_LINK, _COLLECTIVES, _PARTS = "costs.links[]", "costs.data_parallel", "costs.parts"
 _PEAK, _LIMIT = "certificate.peak_activation_bytes", "costs.memory_limit_bytes"
-_PARTS = "costs.parts"
 _LISTS = ("costs.links", _PARTS)
-"""ProblemArrays about which entries a list has, and in which order."""
+"""Facts about which entries a list has, and in which order."""
+_KEYS_OF_STAGE = {
+    **{name: f"pipeline.stages[].{name}" for name in ("rank", "layers", "recompute", "parameters", "expert_parameters")},
+    **{name: f"costs.durations_ns.{KIND_NAMES[kind]}[]" for kind, name in DURATIONS.items()},
+}
+_PIPELINE = ("ranks", "microbatches", "placement", "split_backward", "cut_blocks", "in_order", "paths", "path_of")
+_OF_STAGES = (
+    *("costs.durations_ns.", "costs.activation", "costs.recomputed_bytes", "costs.static_bytes", "costs.message_bytes"),
+    *("costs.gradient_message_bytes", "pipeline.stages[].parameters", "pipeline.stages[].expert_parameters"),
+    f"{_COLLECTIVES}.",
+)
+"""How the keys of facts begin that a stage's layers decide."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactChange:
+    """One fact that two plans have otherwise."""
+
+    key: str
+    """As in the plan's file; `[]` is where `at` goes: `costs.durations_ns.F[]`."""
+    at: At = None
+    """The stage or the rank; of a link `3>4`, of parts `W3`; None: the fact is the whole plan's."""
+    before: Any
+    """The value in the first plan; None also where it has no such value."""
+    after: Any
+
+    @property
+    def place(self) -> str:
+        """The key with its place, `costs.links[3>4].latency_ns`."""
+        return self.key if self.at is None else self.key.replace("[]", f"[{self.at}]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +107,58 @@ def diff_plans(before: Plan, after: Plan) -> PlanDifference:
     )
 
 
+def facts_of(plan: Plan) -> PlanFacts:
+    """Every fact of the plan but its queues."""
+    problem, parallel = plan.problem, plan.problem.data_parallel
+    links = [(f"{link.source}>{link.destination}", link) for link in problem.links]
+    parts = [(f"{KIND_NAMES[parts.kind]}{parts.stage}", parts.shares) for parts in plan.parts]
+    facts: PlanFacts = {
+        ("pipeline.stages", None): len(problem.stages),
+        ("costs.links", None): tuple(place for place, _ in links),
+        (_COLLECTIVES, None): parallel is not None,
+        (_PARTS, None): tuple(place for place, _ in parts),
+        ("ranks", None): tuple(rank.rank for rank in plan.ranks),
+        **{(f"{_PARTS}[]", place): shares for place, shares in parts},
+    }
+    for index, stage in enumerate(problem.stages):
+        facts |= {(_KEYS_OF_STAGE.get(name, f"costs.{name}[]"), index): value for name, value in _fields(stage)}
+    for place, link in links:
+        facts |= {(f"{_LINK}.{name}", place): value for name, value in _fields(link) if name not in ("source", "destination")}
+    single = [(f"{'pipeline' if name in _PIPELINE else 'costs'}.{name}", value) for name, value in _fields(problem, "name")]
+    for section, values in ((_COLLECTIVES, parallel), ("certificate", plan.certificate), ("made_by", plan.made_by)):
+        single += [(f"{section}.{name}", value) for name, value in _fields(values)]
+    for key, value in [("name", problem.name), *single]:
+        if isinstance(value, tuple) and key.startswith((_PEAK, _LIMIT, f"{_COLLECTIVES}.")):  # one entry for each rank or stage
+            facts[key, None] = len(value)
+            facts |= {(f"{key}[]", index): entry for index, entry in enumerate(value)}
+        else:
+            facts[key, None] = value
+    return facts
+
+
+def _fields(thing: Any, *others: str) -> list[tuple[str, Any]]:
+    """The fields of a dataclass with their values, but for lists of others and those that are named; of None, none."""
+    left_out = ("stages", "links", "data_parallel", *others)
+    return [] if thing is None else [(each.name, getattr(thing, each.name)) for each in fields(thing) if each.name not in left_out]
+
+
+def changes_of(before: PlanFacts, after: PlanFacts) -> tuple[FactChange, ...]:
+    """The facts that differ, by key, then by place."""
+    differing = [key for key in before.keys() | after.keys() if before.get(key) != after.get(key)]
+    return tuple(
+        FactChange(key=key, at=at, before=before.get((key, at)), after=after.get((key, at)))
+        for key, at in sorted(differing, key=lambda key: (key[0], _in_order(key[1])))
+    )
+
+
+def _in_order(at: At) -> tuple[int | str, ...]:
+    """So that stage 10 comes after stage 9, link 10>9 after link 9>10, and block W10 after W2."""
+    if isinstance(at, str):
+        kind = at.rstrip("0123456789")
+        return tuple(map(int, at.split(">"))) if ">" in at else (kind, int(at.removeprefix(kind)))
+    return (-1 if at is None else at,)
+
+
 def _why_not(before: Plan, after: Plan) -> str:
     """Why the orders of two plans cannot be compared, or nothing."""
     ours, theirs = before.problem, after.problem
@@ -97,12 +185,12 @@ def _stated(before: Plan, after: Plan, changes: Sequence[FactChange]) -> list[Fa
     for change in changes:
         key, at = change.key, change.at
         follows = (
-            (key.startswith(OF_STAGES) and at is not None and at not in of_stages)
+            (key.startswith(_OF_STAGES) and at is not None and at not in of_stages)
             or (key.startswith("pipeline.stages[]") and len(before.problem.stages) != len(after.problem.stages))
             or (key == "pipeline.paths" and len(before.problem.stages) != len(after.problem.stages))
             or (key == "pipeline.path_of" and before.problem.microbatches != after.problem.microbatches)
             or (key in _LISTS and set(change.before) != set(change.after))  # the entries themselves differ
-            or (key.startswith(LINK) and at not in of_links)
+            or (key.startswith(_LINK) and at not in of_links)
             or (key.startswith((_PEAK, _LIMIT)) and not same_ranks)
         )
         if not follows:

@@ -35,7 +35,7 @@ def assign_command(
 ) -> None:
     """Say which node takes which replica and rank, so that slow links cost least, and in which order to list the hosts."""
     from schedc.formats.plan.plan_file import plan_json
-    from schedc.view.terminal.moves import assignment_json, shown_assignment
+    from schedc.view.terminal.results import assignment_json, shown_assignment
     from schedc.view.terminal.show import show
 
     read = read_plan(plan)

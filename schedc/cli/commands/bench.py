@@ -25,7 +25,7 @@ def bench_command(
     from schedc.solvers.driver.registry import check_method
     from schedc.study.bench.instances import instances as instances_of
     from schedc.study.bench.run import run, split_methods, write_rows
-    from schedc.view.terminal import bench as view
+    from schedc.view.terminal import studies as view
     from schedc.view.terminal.progress import working
     from schedc.view.terminal.show import console, show
 

@@ -76,7 +76,7 @@ def compile_command(
             from schedc.study.robust.requests import is_drawn, states_named
             from schedc.study.robust.robust import compile_robust
             from schedc.study.robust.scenarios import Criterion
-            from schedc.view.terminal.robust import robust_json, shown_robust
+            from schedc.view.terminal.studies import robust_json, shown_robust
 
         loaded = given or options.read_job(job, values, layout)
         read = loaded.files if robust is None or is_drawn(robust) else (*loaded.files, Path(robust))
@@ -98,12 +98,12 @@ def compile_command(
         if robust is not None:
             samples = robust_samples or SAMPLES
             states = states_named(robust, loaded.problem, samples=samples, seed=settings.limits.seed, option="--robust")
-        with _defects_kept(loaded, output), live(loaded, settings, hidden=quiet or as_json) as shown:
+        with _defects_kept(loaded, output), live(loaded, settings, hidden=quiet or as_json) as told:
             if states is None:
-                compiled = compile_job(loaded, shown.told(settings))
+                compiled = compile_job(loaded, told)
             else:
                 aim = Criterion(robust_percentile)
-                robustly = compile_robust(loaded.problem, states, aim, shown.told(settings), job_sha256=loaded.sha256)
+                robustly = compile_robust(loaded.problem, states, aim, told, job_sha256=loaded.sha256)
                 compiled = robustly.compiled
         write_output(output, plan_json(compiled.plan))
         if write_job is not None:

@@ -50,8 +50,8 @@ def family_command(
     from schedc.study.robust.requests import grid_of, is_drawn, is_grid, states_named
     from schedc.study.robust.scenarios import clustered
     from schedc.view.terminal.progress import say
-    from schedc.view.terminal.robust import family_json, shown_family
     from schedc.view.terminal.show import show
+    from schedc.view.terminal.studies import family_json, shown_family
 
     if is_standard(output):
         raise InvalidInput("-o: found -, expected a folder; standard output has the table")

@@ -48,7 +48,7 @@ def repartition_command(
     from schedc.formats.plan.plan_file import plan_json
     from schedc.ir.conditions import Conditions
     from schedc.study.robust.requests import grid_of
-    from schedc.view.terminal.moves import repartition_json, shown_repartition
+    from schedc.view.terminal.results import repartition_json, shown_repartition
     from schedc.view.terminal.show import show
 
     if not slow and not links:

@@ -43,7 +43,7 @@ def tune_command(
         from schedc.study.tune.folder import prepared_folder, write_folder
         from schedc.study.tune.request import read_request
         from schedc.study.tune.search import tune
-        from schedc.view.terminal import tune as view
+        from schedc.view.terminal import studies as view
         from schedc.view.terminal.progress import say, working
         from schedc.view.terminal.show import console, show
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from schedc.analysis.attribution.critical_path import Segment, critical_path
 from schedc.analysis.attribution.idle import Idle, IdleCause, idle_of
 from schedc.analysis.attribution.slack import slacks_of
 from schedc.analysis.attribution.tolerance import Tolerance, lengthened_ns
-from schedc.analysis.attribution.waits import waits_of
+from schedc.analysis.attribution.waits import Segment, critical_path, waits_of
 from schedc.analysis.bounds.clock import Clock
 from schedc.analysis.simulation.simulate import simulate
 from schedc.compile.certify import bounds_within, check_plan

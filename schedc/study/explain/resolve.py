@@ -12,8 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from schedc.analysis.attribution.slackness import Slackness, slackness_of
-from schedc.analysis.attribution.tolerance import Tolerance
+from schedc.analysis.attribution.tolerance import Slackness, Tolerance, slackness_of
 from schedc.analysis.bounds.clock import Clock, Until, never
 from schedc.analysis.bounds.lower_bounds import Bound, bounds_in_time
 from schedc.analysis.bounds.residency import rank_without_room

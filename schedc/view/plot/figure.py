@@ -50,11 +50,6 @@ def unit_of(largest: float, units: Sequence[AxisUnit]) -> AxisUnit:
     return next((unit for unit in units if largest >= unit.size), units[-1])
 
 
-def time_unit(largest_ns: float) -> AxisUnit:
-    """The unit of a time axis that ends there."""
-    return unit_of(largest_ns, TIMES)
-
-
 def check_ending(path: Path) -> None:
     """Refuse a picture whose format is unknown, or that cannot be drawn here.
 

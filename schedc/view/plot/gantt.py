@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from schedc.ir.ops import Kind
-from schedc.view.plot.figure import STYLE, legend_above, new_figure, picture, time_unit
+from schedc.view.plot.figure import STYLE, TIMES, legend_above, new_figure, picture, unit_of
+from schedc.view.terminal.gantt import chunk_of_stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
@@ -50,7 +49,7 @@ def gantt(plan: Plan, timeline: Timeline, ending: str, *, width_inches: float, t
     from matplotlib import rc_context
     from matplotlib.patches import Patch
 
-    unit = time_unit(timeline.makespan_ns)
+    unit = unit_of(timeline.makespan_ns, TIMES)
     height_inches = min(MOST_INCHES, AROUND_INCHES + ROW_INCHES * timeline.ranks)
     figure = new_figure(width_inches, height_inches)
     with rc_context(STYLE):
@@ -65,7 +64,10 @@ def gantt(plan: Plan, timeline: Timeline, ending: str, *, width_inches: float, t
         kinds = _draw_ops(axes, plan, timeline, unit.size, points, row_points)
         if transfers:
             _draw_transfers(axes, timeline, unit.size)
-        _draw_collectives(axes, timeline, unit.size)
+        for span in timeline.collectives:  # a thin bar at the bottom of its rank's row
+            bar = (span.start_ns / unit.size, (span.end_ns - span.start_ns) / unit.size)
+            bottom = span.rank + HEIGHT / 2 - COLLECTIVE_HEIGHT
+            axes.broken_barh([bar], (bottom, COLLECTIVE_HEIGHT), color=COLLECTIVE, linewidth=0, zorder=5)
         axes.set_xlabel(f"time ({unit.name})")
         axes.set_ylabel("rank")
         step = max(1, -(-timeline.ranks // max(1, int((height_inches - AROUND_INCHES) * 72 / 10))))
@@ -87,9 +89,7 @@ def _draw_ops(axes: Axes, plan: Plan, timeline: Timeline, size: float, points: f
     """Draw all ops; gives the kinds that there are."""
     from matplotlib.collections import PolyCollection
 
-    chunk_of = {stage: at for rank in range(timeline.ranks) for at, stage in enumerate(plan.problem.stages_on(rank))}
-    chunks = np.array([min(chunk_of[stage], len(LIGHTER) - 1) for stage in range(len(plan.problem.stages))], np.int64)
-    rows = np.repeat(np.arange(timeline.ranks), np.diff(timeline.begin))
+    chunks, rows = np.minimum(chunk_of_stage(plan.problem), len(LIGHTER) - 1), timeline.rank_of
     starts, ends = timeline.starts_ns / size, timeline.ends_ns / size
     kinds, stages = timeline.ops[:, 0], timeline.ops[:, 1]
     microbatches, widths = timeline.ops[:, 2], (ends - starts) * points
@@ -144,20 +144,9 @@ def _draw_transfers(axes: Axes, timeline: Timeline, size: float) -> None:
     """Draw each transfer as a line from the row of its source, at its start, to that of its destination, at its arrival."""
     from matplotlib.collections import LineCollection
 
-    lines = list(_lines(timeline, size))
-    axes.add_collection(LineCollection(lines, colors=LINE, linewidths=0.45, alpha=0.75, zorder=3))
-
-
-def _lines(timeline: Timeline, size: float) -> Iterator[tuple[tuple[float, float], tuple[float, float]]]:
+    lines = []
     for transfer in timeline.transfers:
         down = HEIGHT / 2 if transfer.destination > transfer.source else -HEIGHT / 2
         begin = (transfer.start_ns / size, transfer.source + down)
-        yield begin, (transfer.arrival_ns / size, transfer.destination - down)
-
-
-def _draw_collectives(axes: Axes, timeline: Timeline, size: float) -> None:
-    """Draw each collective as a thin bar at the bottom of its rank's row."""
-    for span in timeline.collectives:
-        bottom = span.rank + HEIGHT / 2 - COLLECTIVE_HEIGHT
-        length = (span.end_ns - span.start_ns) / size
-        axes.broken_barh([(span.start_ns / size, length)], (bottom, COLLECTIVE_HEIGHT), color=COLLECTIVE, linewidth=0, zorder=5)
+        lines.append((begin, (transfer.arrival_ns / size, transfer.destination - down)))
+    axes.add_collection(LineCollection(lines, colors=LINE, linewidths=0.45, alpha=0.75, zorder=3))

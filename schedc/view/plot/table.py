@@ -10,7 +10,7 @@ import csv
 import io
 from dataclasses import dataclass
 from statistics import median_high
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput
 from schedc.io.input_file import read_bytes
@@ -69,16 +69,6 @@ class Columns:
     settings: tuple[str, ...]
     """The columns that say what each row is of."""
 
-    def get(self, name: str, option: str) -> PlotColumn:
-        """The column of that name.
-
-        Raises:
-            InvalidInput: the table has none.
-        """
-        if name not in self.columns:
-            raise InvalidInput(f"{option}: found {name!r}, expected a column of {self.path}: {', '.join(self.columns)}")
-        return self.columns[name]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
@@ -125,27 +115,27 @@ def choose_axes(table: Columns, x: str | None, y: str | None, by: Sequence[str])
         InvalidInput: the table has no such column, or none of numbers that varies.
     """
     varying = [table.columns[name] for name in table.settings if len(set(table.columns[name].texts)) > 1]
-    if y is None:
-        y = next((name for name in OBJECTIVES if name in table.columns), None)
+    y = y or next((name for name in OBJECTIVES if name in table.columns), None)
     if y is None:
         raise InvalidInput(f"{table.path}: found no column {', '.join(OBJECTIVES)}, expected the column to draw (--y)")
     if x is None:
         numeric = [column for column in varying if column.numbers is not None]
-        numeric.sort(key=lambda column: next((at for at, word in enumerate(FIRST) if word in column.name), len(FIRST)))
         if not numeric:
             raise InvalidInput(f"{table.path}: found no setting of numbers that varies, expected the column of the x axis (--x)")
-        x = numeric[0].name
-    chosen = Axes(
-        x=table.get(x, "--x"),
-        y=table.get(y, "--y"),
-        by=tuple(table.get(name, "--by") for name in by) or tuple(each for each in varying if each.name not in (x, y)),
+        x = min(numeric, key=lambda each: next((at for at, word in enumerate(FIRST) if word in each.name), len(FIRST))).name
+    named = (("--x", x), ("--y", y), *(("--by", name) for name in by))
+    for option, name in named:
+        if name not in table.columns:
+            raise InvalidInput(f"{option}: found {name!r}, expected a column of {table.path}: {', '.join(table.columns)}")
+        if option != "--by" and table.columns[name].numbers is None:
+            raise InvalidInput(f"{option}: found the column {name}, which has other values than numbers")
+    return Axes(
+        x=table.columns[x],
+        y=table.columns[y],
+        by=tuple(table.columns[name] for name in by) or tuple(each for each in varying if each.name not in (x, y)),
         bound=table.columns.get(BOUND) if y in OBJECTIVES else None,
         objective=_objective(table) if y == "objective_ns" else "step" if y == "step_ns" else "",
     )
-    for option, column in (("--x", chosen.x), ("--y", chosen.y)):
-        if column.numbers is None:
-            raise InvalidInput(f"{option}: found the column {column.name}, which has other values than numbers")
-    return chosen
 
 
 def _objective(table: Columns) -> str:
@@ -186,18 +176,12 @@ PARSERS: tuple[tuple[Callable[[str], float], tuple[AxisUnit, ...]], ...] = (
 
 
 def _column(name: str, texts: Sequence[str]) -> PlotColumn:
-    for parse, units in PARSERS:
-        numbers = _numbers(texts, parse)
-        if numbers is not None:
-            named = TIMES if name.endswith("_ns") else BYTES if name.endswith("_bytes") else units
-            return PlotColumn(name=name, texts=tuple(texts), numbers=numbers, units=named)
+    """With numbers where all values are some of one kind, and not all are empty."""
+    for parse, units in PARSERS if any(texts) else ():
+        try:
+            numbers = tuple(None if text == "" else float(parse(text)) for text in texts)
+        except ValueError:
+            continue
+        named = TIMES if name.endswith("_ns") else BYTES if name.endswith("_bytes") else units
+        return PlotColumn(name=name, texts=tuple(texts), numbers=numbers, units=named)
     return PlotColumn(name=name, texts=tuple(texts), numbers=None, units=PLAIN)
-
-
-def _numbers(texts: Sequence[str], parse: Callable[[str], Any]) -> tuple[float | None, ...] | None:
-    """The values as numbers; None where one is none, or all are empty."""
-    try:
-        numbers = tuple(None if text == "" else float(parse(text)) for text in texts)
-    except ValueError:
-        return None
-    return numbers if any(number is not None for number in numbers) else None

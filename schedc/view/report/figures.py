@@ -6,11 +6,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from schedc.analysis.attribution.critical_path import Segment, critical_path
 from schedc.analysis.attribution.idle import Idle, IdleCause, idle_of
 from schedc.analysis.attribution.slack import slacks_of
 from schedc.analysis.attribution.tolerance import Tolerance, lengthened_ns
-from schedc.analysis.attribution.waits import Waits, waits_of
+from schedc.analysis.attribution.waits import Segment, Waits, critical_path, waits_of
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.compile.plans import OwnLayout, own_layout
 

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedc.analysis.attribution.critical_path import SegmentKind
 from schedc.analysis.attribution.idle import Idle, IdleCause
+from schedc.analysis.attribution.waits import SegmentKind
 from schedc.ir.ops import KIND_NAMES
-from schedc.ir.plan import Scope
+from schedc.ir.plan import Certificate, Scope
 from schedc.spelling import counted
-from schedc.units import format_bytes, format_duration_ns
-from schedc.view.document import Bar, Block, Column, Facts, Fold, Keys, Line, Panel, Table, left, right
+from schedc.view.document import Bar, Block, Column, Facts, Fold, Keys, Line, Panel, Table, duration, left, right, size
 from schedc.view.report.figures import ALLOWED, Figures
-from schedc.view.report.stages import HEADERS, stage_rows
-from schedc.view.report.summary import CAUSE_WORDS, percent, worth
+from schedc.view.terminal.plan import STAGE_HEADERS, stage_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from schedc.compile.plans import OwnLayout
 
+
+CAUSE_WORDS = {
+    IdleCause.WARM_UP: "warm-up",
+    IdleCause.COOL_DOWN: "cool-down",
+    IdleCause.COMPUTE: "compute of other ranks",
+    IdleCause.QUEUE: "queues of links",
+    IdleCause.TRANSMISSION: "transmission",
+    IdleCause.LATENCY: "latency",
+    IdleCause.MEMORY: "memory",
+    IdleCause.ALL_GATHER: "all-gathers",
+}
 MOST_LINKS = 40
 """A longer table is folded."""
 COMPUTE_COLOUR = "--f0"
@@ -35,24 +45,34 @@ CAUSE_COLOURS = {
 """In the order of the bars."""
 
 
+def percent(part: float, whole: float, decimals: int = 1) -> str:
+    """The share for people; 0 % of nothing."""
+    return f"{part / whole * 100 if whole else 0:.{decimals}f}\u00a0%"
+
+
+def worth(certificate: Certificate | OwnLayout) -> str:
+    """What the certificate, or the bound of the layout alone, says in a word or two."""
+    return f"{certificate.gap * 100:.2f}\u00a0%" if certificate.gap > 0 else "optimal"
+
+
 def ranks_panel(figures: Figures) -> Panel:
     """Per rank, its time by cause and its memory against the limit."""
     timeline, limits = figures.timeline, figures.plan.problem.memory_limit_bytes
     whole_ns = timeline.makespan_ns
     most_bytes = max([*figures.peaks_bytes, *(limit for limit in limits if limit is not None), 1])
     rows: list[Sequence[str | Bar]] = []
-    for rank, (busy_ns, idle) in enumerate(zip(timeline.busy_ns, figures.idle, strict=True)):
-        limit, held = limits[rank], format_bytes(figures.peaks_bytes[rank])
+    for rank, of_rank in enumerate(zip(timeline.busy_ns, figures.idle, figures.peaks_bytes, limits, strict=True)):
+        busy_ns, idle, peak, limit = of_rank
         mark = None if limit is None else limit / most_bytes
         rows.append(
             [
                 f"rank {rank}",
                 _time_bar(busy_ns, idle, whole_ns),
                 percent(busy_ns, whole_ns),
-                format_duration_ns(whole_ns - busy_ns),
+                duration(whole_ns - busy_ns),
                 _largest(idle),
-                Bar((("--memory", figures.peaks_bytes[rank], held),), most_bytes, mark),
-                held + ("" if limit is None else f" of {format_bytes(limit)}"),
+                Bar((("--memory", peak, size(peak)),), most_bytes, mark),
+                size(peak) + ("" if limit is None else f" of {size(limit)}"),
             ]
         )
     times = [Column("time", kind="wide"), *right("computes", "idle"), *left("idle most for")]
@@ -70,10 +90,10 @@ def ranks_panel(figures: Figures) -> Panel:
 
 
 def _time_bar(busy_ns: int, idle: Sequence[Idle], whole_ns: int) -> Bar:
-    parts = [(COMPUTE_COLOUR, busy_ns, f"computes: {format_duration_ns(busy_ns)}")]
+    parts = [(COMPUTE_COLOUR, busy_ns, f"computes: {duration(busy_ns)}")]
     for cause, colour in CAUSE_COLOURS.items():
         idle_ns = _idle_ns(idle, cause)
-        parts.append((colour, idle_ns, f"{CAUSE_WORDS[cause]}: {format_duration_ns(idle_ns)}"))
+        parts.append((colour, idle_ns, f"{CAUSE_WORDS[cause]}: {duration(idle_ns)}"))
     return Bar(tuple(parts), whole_ns)
 
 
@@ -90,7 +110,7 @@ def _largest(idle: Sequence[Idle]) -> str:
     if largest.destination is not None:
         at = f" of link {largest.rank}>{largest.destination}"
     words = {IdleCause.COMPUTE: "compute", IdleCause.QUEUE: "queue", IdleCause.ALL_GATHER: "all-gather"}
-    return f"{words.get(largest.cause, CAUSE_WORDS[largest.cause])}{at}, {format_duration_ns(largest.idle_ns)}"
+    return f"{words.get(largest.cause, CAUSE_WORDS[largest.cause])}{at}, {duration(largest.idle_ns)}"
 
 
 def _causes(figures: Figures, causes: Sequence[IdleCause]) -> Table:
@@ -98,7 +118,7 @@ def _causes(figures: Figures, causes: Sequence[IdleCause]) -> Table:
     rows = []
     for rank, idle in enumerate(figures.idle):
         of_cause = [_idle_ns(idle, cause) for cause in causes]
-        rows.append((f"rank {rank}", *(format_duration_ns(ns) if ns else "–" for ns in of_cause)))
+        rows.append((f"rank {rank}", *(duration(ns) if ns else "–" for ns in of_cause)))
     columns = [*left("rank"), *right(*(CAUSE_WORDS[cause] for cause in causes))]
     return Table(title="Idle time per rank", columns=columns, rows=rows)
 
@@ -114,8 +134,8 @@ def path_panel(figures: Figures) -> Panel:
     }
     whole_ns = figures.timeline.makespan_ns
     pieces_ns = {kind: [segment.length_ns for segment in figures.path if segment.kind is kind] for kind in colours}
-    used = {kind: (sum(of_kind), len(of_kind)) for kind, of_kind in pieces_ns.items() if sum(of_kind)}
-    rows = [(kind, format_duration_ns(ns), percent(ns, whole_ns), str(pieces)) for kind, (ns, pieces) in used.items()]
+    used = {kind: (sum(of_kind), str(len(of_kind))) for kind, of_kind in pieces_ns.items() if of_kind}
+    rows = [(kind, duration(ns), percent(ns, whole_ns), pieces) for kind, (ns, pieces) in used.items()]
     said = "Each of its pieces begins when the one before it ends. The step is shorter only if one of them is."
     blocks: list[Block] = [
         Line(said, "quiet"),
@@ -131,10 +151,8 @@ def links_panel(figures: Figures) -> Panel | None:
     computed = all(link.free_ns is not None for link in figures.links)
     rows = []
     for link in sorted(figures.links, key=lambda link: (link.allowed_ns or 0, link.slack_ns, -link.busy_ns)):
-        delays_ns = [ns for ns in (link.slack_ns, link.free_ns, link.allowed_ns) if ns is not None]
-        busy = percent(link.busy_ns, whole_ns)
-        delays = [format_duration_ns(ns, 2) for ns in delays_ns]
-        rows.append((f"{link.source}>{link.destination}", str(link.messages), busy, *delays))
+        delays = [duration(ns, 2) for ns in (link.slack_ns, link.free_ns, link.allowed_ns) if ns is not None]
+        rows.append((f"{link.source}>{link.destination}", str(link.messages), percent(link.busy_ns, whole_ns), *delays))
     headers = ["messages", "busy", "slack", *(["no longer", f"≤ {longer}"] if computed else [])]
     note = "Slack: how much later any one of its messages could leave, with the step no longer. "
     if computed:
@@ -150,7 +168,7 @@ def stages_panel(figures: Figures) -> Panel | None:
     """Where the stages are, what they hold all the time, and what their ranks can hold."""
     problem = figures.plan.problem
     rows = [row.cells for row in stage_rows(problem, range(len(problem.stages)))]
-    first, *others = HEADERS
+    first, *others = STAGE_HEADERS
     table = Table(title="Stages that are alike in one row", columns=[*left(first), *right(*others)], rows=rows)
     note = "Static: what a stage holds all the time. Capacity: what its rank can hold in all, static and activations."
     return _with_note("Stages", note, table, f"All {len(problem.stages)} stages") if rows else None
@@ -169,15 +187,15 @@ def certificate_panel(figures: Figures) -> Panel:
     scope += ", of whole blocks" if certificate.solver_log_sha256 else ""
     rows = [
         ("status", "proven optimal" if certificate.gap <= 0 else "a schedule and a lower bound, with a gap between them"),
-        ("minimized", f"{certificate.objective}: {format_duration_ns(certificate.objective_ns)}"),
-        ("lower bound", f"{format_duration_ns(certificate.lower_bound_ns)}, by {certificate.bound}"),
+        ("minimized", f"{certificate.objective}: {duration(certificate.objective_ns)}"),
+        ("lower bound", f"{duration(certificate.lower_bound_ns)}, by {certificate.bound}"),
         ("gap", worth(certificate) if certificate.gap > 0 else "0 %"),
         ("the bound holds for", scope),
         ("bubble ratio", percent(certificate.bubble_ratio, 1, 2)),
     ]
     if own is not None:
         said = f"{worth(own)}{', of whole blocks' if own.of_whole_blocks else ''}"
-        rows.append(("in this layout alone", f"{said}: {format_duration_ns(own.bound.value_ns)}, by {own.bound.name}"))
+        rows.append(("in this layout alone", f"{said}: {duration(own.bound.value_ns)}, by {own.bound.name}"))
     if certificate.solver_log_sha256:
         rows.append(("solver's log", f"sha256 {certificate.solver_log_sha256}"))
     return Panel("Certificate", [Facts(rows)])
@@ -206,10 +224,7 @@ def _candidates(figures: Figures) -> list[Block]:
     solved = [(tried.makespan_ns, tried) for tried in compilation.candidates if tried.makespan_ns is not None]
     solved.sort(key=lambda pair: pair[0])
     best_ns = solved[0][0] if solved else 0
-    rows = [
-        (tried.method, format_duration_ns(ns), f"+{percent(ns - best_ns, best_ns, 2)}", f"{tried.seconds:.2f} s")
-        for ns, tried in solved
-    ]
+    rows = [(tried.method, duration(ns), f"+{percent(ns - best_ns, best_ns, 2)}", f"{tried.seconds:.2f} s") for ns, tried in solved]
     ended = f"{len(compilation.candidates)} methods in {compilation.seconds:.1f} s; it ended: {compilation.ended}"
     table = Table(title=ended, columns=[*left("method"), *right("makespan", "over best", "took")], rows=rows)
     why_not = [(tried.method, tried.why_not) for tried in compilation.candidates if tried.makespan_ns is None]

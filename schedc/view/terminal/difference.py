@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from schedc.ir.ops import token
 from schedc.spelling import counted, ranges
-from schedc.units import format_bytes, format_duration_ns
+from schedc.view.document import duration, size
 from schedc.view.terminal.show import picked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from schedc.analysis.difference.facts import At, FactChange
     from schedc.analysis.difference.orders import RankOrder
-    from schedc.analysis.difference.plans import PlanDifference
+    from schedc.analysis.difference.plans import At, FactChange, PlanDifference
 
 MOST_LINES = 8
 """In one section: a pull request is read as a whole."""
@@ -54,10 +53,12 @@ def difference_lines(difference: PlanDifference, name: str) -> list[str]:
     """The difference in words; `name` is the job's."""
     if difference.is_empty:
         return [f"{name}: the plans are equal"]
+    keys = {change.key for change in difference.certificate}
+    follows = "certificate.bubble_ratio" if "certificate.makespan_ns" in keys else ""  # says nothing new then
     sections = {
         "layout": _change_lines(difference.layout),
         "orders": [*_order_lines(difference), *_change_lines(difference.cuts)],
-        "certificate": _change_lines(_without_what_follows(difference.certificate)),
+        "certificate": _change_lines([change for change in difference.certificate if change.key != follows]),
         "memory": _change_lines(difference.memory),
         "costs": _change_lines(difference.costs),
         "made by": _change_lines(difference.made_by),
@@ -80,11 +81,11 @@ def _order_lines(difference: PlanDifference) -> list[str]:
     said: dict[str, list[RankOrder]] = {}
     for order in sorted(computing, key=lambda order: (-order.moved, order.rank)):
         said.setdefault(_order_text(order), []).append(order)
-    shown = list(said.items())
     most = MOST_LINES - bool(others)
-    left_out = [order for _, orders in shown[most - 1 :] for order in orders] if len(shown) > most else []
-    shown = sorted(shown[: most - 1] if left_out else shown, key=lambda pair: pair[1][0].rank)
-    lines = [f"{_numbered('rank', [order.rank for order in orders])}: {text}" for text, orders in shown]
+    shown = list(said.items())[: most if len(said) <= most else most - 1]
+    left_out = [order for orders in list(said.values())[len(shown) :] for order in orders]
+    by_rank = sorted(shown, key=lambda pair: pair[1][0].rank)
+    lines = [f"{_numbered('rank', [order.rank for order in orders])}: {text}" for text, orders in by_rank]
     if left_out:
         moved = sum(order.moved for order in left_out)
         lines.append(f"{counted(len(left_out), 'more rank')}: {moved} of {sum(order.ops for order in left_out)} ops moved")
@@ -109,24 +110,17 @@ def _order_text(order: RankOrder) -> str:
 
 
 def _change_lines(changes: Sequence[FactChange]) -> Iterator[str]:
-    """One line for each change; the same change at several places is one line."""
-    groups: dict[tuple[str, str], list[FactChange]] = {}
-    for change in sorted(changes, key=_importance):
-        groups.setdefault((change.key, _values(change)), []).append(change)
-    for (key, values), group in groups.items():
-        places = [change.at for change in group if change.at is not None]
-        yield f"{_subject(key, places)}{values}"
+    """One line for each change, those of the whole plan first; the same change at several places is one line."""
 
+    def importance(change: FactChange) -> tuple[int, bool]:
+        name = change.key.rpartition(".")[2]
+        return _FIRST.index(name) if name in _FIRST else len(_FIRST), change.at is not None
 
-def _without_what_follows(certificate: Sequence[FactChange]) -> list[FactChange]:
-    """The bubble ratio says nothing new where the makespan changed."""
-    keys = {change.key for change in certificate}
-    return [c for c in certificate if c.key != "certificate.bubble_ratio" or "certificate.makespan_ns" not in keys]
-
-
-def _importance(change: FactChange) -> tuple[int, bool]:
-    name = change.key.rpartition(".")[2]
-    return _FIRST.index(name) if name in _FIRST else len(_FIRST), change.at is not None  # facts of the whole plan come first
+    groups: dict[tuple[str, str], list[At]] = {}
+    for change in sorted(changes, key=importance):
+        groups.setdefault((change.key, _values(change)), []).append(change.at)
+    for (key, values), places in groups.items():
+        yield f"{_subject(key, [at for at in places if at is not None])}{values}"
 
 
 def _subject(key: str, places: Sequence[At]) -> str:
@@ -165,11 +159,9 @@ def _value(key: str, value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.2%}"
     if isinstance(value, int):
-        if name.endswith("_bytes"):
-            return format_bytes(value)
-        if name == "bytes_per_second":
-            return f"{format_bytes(value)}/s"
-        return format_duration_ns(value) if name.endswith("_ns") or "_ns." in key else str(value)
+        if name.endswith("_bytes") or name == "bytes_per_second":
+            return size(value) + "/s" * (name == "bytes_per_second")
+        return duration(value) if name.endswith("_ns") or "_ns." in key else str(value)
     return str(value)[:_HEXADECIMAL] if name.endswith("_sha256") else str(value)
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import groupby
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from schedc.analysis.simulation.engines import Transfers
 from schedc.analysis.simulation.online import not_before, simulate_online
 from schedc.compile.plans import time_plan
 from schedc.lower.problem import problem_under
-from schedc.units import format_duration_ns
-from schedc.view.document import Block, Table, right
+from schedc.view.document import Block, Table, duration, right
 from schedc.view.terminal.comparison import comparison_json, shown_comparison
 from schedc.view.terminal.show import picked
 
@@ -20,21 +20,28 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from schedc.analysis.comparison.compare import Comparison
-    from schedc.ir.conditions import Conditions, LinkState, LinkTrace
+    from schedc.ir.conditions import Conditions, LinkTrace
     from schedc.ir.plan import Plan
     from schedc.ir.schedule import Schedule
     from schedc.runtime.emulation.emulate import AdaptingRuns, Emulation
 
 MOST_LINKS = 3
 """More are counted, not named."""
+_time = partial(duration, decimals=2)
 LOADED = "the system did not let the ranks run before other processes, so the machine's load shows in the times"
 
 
 def emulation_json(plan: Plan, emulation: Emulation, comparison: Comparison, *, queues: int, traced: bool) -> dict[str, Any]:
     """The object of `emulate --json`; with when each run began if the links changed by a trace."""
-    began = {"runs_begin_ns": emulation.begun_ns} if traced else {}
-    more = {"queues": queues, "before_others": emulation.before_others, **_idle_lists(comparison), **began}
-    return {**comparison_json(plan, emulation.trace, comparison), **more}
+    planned_ns, measured_ns = zip(*_idle(comparison), strict=True)
+    return {
+        **comparison_json(plan, emulation.trace, comparison),
+        "queues": queues,
+        "before_others": emulation.before_others,
+        "predicted_idle_ns": planned_ns,
+        "measured_idle_ns": measured_ns,
+        **({"runs_begin_ns": emulation.begun_ns} if traced else {}),
+    }
 
 
 def shown_emulation(
@@ -45,51 +52,45 @@ def shown_emulation(
     yield f"emulated on this machine at scale {emulation.trace.scale:g}, {how}; all times below are the plan's, the scale taken out"
     if queues == 1:
         queued_ns, measured_ns = time_plan(plan, transfers=Transfers.ONE_QUEUE).makespan_ns, comparison.measured.median_ns
-        simulated, measured = format_duration_ns(queued_ns), format_duration_ns(measured_ns)
-        yield f"simulated with one queue {simulated}, measured {measured}, {measured_ns / max(1, queued_ns) - 1:+.2%}"
+        off = f"{measured_ns / max(1, queued_ns) - 1:+.2%}"
+        yield f"simulated with one queue {duration(queued_ns)}, measured {duration(measured_ns)}, {off}"
     if traced:
-        makespan_ns = plan.certificate.makespan_ns
+        makespan_ns = max(1, plan.certificate.makespan_ns)
         rows = [
-            (str(run), _time(begin_ns), _time(taken_ns), f"{taken_ns / max(1, makespan_ns) - 1:+.1%}")
+            (str(run), _time(begin_ns), _time(taken_ns), f"{taken_ns / makespan_ns - 1:+.1%}")
             for run, (begin_ns, (_, taken_ns)) in enumerate(zip(emulation.begun_ns, comparison.steps, strict=True), start=1)
         ]
         yield Table(title="runs while the links change", columns=right("run", "begins at", "takes", "against the plan"), rows=rows)
         yield ""
     if not emulation.before_others:
         yield LOADED
-    idle = enumerate(zip(*_idle_lists(comparison).values(), strict=True))
-    rows_of_ranks = [(str(rank), *map(_time, both_ns)) for rank, both_ns in idle]
-    yield Table(title="time without compute", columns=right("rank", "predicted", "measured"), rows=rows_of_ranks)
+    idle = [(str(rank), *map(_time, both_ns)) for rank, both_ns in enumerate(_idle(comparison))]
+    yield Table(title="time without compute", columns=right("rank", "predicted", "measured"), rows=idle)
     yield ""
     yield from shown_comparison(plan, emulation.trace, comparison, written)
 
 
-def _idle_lists(comparison: Comparison) -> dict[str, list[int]]:
+def _idle(comparison: Comparison) -> Iterator[tuple[int, int]]:
     """By rank, the time without compute: as planned, and in the run that is looked at."""
+    for rank in comparison.ranks:
+        yield rank.planned.waiting_ns + rank.planned.idle_ns, rank.measured.waiting_ns + rank.measured.idle_ns
+
+
+Times = dict[str, list[int]]
+"""By name, a number for each run."""
+
+
+def choosing_times(plan: Plan, links: LinkTrace | None, emulated: Emulation) -> Times:
+    """What the simulator says of ranks that choose, and of the plan's orders; how many ops ran at another place.
+
+    Runs are simulated under the links that there were; None: they did not change.
+    """
+    numbers = [0] * len(emulated.runs_ns)
     return {
-        name: [account.waiting_ns + account.idle_ns for account in accounts]
-        for name, accounts in (
-            ("predicted_idle_ns", [rank.planned for rank in comparison.ranks]),
-            ("measured_idle_ns", [rank.measured for rank in comparison.ranks]),
-        )
+        "simulated_ns": simulated_runs((plan,), numbers, emulated.begun_ns, links, choose=True),
+        "as_planned_ns": simulated_runs((plan,), numbers, emulated.begun_ns, links, choose=False),
+        "moved_ops": [moved_ops(plan.schedule().orders, orders) for orders in emulated.orders],
     }
-
-
-class ChoosingTimes(NamedTuple):
-    """By run, what the simulator says of ranks that choose, and of the plan's orders; how many ops ran at another place."""
-
-    simulated_ns: list[int]
-    as_planned_ns: list[int]
-    moved_ops: list[int]
-
-
-def choosing_times(plan: Plan, links: LinkTrace | None, emulated: Emulation) -> ChoosingTimes:
-    """Simulate the runs under the links that there were; None: they did not change."""
-    runs = len(emulated.runs_ns)
-    simulated_ns, planned_ns = (
-        simulated_runs((plan,), [0] * runs, emulated.begun_ns, links, choose=choose) for choose in (True, False)
-    )
-    return ChoosingTimes(simulated_ns, planned_ns, [moved_ops(plan.schedule().orders, orders) for orders in emulated.orders])
 
 
 def moved_ops(planned: Sequence[Sequence[Any]], ran: Sequence[Sequence[Any]]) -> int:
@@ -98,25 +99,23 @@ def moved_ops(planned: Sequence[Sequence[Any]], ran: Sequence[Sequence[Any]]) ->
     return sum(before != after for before_after in pairs for before, after in zip(*before_after, strict=True))
 
 
-def choosing_json(emulated: Emulation, times: ChoosingTimes, *, scale: float) -> dict[str, Any]:
+def choosing_json(emulated: Emulation, times: Times, *, scale: float) -> dict[str, Any]:
     """The object of `emulate --choose --json`."""
-    runs = {"runs_begin_ns": emulated.begun_ns, **times._asdict()}
-    return {**picked(emulated, "runs_ns before_others"), **runs, "scale": scale}
+    return {**picked(emulated, "runs_ns before_others"), "runs_begin_ns": emulated.begun_ns, **times, "scale": scale}
 
 
-def shown_choosing(emulated: Emulation, times: ChoosingTimes, *, scale: float) -> Iterator[Block]:
+def shown_choosing(emulated: Emulation, times: Times, *, scale: float) -> Iterator[Block]:
     """Each run beside what the simulator says of it, choosing and in the plan's order."""
     how = "ranks choose by what has come; all times are the plan's, the scale taken out"
     yield f"emulated on this machine at scale {scale:g}, {how}"
     if not emulated.before_others:
         yield LOADED
     rows = []
-    for run, (begin_ns, taken_ns) in enumerate(zip(emulated.begun_ns, emulated.runs_ns, strict=True)):
-        simulated_ns, planned_ns, moved = (each[run] for each in times)
+    runs = enumerate(zip(emulated.begun_ns, emulated.runs_ns, *times.values(), strict=True), start=1)
+    for run, (begin_ns, taken_ns, simulated_ns, planned_ns, moved) in runs:
         off = f"{taken_ns / max(1, simulated_ns) - 1:+.2%}"
-        rows.append((str(run + 1), *map(_time, (begin_ns, taken_ns, simulated_ns)), off, _time(planned_ns), str(moved)))
-    headers = ("run", "begins at", "takes", "simulated", "off", "in the plan's order", "ops moved")
-    yield Table(columns=right(*headers), rows=rows)
+        rows.append((str(run), *map(_time, (begin_ns, taken_ns, simulated_ns)), off, _time(planned_ns), str(moved)))
+    yield Table(columns=right("run", "begins at", "takes", "simulated", "off", "in the plan's order", "ops moved"), rows=rows)
 
 
 def simulated_runs(
@@ -152,25 +151,16 @@ def simulated_runs(
     return found
 
 
-class ReplayTimes(NamedTuple):
-    """By run, what the simulator says of the plan that ran, and of the first plan in its order."""
-
-    simulated_ns: list[int]
-    first_plan_ns: list[int]
-
-
-def replay_times(plan: Plan, links: LinkTrace | None, found: AdaptingRuns, *, choose: bool) -> ReplayTimes:
-    """Simulate the runs under the links that there were; None: they did not change."""
-    return ReplayTimes(
-        simulated_runs(found.plans, found.plan_of_run, found.begun_ns, links, choose=choose),
-        simulated_runs((plan,), [0] * len(found.runs_ns), found.begun_ns, links, choose=False),
-    )
+def replay_times(plan: Plan, links: LinkTrace | None, found: AdaptingRuns, *, choose: bool) -> Times:
+    """What the simulator says of the plan that ran, and of the first plan in its order, under the links that there were."""
+    return {
+        "simulated_ns": simulated_runs(found.plans, found.plan_of_run, found.begun_ns, links, choose=choose),
+        "first_plan_ns": simulated_runs((plan,), [0] * len(found.runs_ns), found.begun_ns, links, choose=False),
+    }
 
 
-def shown_replay(
-    links: LinkTrace | None, found: AdaptingRuns, times: ReplayTimes, *, scale: float, choose: bool
-) -> Iterator[Block]:
-    """Steps of several plans while links change, and when and why the plan changed.
+def shown_replay(links: LinkTrace | None, found: AdaptingRuns, times: Times, *, scale: float, choose: bool) -> Iterator[Block]:
+    """Steps of several plans while links change, and when and why the plan changed; neighbours that are alike are one row.
 
     Args:
         links: how the links changed; None: they did not.
@@ -184,44 +174,25 @@ def shown_replay(
     if not found.before_others:
         yield LOADED
     yield from _moves(found)
+    changed_ns = [] if links is None else [time_ns for time_ns, _ in links.entries]
+    under = ["as planned" if links is None else _links(links.at(begin_ns)) for begin_ns in found.begun_ns]
+
+    def alike(run: int) -> tuple[int, str, int]:
+        begin_ns = found.begun_ns[run]
+        changes = any(begin_ns < time_ns < begin_ns + found.runs_ns[run] for time_ns in changed_ns)
+        return found.plan_of_run[run], under[run] + ", then others" * changes, run if changes else -1
+
     rows = []
-    for (plan_number, shown, _), stretch in groupby(_runs(found, links, times), key=_alike):
-        runs = list(stretch)
-        numbers = f"{runs[0].number}" if len(runs) == 1 else f"{runs[0].number}–{runs[-1].number}"
-        medians_ns = (round(median(each)) for each in zip(*(run.times_ns for run in runs), strict=True))
-        rows.append((numbers, _time(runs[0].begin_ns), shown, str(plan_number), *map(_time, medians_ns)))
-    headers = ("runs", "begin at", "links", "plan", "take", "simulated", "plan 0 in order")
-    yield Table(columns=right(*headers), rows=rows)
-    left = 0 if links is None else sum(time_ns > found.begun_ns[-1] + found.runs_ns[-1] for time_ns, _ in links.entries)
+    for (number, shown, _), stretch in groupby(range(len(found.runs_ns)), key=alike):
+        first, *others = stretch
+        end = first + len(others) + 1
+        medians_ns = [round(median(each[first:end])) for each in (found.runs_ns, *times.values())]
+        numbers = f"{first + 1}–{end}" if others else str(end)
+        rows.append((numbers, _time(found.begun_ns[first]), shown, str(number), *map(_time, medians_ns)))
+    yield Table(columns=right("runs", "begin at", "links", "plan", "take", "simulated", "plan 0 in order"), rows=rows)
+    left = sum(time_ns > found.begun_ns[-1] + found.runs_ns[-1] for time_ns in changed_ns)
     if left:
         yield f"{left} changes of the link trace come after the last run; --runs N runs more"
-
-
-class _Run(NamedTuple):
-    """What is known of one run."""
-
-    number: int
-    plan: int
-    links: str
-    """At its begin."""
-    changes: bool
-    """Whether links change within it."""
-    begin_ns: int
-    times_ns: tuple[int, int, int]
-    """Measured, simulated, and simulated for the first plan in its order."""
-
-
-def _runs(found: AdaptingRuns, links: LinkTrace | None, times: ReplayTimes) -> Iterator[_Run]:
-    for at, (begin_ns, takes_ns) in enumerate(zip(found.begun_ns, found.runs_ns, strict=True)):
-        changes = links is not None and any(begin_ns < time_ns < begin_ns + takes_ns for time_ns, _ in links.entries)
-        shown = "as planned" if links is None else _links(links.at(begin_ns))
-        times_ns = takes_ns, times.simulated_ns[at], times.first_plan_ns[at]
-        yield _Run(at + 1, found.plan_of_run[at], shown, changes, begin_ns, times_ns)
-
-
-def _alike(run: _Run) -> tuple[int, str, int]:
-    """What neighbouring runs have in common that are shown as one row."""
-    return run.plan, f"{run.links}, then others" if run.changes else run.links, run.number if run.changes else 0
 
 
 def _moves(found: AdaptingRuns) -> Iterator[str]:
@@ -255,17 +226,13 @@ def _links(conditions: Conditions) -> str:
     for (source, destination), state in sorted(conditions.links.items()):
         both = conditions.links.get((destination, source)) == state
         if not both or source < destination:
-            names.append(f"{source}{'-' if both else '>'}{destination} {_state(state)}")
+            latency = [] if state.latency_ns is None else [duration(state.latency_ns, 1)]
+            bandwidth = [] if state.bytes_per_second is None else [f"{state.bytes_per_second / 1e9:.3g} GB/s"]
+            names.append(f"{source}{'-' if both else '>'}{destination} {' and '.join([*latency, *bandwidth])}")
     return ", ".join(names) if len(names) <= MOST_LINKS else f"{len(names)} links differ"
 
 
-def _state(state: LinkState) -> str:
-    latency = [] if state.latency_ns is None else [format_duration_ns(state.latency_ns, 1)]
-    bandwidth = [] if state.bytes_per_second is None else [f"{state.bytes_per_second / 1e9:.3g} GB/s"]
-    return " and ".join([*latency, *bandwidth])
-
-
-def replay_json(found: AdaptingRuns, times: ReplayTimes, *, scale: float) -> dict[str, Any]:
+def replay_json(found: AdaptingRuns, times: Times, *, scale: float) -> dict[str, Any]:
     """The object of `emulate --adapt --json`."""
     moves = []
     for move in found.moves:
@@ -284,14 +251,10 @@ def replay_json(found: AdaptingRuns, times: ReplayTimes, *, scale: float) -> dic
     return {
         **picked(found, "runs_ns plan_of_run ended before_others"),
         "runs_begin_ns": found.begun_ns,
-        **times._asdict(),
+        **times,
         "plans": [
             {"sha256": sha256, "made_by": plan.made_by.method} for sha256, plan in zip(found.sha256, found.plans, strict=True)
         ],
         "moves": moves,
         "scale": scale,
     }
-
-
-def _time(duration_ns: int) -> str:
-    return format_duration_ns(duration_ns, 2)

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from schedc.ir.ops import Op, token
 from schedc.spelling import counted, ranges
 from schedc.study.explain.changes import ChangeKind
-from schedc.units import format_duration_ns
-from schedc.view.document import Block, Column, Line, Table, right
+from schedc.view.document import Block, Column, Line, Table, duration, number, right
 from schedc.view.terminal.show import picked, plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
-    from schedc.analysis.attribution.critical_path import Segment
     from schedc.analysis.attribution.idle import Idle
+    from schedc.analysis.attribution.waits import Segment
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.plan import Plan
     from schedc.study.explain.explain import Explanation, Gain
 
+_time, _percent = partial(duration, decimals=2), partial(number, pattern=".1%")
 WIDTH = 100
 MOST_RANKS = 8
 """Rows of ranks."""
@@ -127,44 +128,37 @@ def _better(explanation: Explanation) -> str:
 def _path_table(explanation: Explanation) -> Table:
     """The critical path by kind, with where most of each kind is."""
     total_ns = max(1, explanation.timeline.makespan_ns)
-    times_ns, places = Counter[str](), dict[str, Counter[str]]()
+    places: dict[str, Counter[str]] = {}
     for segment in explanation.path:
         where = f"rank {segment.rank}" if segment.destination is None else f"link {segment.rank}>{segment.destination}"
-        times_ns[segment.kind.value] += segment.length_ns
         places.setdefault(segment.kind.value, Counter())[where] += segment.length_ns
     rows = []
-    for kind, time_ns in times_ns.most_common():
-        most = ", ".join(f"{where} {_percent(spent_ns / total_ns)}" for where, spent_ns in places[kind].most_common(4))
-        rows.append((kind, _time(time_ns), _percent(time_ns / total_ns), most))
+    for kind, spent_ns in sorted(places.items(), key=lambda each: -each[1].total()):
+        most = ", ".join(f"{where} {_percent(ns / total_ns)}" for where, ns in spent_ns.most_common(4))
+        rows.append((kind, _time(spent_ns.total()), _percent(spent_ns.total() / total_ns), most))
     numbers = (_number("time", 9), _number("share", 6))
     return Table(columns=(Column("", wrap="never", least=14), *numbers, Column("most of it", wrap="cut")), rows=rows)
 
 
 def _idle_table(explanation: Explanation) -> Table:
-    """The ranks with most idle time, by rank, each with what it waits for."""
+    """The ranks with most idle time, by rank, each with what it waits for: links together, the small causes as one."""
     total_ns = max(1, explanation.timeline.makespan_ns)
     idle_ns = [explanation.timeline.makespan_ns - busy_ns for busy_ns in explanation.timeline.busy_ns]
     rows = []
     for rank in sorted(sorted(range(len(idle_ns)), key=lambda rank: -idle_ns[rank])[:MOST_RANKS]):
-        causes = _causes(rank, explanation.idle[rank], total_ns)
-        said = ", ".join(f"{name} {_percent(time_ns / total_ns)}" for name, time_ns in causes)
+        named = Counter[str]()
+        for idle in explanation.idle[rank]:
+            named[_cause(rank, idle)] += idle.idle_ns
+        kept = [(name, time_ns) for name, time_ns in named.most_common(MOST_CAUSES) if time_ns * 1000 >= total_ns]
+        rest_ns = named.total() - sum(time_ns for _, time_ns in kept)
+        kept += [("others", rest_ns)] if rest_ns * 1000 >= total_ns else []
+        said = ", ".join(f"{name} {_percent(time_ns / total_ns)}" for name, time_ns in kept)
         rows.append((str(rank), _percent(idle_ns[rank] / total_ns), said or "–"))
     return Table(columns=(_number("rank", 4), _number("idle", 6), Column("waiting for", wrap="cut")), rows=rows)
 
 
 def _number(header: str, least: int) -> Column:
     return Column(header, right=True, wrap="never", least=least)
-
-
-def _causes(rank: int, causes: Iterable[Idle], total_ns: int) -> list[tuple[str, int]]:
-    """The causes of a rank in words, those of one link together, the largest first, the small ones as one."""
-    named = Counter[str]()
-    for idle in causes:
-        named[_cause(rank, idle)] += idle.idle_ns
-    found = named.most_common()
-    kept = [(name, time_ns) for name, time_ns in found[:MOST_CAUSES] if time_ns * 1000 >= total_ns]
-    rest_ns = sum(named.values()) - sum(time_ns for _, time_ns in kept)
-    return [*kept, *([("others", rest_ns)] if rest_ns * 1000 >= total_ns else [])]
 
 
 def _cause(rank: int, idle: Idle) -> str:
@@ -189,19 +183,13 @@ def _gain_table(explanation: Explanation) -> Table:
 
 def _gain_lines(explanation: Explanation) -> Iterator[str]:
     """What gains nothing, and what was not tried."""
-    nothing = [gain for gain in explanation.gains if not gain.searched]
-    links = sorted(
-        (gain.change.source or 0, gain.change.destination or 0) for gain in nothing if gain.change.kind is ChangeKind.LINK
-    )
-    ranks = sorted(gain.change.source or 0 for gain in nothing if gain.change.kind is ChangeKind.MEMORY)
+    nothing = [gain.change for gain in explanation.gains if not gain.searched]
+    links = sorted((change.source or 0, change.destination or 0) for change in nothing if change.kind is ChangeKind.LINK)
+    ranks = sorted(change.source or 0 for change in nothing if change.kind is ChangeKind.MEMORY)
     said = []
     if links:
-        shown = [f"{source}>{destination}" for source, destination in links]
-        said.append(
-            f"faster link{'s' * (len(shown) > 1)} {', '.join(shown)}"
-            if len(shown) <= MOST_LINKS
-            else f"{len(links)} other links faster"
-        )
+        named = f"faster link{'s' * (len(links) > 1)} {', '.join(f'{source}>{destination}' for source, destination in links)}"
+        said.append(named if len(links) <= MOST_LINKS else f"{len(links)} other links faster")
     if ranks:
         said.append(f"more memory on rank{'s' * (len(ranks) > 1)} {', '.join(ranges(ranks))}")
     if said:
@@ -234,11 +222,3 @@ def _pair_table(explanation: Explanation) -> Table:
         rows.append((f"{rule.source}–{rule.destination}", str(rule.slackness), _time(rule.delay_ns), by_rule, exact))
     numbers = right("slackness", "now", "PipeMorph's Eq. 1", "simulated", wrap="never")
     return Table(columns=(Column("ranks", wrap="never"), *numbers), rows=rows)
-
-
-def _time(time_ns: int) -> str:
-    return format_duration_ns(time_ns, 2)
-
-
-def _percent(share: float) -> str:
-    return f"{share:.1%}"

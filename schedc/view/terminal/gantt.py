@@ -80,7 +80,7 @@ def legend(problem: Problem, timelines: Iterable[Timeline]) -> Text:
     for kind in used:
         text.append(f"3{FILLS[kind][0] * 2}", STYLES[kind][0]).append(f" {NAMES[kind]}   ")
     text.append("3: microbatch   · idle", "dim")
-    for chunk in range(1, min(4, max(_chunk_of_stage(problem)) + 1)):
+    for chunk in range(1, min(4, max(chunk_of_stage(problem)) + 1)):
         text.append(f"\nchunk {chunk + 1}:")
         for kind in used:
             text.append(" ").append(f"3{FILLS[kind][chunk] * 2}", STYLES[kind][chunk % 2])
@@ -98,27 +98,25 @@ def ruler(window: Window, label: str) -> Text:
     return Text("├" + label[: window.width - 2].center(window.width - 2, "─") + "┤", "dim")
 
 
-def rank_row(window: Window, problem: Problem, timeline: Timeline, rank: int) -> Text:
+def rank_spans(problem: Problem, timeline: Timeline, rank: int) -> list[Span]:
     """The compute ops of one rank."""
-    ops = timeline.ops[timeline.begin[rank] : timeline.begin[rank + 1]].tolist()
-    chunk_of_stage = _chunk_of_stage(problem)
+    ops, chunks = timeline.ops[timeline.begin[rank] : timeline.begin[rank + 1]].tolist(), chunk_of_stage(problem)
     spans = []
     for (kind, stage, microbatch, _), start_ns, end_ns in zip(ops, timeline.start_ns(rank), timeline.end_ns(rank), strict=True):
-        chunk = chunk_of_stage[stage]
-        fill, style = FILLS[Kind(kind)][chunk % 4], STYLES[Kind(kind)][chunk % 2]
-        spans.append(Span(start_ns, end_ns, str(microbatch), fill, style))
-    return row_of(window, spans)
+        chunk = chunks[stage]
+        spans.append(Span(start_ns, end_ns, str(microbatch), FILLS[Kind(kind)][chunk % 4], STYLES[Kind(kind)][chunk % 2]))
+    return spans
 
 
 def link_spans(problem: Problem, timeline: Timeline) -> dict[int, list[Span]]:
     """By the number of each link or trunk that is ever occupied, what occupies it, by time."""
     spans: dict[int, list[Span]] = {}
-    chunk_of_stage = _chunk_of_stage(problem)
+    chunks = chunk_of_stage(problem)
     for op in (timeline.consumer >= 0).nonzero()[0].tolist():
         start_ns, left_ns = int(timeline.transfer_start_ns[op]), int(timeline.transfer_left_ns[op])
         if left_ns > start_ns:
             kind, stage, microbatch, _ = timeline.ops[op].tolist()
-            chunk, backward = chunk_of_stage[stage], int(kind != Kind.F)
+            chunk, backward = chunks[stage], int(kind != Kind.F)
             fill = FILLS[Kind.B if backward else Kind.F][chunk % 4]
             span = Span(start_ns, left_ns, str(microbatch), fill, LINK_STYLES[backward][chunk % 2])
             spans.setdefault(int(timeline.resource[op]), []).append(span)
@@ -140,7 +138,7 @@ def collective_spans(problem: Problem, timeline: Timeline, kind: str = "collecti
     return {at: sorted(found) for at, found in spans.items()}
 
 
-def _chunk_of_stage(problem: Problem) -> list[int]:
+def chunk_of_stage(problem: Problem) -> list[int]:
     """Per stage, how many stages before it are on the same rank."""
     seen: Counter[int] = Counter()
     chunks = []
@@ -150,19 +148,22 @@ def _chunk_of_stage(problem: Problem) -> list[int]:
     return chunks
 
 
+def held_spans(curve: list[tuple[int, int]], window: Window) -> list[tuple[int, int, int]]:
+    """Of a memory curve, what is held from when to when, as far as it is in the window."""
+    ends_ns = [*(time_ns for time_ns, _ in curve[1:]), window.to_ns]
+    spans = [(begin_ns, end_ns, held) for (begin_ns, held), end_ns in zip(curve, ends_ns, strict=True)]
+    return [span for span in spans if span[1] > window.from_ns and span[0] < window.to_ns]
+
+
 def memory_row(window: Window, curve: list[tuple[int, int]], full_bytes: int) -> Text:
     """A memory curve as eighths of blocks; each character shows the most that is held in its time."""
     levels = [0] * window.width
-    ends = [time_ns for time_ns, _ in curve[1:]] + [window.to_ns]
-    for (begin_ns, held), end_ns in zip(curve, ends, strict=True):
-        if end_ns <= window.from_ns or begin_ns >= window.to_ns or end_ns == begin_ns:
-            continue
+    for begin_ns, end_ns, held in held_spans(curve, window):
         first = min(window.cell_of(begin_ns), window.width - 1)
-        for cell in range(first, max(first + 1, window.cell_of(end_ns))):
+        for cell in range(first, max(first + 1, window.cell_of(end_ns))) if end_ns > begin_ns else ():
             levels[cell] = max(levels[cell], held)
     top = len(BLOCKS) - 1
-    row = "".join(BLOCKS[-(-level * top // full_bytes) if full_bytes else 0] for level in levels)
-    return Text(row, "medium_purple")
+    return Text("".join(BLOCKS[-(-level * top // full_bytes) if full_bytes else 0] for level in levels), "medium_purple")
 
 
 def cropped(*parts: Text) -> Text:

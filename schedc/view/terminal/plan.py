@@ -1,4 +1,4 @@
-"""`schedc show`: the picture of a plan in the terminal, with ranks, links, collectives and memory."""
+"""`schedc show`: the picture of a plan in the terminal, with ranks, links, collectives and memory; and the table of its stages."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from schedc.errors import InvalidInput
 from schedc.ir.index import tables_of
 from schedc.ir.resource import Resource
 from schedc.spelling import counted
-from schedc.units import format_bytes, format_duration_ns
-from schedc.view.document import Block, Line, Picture, Table, right
-from schedc.view.report.stages import HEADERS, stage_rows
+from schedc.view.document import Block, Line, Picture, Table, duration, right, size
 from schedc.view.terminal.gantt import (
     Span,
     Window,
     collective_spans,
     cropped,
+    held_spans,
     legend,
     link_spans,
     memory_row,
-    rank_row,
+    rank_spans,
     row_of,
     ruler,
     spread_ranks,
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
 
 MOST_LINKS, MOST_MEMORY, MOST_STAGES = 8, 4, 16
 """How many rows of each are shown, unless ranks are asked for: a picture is looked at as a whole."""
+STAGE_HEADERS = ("stage", "rank", "layers", "recomputes", "static", "capacity")
 
 
 class _Row(NamedTuple):
@@ -80,7 +80,7 @@ def shown_plan(
     """
     problem = plan.problem
     rows, left_out = _rows(plan, timeline, shown_ns, ranks)
-    title = f" {format_duration_ns(shown_ns[0])} to {format_duration_ns(shown_ns[1])} "
+    title = f" {duration(shown_ns[0])} to {duration(shown_ns[1])} "
     whole = shown_ns == (0, timeline.makespan_ns)
     rows.insert(0, _Row("", lambda window: ruler(window, title), "" if whole else "in this time:"))
     counts = f"{counted(problem.ranks, 'rank')}, {counted(problem.microbatches, 'microbatch')}"
@@ -92,7 +92,7 @@ def shown_plan(
     hidden = stages[MOST_STAGES // 2 : -MOST_STAGES // 2] if ranks is None and len(stages) > MOST_STAGES else []
     cells = [row.cells if row not in hidden else ("…",) for row in stages if row not in hidden[1:]]
     if cells:
-        yield Table(columns=right(*HEADERS), rows=cells)
+        yield Table(columns=right(*STAGE_HEADERS), rows=cells)
     if hidden:
         left_out.append(f"{sum(row.stages for row in hidden)} of {len(problem.stages)} stages")
     if left_out:
@@ -110,47 +110,36 @@ def _drawn(rows: Sequence[_Row], shown_ns: tuple[int, int], width: int) -> Itera
 def _rows(plan: Plan, timeline: Timeline, shown_ns: tuple[int, int], ranks: tuple[int, ...] | None) -> tuple[list[_Row], list[str]]:
     """The rows of the picture, and what it leaves out, in words."""
     problem, schedule = plan.problem, plan.schedule()
-    peaks = peak_bytes(problem, schedule)
+    peaks, limits = peak_bytes(problem, schedule), problem.memory_limit_bytes
     links, collectives = link_spans(problem, timeline), collective_spans(problem, timeline)
-    resources = tables_of(problem).resources
-
-    def importance(number: int) -> tuple[bool, int]:
-        return resources[number].kind != "trunk", -_busy_ns(links[number], shown_ns)  # trunks first, then the busiest links
-
+    resources, shown = tables_of(problem).resources, Window(*shown_ns, 1)
     if ranks is None:
         computing, holding = spread_ranks(problem.ranks), _telling(problem, peaks)
-        crossed = sorted(sorted(links, key=importance)[:MOST_LINKS])
+        busiest = sorted(links, key=lambda at: (resources[at].kind != "trunk", -_busy_ns(links[at], shown)))  # trunks first
+        crossed = sorted(busiest[:MOST_LINKS])
     else:
         computing = holding = ranks
         crossed = [number for number in links if _touches(problem, resources[number], set(ranks))]
-    length_ns = shown_ns[1] - shown_ns[0]
     rows = []
     for rank in computing:
-        spans = [Span(*ends, "", "", "") for ends in zip(timeline.start_ns(rank), timeline.end_ns(rank), strict=True)]
-        busy = f"{_busy_ns(spans, shown_ns) / length_ns:.1%} busy"
-        rows.append(_Row(f"rank {rank}", partial(rank_row, problem=problem, timeline=timeline, rank=rank), busy))
+        spans = rank_spans(problem, timeline, rank)
+        busy = f"{_busy_ns(spans, shown) / (shown_ns[1] - shown_ns[0]):.1%} busy"
+        rows.append(_Row(f"rank {rank}", partial(row_of, spans=spans), busy))
+    collecting, held = [rank for rank in holding if rank in collectives], holding if any(peaks) else ()
     rows += [_Row(resources[number].label, partial(row_of, spans=links[number])) for number in crossed]
-    rows += [_Row(f"coll {rank}", partial(row_of, spans=collectives[rank])) for rank in holding if rank in collectives]
-    held = holding if any(peaks) else ()
+    rows += [_Row(f"coll {rank}", partial(row_of, spans=collectives[rank])) for rank in collecting]
     for rank in held:
-        curve = memory_curve(problem, schedule, timeline, rank)
-        limit = problem.memory_limit_bytes[rank]
-        rows.append(
-            _Row(
-                f"mem {rank}",
-                partial(memory_row, curve=curve, full_bytes=limit or max(peaks)),
-                _of_limit(_peak(curve, shown_ns), limit),
-            )
-        )
+        curve, limit = memory_curve(problem, schedule, timeline, rank), limits[rank]
+        most = size(max(held_bytes for *_, held_bytes in held_spans(curve, shown)))
+        draw = partial(memory_row, curve=curve, full_bytes=limit or max(peaks))
+        rows.append(_Row(f"mem {rank}", draw, most if limit is None else f"{most} of {size(limit)}"))
     counts = (
         (len(computing), problem.ranks, "ranks"),
         (len(crossed), len(links), "links"),
-        (len([rank for rank in holding if rank in collectives]), len(collectives), "ranks' collectives"),
+        (len(collecting), len(collectives), "ranks' collectives"),
         (len(held), problem.ranks if held else 0, "ranks' memory"),
     )
-    return rows, [] if ranks is not None else [
-        f"{whole - shown} of {whole} {what}" for shown, whole, what in counts if shown < whole
-    ]
+    return rows, [f"{whole - some} of {whole} {what}" for some, whole, what in counts if some < whole and ranks is None]
 
 
 def _telling(problem: Problem, peaks: tuple[int, ...]) -> tuple[int, ...]:
@@ -169,18 +158,67 @@ def _touches(problem: Problem, resource: Resource, ranks: set[int]) -> bool:
     )
 
 
-def _busy_ns(spans: Iterable[Span], shown_ns: tuple[int, int]) -> int:
+def _busy_ns(spans: Iterable[Span], shown: Window) -> int:
     """For how long of the shown time the spans last, together."""
-    return sum(max(0, min(span.end_ns, shown_ns[1]) - max(span.start_ns, shown_ns[0])) for span in spans)
+    return sum(max(0, min(span.end_ns, shown.to_ns) - max(span.start_ns, shown.from_ns)) for span in spans)
 
 
-def _peak(curve: list[tuple[int, int]], shown_ns: tuple[int, int]) -> int:
-    """The most that is held at any moment of the shown time."""
-    ends = [*(time_ns for time_ns, _ in curve[1:]), shown_ns[1]]
-    return max(
-        held for (begin_ns, held), end_ns in zip(curve, ends, strict=True) if begin_ns < shown_ns[1] and end_ns > shown_ns[0]
-    )
+class StageRun(NamedTuple):
+    """A run of stages that are alike."""
+
+    stages: int
+    cells: tuple[str, ...]
+    """Under the headers: what one of the stages holds all the time, what its rank can hold in all."""
 
 
-def _of_limit(peak: int, limit: int | None) -> str:
-    return format_bytes(peak) if limit is None else f"{format_bytes(peak)} of {format_bytes(limit)}"
+def stage_rows(problem: Problem, stages: Iterable[int]) -> list[StageRun]:
+    """The rows of these stages, ascending; none where no more is known of the problem's than their ranks.
+
+    Stages are alike that follow each other, on the ranks and in the layers, and have the same in all else.
+    """
+    if all(stage.layers is None and not stage.recompute and stage.static_bytes is None for stage in problem.stages):
+        return []
+    capacities = [_capacity_bytes(problem, rank) for rank in range(problem.ranks)]
+    runs: list[list[int]] = []
+    for index in stages:
+        if runs and _continues(problem, capacities, runs[-1], index):
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    return [_row(problem, capacities, run) for run in runs]
+
+
+def _capacity_bytes(problem: Problem, rank: int) -> int | None:
+    """What is for activations, and what the rank's stages hold all the time; None where one of these is not known."""
+    sizes = [problem.memory_limit_bytes[rank], *(stage.static_bytes for stage in problem.stages if stage.rank == rank)]
+    known = [size for size in sizes if size is not None]
+    return sum(known) if 1 < len(known) == len(sizes) else None
+
+
+def _continues(problem: Problem, capacities: Sequence[int | None], run: Sequence[int], index: int) -> bool:
+    """Whether the stage is like those of the run, and follows them."""
+    one, other = problem.stages[run[-1]], problem.stages[index]
+    step = other.rank - one.rank
+    if index != run[-1] + 1 or step not in ((-1, 1) if len(run) == 1 else (one.rank - problem.stages[run[-2]].rank,)):
+        return False
+    if one.layers is None or other.layers is None:
+        follow = one.layers is other.layers
+    else:
+        follow = one.layers[1] == other.layers[0] and one.layers[1] - one.layers[0] == other.layers[1] - other.layers[0]
+    alike = (one.recompute, one.static_bytes, capacities[one.rank]) == (other.recompute, other.static_bytes, capacities[other.rank])
+    return follow and alike
+
+
+def _row(problem: Problem, capacities: Sequence[int | None], run: Sequence[int]) -> StageRun:
+    first, last = problem.stages[run[0]], problem.stages[run[-1]]
+    layers = "–"
+    if first.layers is not None and last.layers is not None:
+        each = f", {first.layers[1] - first.layers[0]} each" if len(run) > 1 else ""
+        layers = _span(first.layers[0], last.layers[1] - 1) + each
+    sizes = (size(each) for each in (first.static_bytes, capacities[first.rank]))
+    cells = (_span(run[0], run[-1]), _span(first.rank, last.rank), layers, "yes" if first.recompute else "no", *sizes)
+    return StageRun(len(run), cells)
+
+
+def _span(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first} to {last}"

@@ -9,8 +9,7 @@ from schedc.costs.devices import duration_s
 from schedc.costs.layers import Part, parts_of
 from schedc.io.location import one_line
 from schedc.io.outputs import is_standard
-from schedc.units import format_bytes, format_duration_ns
-from schedc.view.document import Block, Column, Line, Table, right
+from schedc.view.document import Block, Column, Line, Table, duration, number, right, size
 from schedc.view.terminal.show import console, picked
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     from schedc.analysis.comparison.times import SampledTimes
     from schedc.costs.layers import Predicted
-    from schedc.costs.operators.operator import Operator, Operators, OperatorWork
+    from schedc.costs.operators.operator import Operator, Operators
     from schedc.formats.profile_file import LayerEntry
 
 PIPED_WIDTH = 160
@@ -58,12 +57,9 @@ def shown_profile(rows: Sequence[ProfileRow], notes: Sequence[str], title: str, 
     """
     known = {"spread": any(row.phases for row in rows), "parameters": any(row.parameters is not None for row in rows)}
     kept = [at for at, header in enumerate(_COLUMNS) if known.get(header, True)]
-    folded = [(name, *cells) for name, cells in _folded([_cells(row) for row in rows])]
-    yield Table(
-        title=one_line(title),
-        columns=[Column("layer", wrap="fold"), *right(*(_COLUMNS[at] for at in kept[1:]))],
-        rows=[[row[at] for at in kept] for row in folded],
-    )
+    columns = [Column("layer", wrap="fold"), *right(*(_COLUMNS[at] for at in kept[1:]))]
+    folded = [[cells[at] for at in kept] for cells in _folded([_cells(row) for row in rows])]
+    yield Table(title=one_line(title), columns=columns, rows=folded)
     yield from (Line(one_line(f"note: {note}"), "yellow") for note in notes)
     if output is not None:
         yield "wrote standard output" if is_standard(output) else f"wrote {one_line(str(output))}"
@@ -97,21 +93,19 @@ def first_parts(made: Predicted) -> list[Part]:
 def operators_json(operators: Operators, made: Predicted) -> list[dict[str, Any]]:
     """The key `operators` of a layer of `costs --json`."""
 
-    def work_json(work: OperatorWork, operator: Operator) -> dict[str, int]:
-        return {**_rounded(work, "flops memory_bytes link_bytes"), "duration_ns": _duration_ns(work, operator, made)}
+    def rounded(value: object, names: str) -> dict[str, int]:
+        return {name: round(each) for name, each in picked(value, names).items()}
 
-    return [
-        {
-            "name": operator.name,
-            **{phase: work_json(getattr(operator, phase), operator) for phase in PHASES},
-            **_rounded(operator, "parameters kept_for_input_bytes kept_for_weight_bytes gradient_bytes"),
+    found = []
+    for operator in operators:
+        works = zip(PHASES, _durations_ns(operator, made), strict=True)
+        phases = {
+            phase: {**rounded(getattr(operator, phase), "flops memory_bytes link_bytes"), "duration_ns": duration_ns}
+            for phase, duration_ns in works
         }
-        for operator in operators
-    ]
-
-
-def _rounded(value: object, names: str) -> dict[str, int]:
-    return {name: round(each) for name, each in picked(value, names).items()}
+        kept = rounded(operator, "parameters kept_for_input_bytes kept_for_weight_bytes gradient_bytes")
+        found.append({"name": operator.name, **phases, **kept})
+    return found
 
 
 def shown_operators(made: Predicted) -> Iterator[Block]:
@@ -127,39 +121,40 @@ def shown_operators(made: Predicted) -> Iterator[Block]:
     yield Line("F to B: bytes kept from F until B; F to W and B to W likewise", "dim")
 
 
-def _duration_ns(work: OperatorWork, operator: Operator, made: Predicted) -> int:
-    return round(1e9 * duration_s(work, operator.engine, made.device, made.rates, element_bytes=made.setting.element_bytes))
+def _durations_ns(operator: Operator, made: Predicted) -> list[int]:
+    """Of its phases."""
+    works = [getattr(operator, phase) for phase in PHASES]
+    given, element_bytes = (operator.engine, made.device, made.rates), made.setting.element_bytes
+    return [round(1e9 * duration_s(work, *given, element_bytes=element_bytes)) for work in works]
 
 
 def _cells_of_operator(operator: Operator, made: Predicted) -> tuple[str, ...]:
-    durations = (_duration_ns(getattr(operator, phase), operator, made) for phase in PHASES)
-    sizes = (operator.kept_for_input_bytes, operator.kept_for_weight_bytes, operator.gradient_bytes)
+    forward = operator.forward
+    kept = (operator.kept_for_input_bytes, operator.kept_for_weight_bytes, operator.gradient_bytes)
     return (
         operator.name,
-        f"{operator.forward.flops / 1e9:,.1f}" if operator.forward.flops else "–",
-        *(format_bytes(round(size), 1) if size else "–" for size in (operator.forward.memory_bytes, operator.forward.link_bytes)),
-        *(format_duration_ns(duration, 1) if duration else "–" for duration in durations),
-        *(format_bytes(round(size), 1) if size else "–" for size in sizes),
-        f"{round(operator.parameters):,}" if operator.parameters else "–",
+        number(forward.flops / 1e9 or None, ",.1f"),
+        *(size(round(each) if each else None, 1) for each in (forward.memory_bytes, forward.link_bytes)),
+        *(duration(each or None, 1) for each in _durations_ns(operator, made)),
+        *(size(round(each) if each else None, 1) for each in kept),
+        number(round(operator.parameters) if operator.parameters else None, ","),
     )
 
 
-def _folded(rows: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Names, and cells after them: rows that are equal but for their names, or alternate so, are one row for each kind."""
+def _folded(rows: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+    """Rows that are equal but for their names, or alternate so, are one row for each kind."""
     at = 0
     while at < len(rows):
         covered = {period: _repeats(rows, at, period) * period for period in range(1, MOST_ALTERNATING + 1)}
         period = max(covered, key=lambda each: (covered[each], -each))
-        if covered[period] == period:  # nothing repeats
-            yield rows[at][0], rows[at][1:]
-            at += 1
-            continue
-        for first in range(at, at + period):
+        for first in range(at, at + period) if covered[period] > period else ():
             last = first + covered[period] - period
             every = f", every {period}th" if period > 3 else {1: "", 2: ", every second", 3: ", every third"}[period]
             count = sum(int(row[1]) for row in rows[first : last + 1 : period])
-            yield f"{rows[first][0]} to {rows[last][0]}{every}", (str(count), *rows[first][2:])
-        at += covered[period]
+            yield f"{rows[first][0]} to {rows[last][0]}{every}", str(count), *rows[first][2:]
+        if covered[period] == period:  # nothing repeats
+            yield rows[at]
+        at += covered[period] if covered[period] > period else 1
 
 
 def _repeats(rows: Sequence[tuple[str, ...]], at: int, period: int) -> int:
@@ -172,14 +167,13 @@ def _repeats(rows: Sequence[tuple[str, ...]], at: int, period: int) -> int:
 
 def _cells(row: ProfileRow) -> tuple[str, ...]:
     layer = row.layer
-    spreads = [times.spread for times in row.phases.values()]
     durations = (layer.forward_ns, layer.backward_input_ns, layer.backward_weight_ns, layer.backward_ns)
     sizes = (layer.activation_bytes, layer.activation_after_input_bytes, layer.message_bytes)
     return (
         one_line(layer.name),
         str(layer.repeat),
-        *("–" if duration is None else format_duration_ns(duration) for duration in durations),
-        f"{max(spreads):.1%}" if spreads else "–",
-        *("–" if size is None else format_bytes(size, 1) for size in sizes),
-        "–" if row.parameters is None else f"{row.parameters:,}",
+        *map(duration, durations),
+        number(max((times.spread for times in row.phases.values()), default=None), ".1%"),
+        *(size(each, 1) for each in sizes),
+        number(row.parameters, ","),
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from schedc.units import format_duration_ns
+from schedc.view.document import duration
 from schedc.view.terminal.show import console
 
 if TYPE_CHECKING:
@@ -76,51 +76,41 @@ def say(line: str, *, hidden: bool = False) -> None:
         console(stderr=True).print(line, soft_wrap=True)
 
 
-class Live:
-    """What is known of a compile: the method at work, the best schedule and the bound."""
-
-    def __init__(self, begin: Callable[[], None], show: Callable[[str, int], None]) -> None:
-        """`begin` is called when the first method begins: the job is sound; `show` with the line whenever it changes."""
-        self._begin, self._show = begin, show
-        self._method, self._known, self._layouts = "", "no schedule yet", ""
-
-    def running(self, method: str) -> None:
-        """A method begins."""
-        if not self._method:
-            self._begin()
-        self._method = method
-        self._update()
-
-    def improved(self, step: Improvement) -> None:
-        """A better schedule or bound is known."""
-        self._known = (
-            f"{step.objective} {format_duration_ns(step.objective_ns)} by {step.found_by},"
-            f" bound {format_duration_ns(step.lower_bound_ns)}, gap {step.gap:.2%}"
-        )
-        self._update()
-
-    def layouts(self, known: LayoutsProgress) -> None:
-        """Layouts were evaluated."""
-        best = "" if known.objective_ns is None else f", best {format_duration_ns(known.objective_ns)}"
-        self._layouts = f"; {known.layouts} layouts{best}, bound {format_duration_ns(known.lower_bound_ns)}"
-        self._update()
-
-    def told(self, settings: SearchSettings) -> SearchSettings:
-        """The settings of a search that is shown here."""
-        return replace(settings, report=self.improved, on_method=self.running, on_layouts=self.layouts)
-
-    def _update(self) -> None:
-        self._show(f"{self._known}{self._layouts}; running {self._method}", 0)
-
-
 @contextmanager
-def live(job: Job, settings: SearchSettings, *, hidden: bool) -> Iterator[Live]:
-    """Show the work on a job until it ends."""
+def live(job: Job, settings: SearchSettings, *, hidden: bool) -> Iterator[SearchSettings]:
+    """Show the work on a job until it ends: the method at work, the best schedule and the bound. Gives the settings to search with.
+
+    The first line comes when the first method begins: then the job is sound.
+    """
     limits = settings.limits
     limit = f"{limits.time_s:g} s" if limits.deterministic is None else f"{limits.deterministic:g} units of work"
     what = "layout open" if job.open_layout is not None else f"{job.problem.num_ops} compute ops"
     first = f"{job.workload.name}: {what}, method {settings.method}, limit {limit}; Ctrl-C keeps the best plan so far"
     errors = console(stderr=True)
     errors.quiet = hidden
+    method, known, evaluated = "", "no schedule yet", ""
     with working("computing lower bounds", hidden=hidden, errors=errors) as show:
-        yield Live(lambda: errors.print(first, soft_wrap=True), show)
+
+        def update() -> None:
+            show(f"{known}{evaluated}; running {method}", 0)
+
+        def running(name: str) -> None:
+            nonlocal method
+            if not method:
+                errors.print(first, soft_wrap=True)
+            method = name
+            update()
+
+        def improved(step: Improvement) -> None:
+            nonlocal known
+            best = f"{step.objective} {duration(step.objective_ns)} by {step.found_by}"
+            known = f"{best}, bound {duration(step.lower_bound_ns)}, gap {step.gap:.2%}"
+            update()
+
+        def layouts(found: LayoutsProgress) -> None:
+            nonlocal evaluated
+            best = "" if found.objective_ns is None else f", best {duration(found.objective_ns)}"
+            evaluated = f"; {found.layouts} layouts{best}, bound {duration(found.lower_bound_ns)}"
+            update()
+
+        yield replace(settings, report=improved, on_method=running, on_layouts=layouts)

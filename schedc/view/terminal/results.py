@@ -1,7 +1,8 @@
-"""What the commands about one plan show: candidates, certificate, layout, violations, times, bounds, templates."""
+"""What the commands about one plan show: candidates, certificate, layout, violations, times, bounds, templates, moves."""
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from schedc.analysis.simulation.memory import peak_bytes
@@ -11,14 +12,15 @@ from schedc.io.outputs import is_standard
 from schedc.ir.plan import Certificate, Plan, Scope
 from schedc.ir.problem import Objective, Problem
 from schedc.spelling import counted
-from schedc.units import format_bytes, format_duration_ns
-from schedc.view.document import Block, Column, Line, Table, left, right
+from schedc.view.document import Block, Column, Line, Table, duration, left, right, size
 from schedc.view.terminal.show import picked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from schedc.adapt.node_mapping import Assignment
+    from schedc.adapt.repartition import Repartition
     from schedc.analysis.bounds.lower_bounds import Bound
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.compile.driver import Compiled
@@ -39,17 +41,17 @@ def certificate_lines(plan: Plan) -> list[str]:
     certificate, own = plan.certificate, own_layout(plan)
     where = " in any layout that the job leaves open" if certificate.scope is Scope.LAYOUT else ""
     worth = _worth(certificate, bool(certificate.solver_log_sha256), where, certificate.lower_bound_ns, certificate.bound)
-    lines = [f"{certificate.objective} {format_duration_ns(certificate.objective_ns)}, {worth}"]
+    lines = [f"{certificate.objective} {duration(certificate.objective_ns)}, {worth}"]
     if own is not None:
         lines.append("in this layout alone: " + _worth(own, own.of_whole_blocks, "", own.bound.value_ns, own.bound.name))
-    held = f"peak activations {format_bytes(max(certificate.peak_activation_bytes))}"
+    held = f"peak activations {size(max(certificate.peak_activation_bytes))}"
     return [*lines, f"bubble ratio {certificate.bubble_ratio:.2%}, {held}"]
 
 
 def _worth(known: Certificate | OwnLayout, of_whole_blocks: bool, where: str, bound_ns: int, bound_by: str) -> str:
     worth = f"gap {known.gap:.2%}" if known.gap > 0 else "proven optimal"
     worth += " among schedules of whole blocks" if of_whole_blocks else ""
-    return f"{worth}{where} (lower bound {format_duration_ns(bound_ns)}, by {bound_by})"
+    return f"{worth}{where} (lower bound {duration(bound_ns)}, by {bound_by})"
 
 
 def shown_candidates(candidates: Sequence[Candidate], best: str | None, title: str, *, objective: Objective) -> Iterator[Block]:
@@ -57,19 +59,17 @@ def shown_candidates(candidates: Sequence[Candidate], best: str | None, title: s
     spans = objective is Objective.STAGE_SPAN
     solved = sorted((c for c in candidates if c.objective_ns is not None), key=lambda c: c.objective_ns or 0)
     chosen = next((c for c in solved if best in (c.method, c.method.partition("{")[0])), None)
-    rows = []
-    for candidate in solved:
-        least_ns, objective_ns = solved[0].objective_ns or 1, candidate.objective_ns or 0
-        rows.append(
-            (
-                candidate.method,
-                format_duration_ns(candidate.makespan_ns or 0),
-                *((format_duration_ns(objective_ns),) if spans else ()),
-                f"+{objective_ns / least_ns - 1:.2%}",
-                f"{candidate.seconds * 1e3:.1f} ms" if candidate.seconds < 1 else f"{candidate.seconds:.2f} s",
-                "◀" if candidate is chosen else "",
-            )
+    rows = [
+        (
+            candidate.method,
+            duration(candidate.makespan_ns or 0),
+            *((duration(candidate.objective_ns),) if spans else ()),
+            f"+{(candidate.objective_ns or 0) / (solved[0].objective_ns or 1) - 1:.2%}",
+            f"{candidate.seconds * 1e3:.1f} ms" if candidate.seconds < 1 else f"{candidate.seconds:.2f} s",
+            "◀" if candidate is chosen else "",
         )
+        for candidate in solved
+    ]
     numbers = right("makespan", *((objective,) if spans else ()), "over best", "took", wrap="never")
     yield Table(title=title, columns=[*left("method"), *numbers, Column("", wrap="never")], rows=rows, may_go=["took"])
     for candidate in candidates:
@@ -117,16 +117,16 @@ def failures_json(failures: Iterable[Failure]) -> list[dict[str, Any]]:
 def _shown_layout(report: LayoutReport, *, is_chosen: bool) -> Iterator[Block]:
     """The notes, if there are any; the table where the layout was chosen, or its partition is far from balanced."""
     if (is_chosen or report.balanced is not None) and len(report.stages) <= MOST_STAGES:
-        total_ns = sum(row.work_ns for row in report.stages)
+        total_ns = max(1, sum(row.work_ns for row in report.stages))
         rows = [
             (
                 str(stage),
                 str(row.rank),
                 "" if row.layers is None else f"{row.layers[0]} to {row.layers[1] - 1}",
-                format_duration_ns(row.work_ns),
-                f"{row.work_ns / max(1, total_ns):.1%}",
-                format_bytes(row.activation_bytes),
-                format_bytes(row.static_bytes),
+                duration(row.work_ns),
+                f"{row.work_ns / total_ns:.1%}",
+                size(row.activation_bytes),
+                size(row.static_bytes),
                 "recomputes" if row.recomputes else "",
             )
             for stage, row in enumerate(report.stages)
@@ -180,13 +180,14 @@ def timeline_json(problem: Problem, schedule: Schedule, timeline: Timeline) -> d
 
 def shown_timeline(problem: Problem, schedule: Schedule, timeline: Timeline) -> Iterator[Block]:
     """Makespan and bubble, and per rank what it computes, waits and holds."""
-    makespan, span = format_duration_ns(timeline.makespan_ns), format_duration_ns(timeline.stage_span_ns)
+    makespan, span = duration(timeline.makespan_ns), duration(timeline.stage_span_ns)
     yield f"{problem.name}: makespan {makespan}, stage span {span}, bubble ratio {timeline.bubble_ratio:.2%}"
-    rows = []
-    for rank, (busy_ns, peak) in enumerate(zip(timeline.busy_ns, peak_bytes(problem, schedule), strict=True)):
-        idle_ns, limit = timeline.makespan_ns - busy_ns, problem.memory_limit_bytes[rank]
-        share, bytes_limit = f"{idle_ns / max(1, timeline.makespan_ns):.2%}", "none" if limit is None else format_bytes(limit)
-        rows.append((str(rank), format_duration_ns(busy_ns), format_duration_ns(idle_ns), share, format_bytes(peak), bytes_limit))
+    rows, whole_ns = [], timeline.makespan_ns
+    limits = ["none" if limit is None else size(limit) for limit in problem.memory_limit_bytes]
+    for rank, of_rank in enumerate(zip(timeline.busy_ns, peak_bytes(problem, schedule), limits, strict=True)):
+        busy_ns, peak, limit = of_rank
+        idle_ns = whole_ns - busy_ns
+        rows.append((str(rank), duration(busy_ns), duration(idle_ns), f"{idle_ns / max(1, whole_ns):.2%}", size(peak), limit))
     yield Table(columns=right("rank", "busy", "idle", "idle share", "peak activations", "limit"), rows=rows)
 
 
@@ -199,5 +200,81 @@ def shown_templates(templates: Iterable[Template]) -> Table:
 def shown_bounds(name: str, bounds: Iterable[Bound]) -> Table:
     """Each lower bound of what has the name, the one that binds first."""
     ordered = sorted(bounds, key=lambda bound: -bound.value_ns)
-    rows = [(bound.name, format_duration_ns(bound.value_ns), bound.detail) for bound in ordered]
+    rows = [(bound.name, duration(bound.value_ns), bound.detail) for bound in ordered]
     return Table(title=f"{name}: no schedule is faster than", columns=[*left("bound"), *right("value"), *left("where")], rows=rows)
+
+
+def shown_assignment(found: Assignment, *, exact_links: bool) -> Iterator[Block]:
+    """What a step takes, which nodes move, and what the search has proven."""
+    nodes, process_of, ranks = found.nodes, found.process_of, found.given.problem.ranks
+    sought, before, after = nodes.sought, found.before, found.after
+    shape = f"{counted(len(before.pipelines_ns), 'replica')} of {counted(ranks, 'rank')}"
+    step = f"step {duration(before.step_ns)} before, {duration(after.step_ns)} after"
+    yield Line(f"{found.given.name}: {shape}; {step}", "bold")
+    rows = []
+    for node in nodes.moved:
+        place = nodes.node_of.index(node)
+        rows.append([*map(str, (process_of[node], node // ranks, node % ranks, place // ranks, place % ranks))])
+    yield Table(columns=right("node", "replica", "rank", "takes replica", "rank"), rows=rows) if rows else "no node moves"
+    yield Line(f"hosts in the order of processes: {' '.join(map(str, found.hosts))}", soft=True)
+    pairs = (
+        ("slowest pipeline", before.pipelines_ns, after.pipelines_ns),
+        ("slowest ring", before.rings_ns, after.rings_ns),
+    )
+    times = [(what, *(duration(max(times_ns)) for times_ns in both_ns)) for what, *both_ns in pairs]
+    yield Table(columns=[*left(""), *right("before", "after")], rows=times)
+    said = "no assignment is better" if sought.proven else f"no assignment takes less than {duration(sought.bound_ns)}"
+    how = "which has the links as they are given" if exact_links else "which has links that are alike as equal"
+    yield f"in the search, {how}, {duration(sought.after.step_ns)}: {said}"
+
+
+def assignment_json(found: Assignment) -> dict[str, Any]:
+    """The object of `assign --json`."""
+    sought, ranks = found.nodes.sought, found.given.problem.ranks
+    nodes = [
+        {
+            "node": found.process_of[node],
+            "from": {"replica": node // ranks, "rank": node % ranks},
+            "to": {"replica": place // ranks, "rank": place % ranks},
+        }
+        for place, node in enumerate(found.nodes.node_of)
+    ]
+    return {
+        "plan": found.given.name,
+        "nodes": sorted(nodes, key=lambda node: node["node"]),
+        **picked(found, "hosts moved before after"),
+        "sought_ns": sought.after.step_ns,
+        **picked(sought, "bound_ns proven"),
+    }
+
+
+def shown_repartition(given: Plan, found: Repartition, *, slow: Mapping[int, float], steps: int) -> Iterator[Block]:
+    """What the step takes, which layers move, and what that is worth."""
+    ranks = ", ".join(f"rank {rank} takes {factor:g} times as long" for rank, factor in sorted(slow.items()))
+    runs = f"step {duration(found.running_ns)} as it runs, {duration(found.stay_ns)} with the best orders"
+    moves = f", {duration(found.objective_ns)} with the best layers" if found.moved else ""
+    yield Line(f"{given.name}: {ranks + '; ' if ranks else ''}{runs}{moves}", "bold", soft=True)
+    if not found.moved:
+        yield Line("no layer moves: no other layout gains more than the move takes", soft=True)
+        return
+    rows = [(layers, str(source), str(destination)) for layers, (source, destination) in _runs(found.moved)]
+    yield Table(columns=right("layers", "leave rank", "for rank"), rows=rows)
+    sent = f"{size(found.moved_bytes)} move in each pipeline"
+    if not found.moved_bytes:
+        sent = "sending is not counted, as the job does not say how large its layers are"
+    took = f"the move takes {duration(found.move_ns)}; {counted(steps, 'step')} gain {duration(found.gain_ns)}"
+    yield Line(f"{sent}; {took}", soft=True)
+
+
+def repartition_json(given: Plan, found: Repartition) -> dict[str, Any]:
+    """The object of `repartition --json`."""
+    moved = [{"layer": layer, "from": source, "to": destination} for layer, (source, destination) in sorted(found.moved.items())]
+    times = picked(found, "running_ns stay_ns objective_ns moved_bytes move_ns gain_ns")
+    return {"plan": given.name, "moved": moved, **times}
+
+
+def _runs(moved: Mapping[int, tuple[int, int]]) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Layers in a row that go the same way: `4-6`, and from which rank to which."""
+    for (_, pair), run in groupby(enumerate(sorted(moved)), key=lambda entry: (entry[1] - entry[0], moved[entry[1]])):
+        layers = [layer for _, layer in run]
+        yield (f"{layers[0]}-{layers[-1]}" if len(layers) > 1 else str(layers[0])), pair

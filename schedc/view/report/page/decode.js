@@ -1,4 +1,4 @@
-// Reads the columns that schedc/view/report/packing.py writes: base64 of a tag, the number of values, and varints.
+// Reads the columns that schedc/view/report/chart.py writes: base64 of a tag, the number of values, and varints.
 
 const DIFFERENCES = 1;
 const PALETTE = 2;
