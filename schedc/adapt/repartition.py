@@ -24,9 +24,9 @@ from schedc.errors import InvalidInput, Unsupported
 from schedc.ir.costs import FREE
 from schedc.ir.ops import Kind
 from schedc.ir.plan import MadeBy, Plan
-from schedc.lower.problem import problem_of, problem_under
+from schedc.lower.problem import layout_of, problem_of, problem_under
 from schedc.solvers.heuristics.rule_table import RuleTableOptions, rule_table
-from schedc.solvers.layout.layout_arrays import LayoutArrays
+from schedc.solvers.layout.layout_arrays import LayoutArrays, layout_arrays_of
 from schedc.solvers.layout.moves import transferred
 from schedc.units import format_duration_ns
 from schedc.verify.layout import verify_layout
@@ -163,31 +163,24 @@ def repartition(
 
 def _draft(plan: Plan, workload: Workload) -> LayoutArrays:
     """The plan's layout, in the workload's layers."""
-    problem = plan.problem
-    if len(problem.paths) > 1:
+    if len(plan.problem.paths) > 1:
         raise Unsupported(f"plan {plan.name!r} has two paths; layers can move where there is one")
-    first = {layer.position[0]: index for index, layer in enumerate(workload.layers) if layer.position is not None}
-    stages = problem.stages
-    bounds = [stage.layers for stage in stages]
-    last = workload.layers[-1].position
+    layout, layers = layout_of(plan.problem), workload.layers
+    first = {layer.position[0]: index for index, layer in enumerate(layers) if layer.position is not None}
+    bounds, last = layout.layers_of_stage, layers[-1].position
     if (
         last is None
-        or problem.paths != (tuple(range(len(stages))),)
-        or problem.ranks != workload.ranks
-        or any(bound is None or bound[0] not in first for bound in bounds)
-        or bounds[-1] is None
+        or layout.paths != (tuple(range(len(layout.rank_of_stage))),)
+        or plan.problem.ranks != workload.ranks
+        or not bounds
+        or any(begin not in first for begin, _ in bounds)
         or bounds[-1][1] != last[1]
     ):
         raise InvalidInput(
             f"plan {plan.name!r} is not in the layers of job {workload.name!r}; give the plan's job, with the costs of layers"
             " (a profile.json with layers)"
         )
-    cuts = [first[bound[0]] for bound in bounds if bound is not None]
-    return LayoutArrays(
-        cuts=(*cuts, len(workload.layers)),
-        ranks=tuple(stage.rank for stage in stages),
-        again=tuple(stage.recompute for stage in stages),
-    )
+    return layout_arrays_of(layout)._replace(cuts=(*(first[begin] for begin, _ in bounds), len(layers)))
 
 
 def _schedule(problem: Problem, options: RuleTableOptions) -> tuple[Schedule, int] | None:

@@ -87,9 +87,7 @@ def compile_problem(problem: Problem, settings: SearchSettings | None = None, *,
         Defect: a method's schedule, or the plan made of it, breaks a rule.
     """
     begun, settings = time.perf_counter(), settings or SearchSettings()
-    violations = verify_problem(problem)
-    if violations:
-        raise InvalidInput(f"{problem.name}: {first_of(violations)}")
+    _check_sound(problem)
     check_feasible(problem)
     limits = settings.limits
     bounds, bounds_cut = bounds_within(problem, limits)
@@ -130,8 +128,7 @@ def compile_layouts(
     from schedc.verify.workload import verify_workload
 
     begun, settings = time.perf_counter(), settings or SearchSettings()
-    violations = verify_workload(workload)
-    if violations:
+    if violations := verify_workload(workload):
         raise InvalidInput(f"{workload.name}: {violations[0]}")
     limits, clock_s = settings.limits, settings.limits.clock_s
     if limits.time_s is not None:
@@ -142,14 +139,12 @@ def compile_layouts(
         known = solve_layouts(workload, open_layout, replace(settings, limits=limits))
     best = known.best
     assert best is not None  # else it raised
-    unsound = verify_open_layout(workload, open_layout, best.layout)
-    if unsound:
+    if unsound := verify_open_layout(workload, open_layout, best.layout):
         raise Defect(f"{workload.name}: the layout chosen breaks a rule: {unsound[0]}")
     bounds: tuple[Bound, ...] = ()
     if clock_s is not None and best.problem.num_ops <= MOST_BOUNDED_OPS:
         bounds = bounds_in_time(best.problem, Clock(OWN_BOUNDS_SHARE * clock_s))
-    made_by = _made_by(known, job_sha256)
-    plan = certify(best.problem, best.schedule, made_by, proven=known, scope=Scope.LAYOUT, bounds=bounds)
+    plan = certify(best.problem, best.schedule, _made_by(known, job_sha256), proven=known, scope=Scope.LAYOUT, bounds=bounds)
     return replace(_compiled(plan, known, begun), layout=best.layout, layouts=known.layouts, chosen=known.title)
 
 
@@ -197,14 +192,17 @@ def time_methods(problem: Problem, methods: Sequence[str]) -> tuple[Candidate, .
     Raises:
         InvalidInput: the problem contradicts itself, or a method's name or options are wrong.
     """
-    violations = verify_problem(problem)
-    if violations:
-        raise InvalidInput(f"{problem.name}: {first_of(violations)}")
+    _check_sound(problem)
     incumbent = Incumbent(problem=problem)
     try_methods(incumbent, methods)
     if incumbent.failures:
         raise incumbent.failures[0].exception
     return tuple(incumbent.candidates)
+
+
+def _check_sound(problem: Problem) -> None:
+    if violations := verify_problem(problem):
+        raise InvalidInput(f"{problem.name}: {first_of(violations)}")
 
 
 def checks_s(problem: Problem) -> float:

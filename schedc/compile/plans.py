@@ -13,9 +13,8 @@ from schedc.analysis.gap import relative_gap
 from schedc.analysis.simulation.engines import Transfers, simulate_engine
 from schedc.compile.certify import first_of
 from schedc.errors import CheckFailed
-from schedc.ir.layout import Layout
 from schedc.ir.plan import BoundName, Plan, Scope
-from schedc.lower.problem import problem_of
+from schedc.lower.problem import layout_of, problem_of
 from schedc.verify.layout import verify_open_layout
 from schedc.verify.problem import check_pipeline, verify_problem
 from schedc.verify.schedule.checks import verify_schedule
@@ -81,17 +80,9 @@ def problem_for(plan: Plan, job: Job) -> tuple[Problem | None, tuple[Violation, 
     """
     if job.open_layout is None:
         return job.problem, ()
-    planned = plan.problem
-    layers = tuple(stage.layers for stage in planned.stages if stage.layers is not None)
-    if len(layers) < len(planned.stages):
-        layers = job.open_layout.layers_of_stage or ()
-    layout = Layout(
-        rank_of_stage=tuple(stage.rank for stage in planned.stages),
-        paths=planned.paths,
-        layers_of_stage=layers,
-        recomputed=frozenset(index for index, stage in enumerate(planned.stages) if stage.recompute),
-        placement=planned.placement,
-    )
+    layout = layout_of(plan.problem)
+    if not layout.layers_of_stage:
+        layout = dataclasses.replace(layout, layers_of_stage=job.open_layout.layers_of_stage or ())
     violations = verify_open_layout(job.workload, job.open_layout, layout)
     return (None, violations) if violations else (problem_of(job.workload, layout), ())
 

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput
+from schedc.ir.layout import Layout
 from schedc.ir.ops import Kind
 from schedc.ir.problem import Problem, Stage, are_alike
 from schedc.ir.workload import Layer, Semantics, Workload
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from fractions import Fraction
 
     from schedc.ir.conditions import Conditions
-    from schedc.ir.layout import Layout
 
 
 def problem_of(workload: Workload, layout: Layout) -> Problem:
@@ -67,6 +67,18 @@ def problem_of(workload: Workload, layout: Layout) -> Problem:
     )
     # The order of microbatches that are alike says nothing.
     return replace(problem, in_order=True) if workload.in_order and not are_alike(problem) else problem
+
+
+def layout_of(problem: Problem) -> Layout:
+    """The layout of which it was made; without a partition where its stages do not know their layers."""
+    bounds = tuple(stage.layers for stage in problem.stages if stage.layers is not None)
+    return Layout(
+        rank_of_stage=tuple(stage.rank for stage in problem.stages),
+        paths=problem.paths,
+        layers_of_stage=bounds if len(bounds) == len(problem.stages) else (),
+        recomputed=frozenset(index for index, stage in enumerate(problem.stages) if stage.recompute),
+        placement=problem.placement,
+    )
 
 
 def stage_static_bytes(workload: Workload, layout: Layout) -> tuple[int, ...]:
