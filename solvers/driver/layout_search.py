@@ -55,7 +55,7 @@ def try_baselines(work: LayoutWork) -> None:
     """The known methods in the known layouts, which are options then; the even partitions are tried last."""
     named: set[str] = set()
     until = None if work.left is None else (1 - BASELINES_SHARE) * work.left
-    for attempt in sorted(attempts(work.workload, work.open_layout), key=lambda each: each.is_even):
+    for attempt in sorted(attempts(work.workload, work.open_layout), key=lambda each: each.layout_name.startswith("even ")):
         title, layout = attempt.title, attempt.layout
         if work.is_over:
             return

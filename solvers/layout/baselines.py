@@ -36,21 +36,9 @@ class Attempt(NamedTuple):
     method: str
     layout: Layout
 
-    @property
-    def title(self) -> str:
-        """Of the result, for people."""
-        title = f"{self.layout_name} {self.method}"
-        return f"mist-like ({title})" if title == MIST_LIKE else title
-
-    @property
-    def is_even(self) -> bool:
-        """Whether it has the even partition."""
-        return self.layout_name.startswith("even ")
-
-    @property
-    def construct(self) -> Construct:
-        """The method."""
-        return TEMPLATES[self.method].construct
+    title: str
+    """Of the result, for people."""
+    construct: Construct
 
 
 def baselines(workload: Workload, open_layout: OpenLayout) -> tuple[ScheduledLayout, ...]:
@@ -69,7 +57,9 @@ def attempts(workload: Workload, open_layout: OpenLayout) -> Iterator[Attempt]:
     for name, layout in named_layouts(workload, open_layout).items():
         methods = METHODS.get(name.split()[1]) or [method for each in METHODS.values() for method in each]
         for method in methods:
-            yield Attempt(name, method, layout)
+            title = f"{name} {method}"
+            title = f"mist-like ({title})" if title == MIST_LIKE else title
+            yield Attempt(name, method, layout, title, TEMPLATES[method].construct)
 
 
 def named_layouts(workload: Workload, open_layout: OpenLayout) -> dict[str, Layout]:

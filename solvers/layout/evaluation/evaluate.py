@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -82,8 +82,6 @@ class LayoutEvaluator:
         """The table of rules, of which `value` takes numbers."""
         self.evaluated = 0
         """How many drafts have been given a value or refused."""
-        self.runs = 0
-        """How many rules have been run on them."""
         self.bound_ns = NEVER
         """No schedule of the last draft is better; `NEVER`: it cannot run."""
         self.over_bytes = 0
@@ -124,7 +122,6 @@ class LayoutEvaluator:
         value = int(self._evaluate(self._costs, sketch, scheduler, self._table, tried, refuse_ns, enough_ns, self._found))
         self.evaluated += 1
         self.over_bytes, self.most_work_ns = int(sketch.over[0]), int(max(sketch.work_ns))
-        self.runs += int(self._found.runs[0])
         self.bound_ns, self.rule = int(self._found.bound_ns[0]), int(self._found.rule[0])
         return value
 
@@ -139,11 +136,7 @@ class LayoutEvaluator:
             raise ValueError("the layout cannot run")
         sketch, _ = self._rooms[len(draft.ranks)]
         stage_ns = [sum(map(int, each)) for each in zip(sketch.f_ns, sketch.b_ns, sketch.w_ns, strict=True)]
-        return Load(
-            [int(each) for each in sketch.work_ns],
-            stage_ns,
-            *(list(map(int, each)) for each in (sketch.arrive_ns, sketch.after_ns)),
-        )
+        return Load(list(map(int, sketch.work_ns)), stage_ns, list(map(int, sketch.arrive_ns)), list(map(int, sketch.after_ns)))
 
     def schedule(self, draft: LayoutArrays, rule: int) -> Schedule:
         """The schedule that the rule of this number gives.
@@ -156,7 +149,10 @@ class LayoutEvaluator:
         stages = len(draft.ranks)
         _, scheduler = self._rooms[stages]
         order = list(map(int, scheduler.order))
-        spans = [self._span(scheduler.ranks[rank]) for rank in range(self.workload.ranks)]
+        if self._plain:
+            spans = [(rank.order_from, rank.order_at) for rank in scheduler.ranks]
+        else:
+            spans = list(zip(scheduler.ranks["order_from"].tolist(), scheduler.ranks["order_at"].tolist(), strict=True))
         return ListSchedule(
             packed=tuple(tuple(order[first:last]) for first, last in spans),
             stages=stages,
@@ -170,12 +166,6 @@ class LayoutEvaluator:
         """The layout with the schedule of its rule; None: that is not within memory. `placement`: as of `LayoutArrays.layout`."""
         layout = kept.draft.layout(placement)
         return scheduled_layout(self.workload, layout, lambda _: self.schedule(kept.draft, kept.rule), name)
-
-    def _span(self, rank: Any) -> tuple[int, int]:
-        """Where in `order` the rank's ops are."""
-        if self._plain:
-            return rank.order_from, rank.order_at
-        return int(rank["order_from"]), int(rank["order_at"])
 
     def _room(self, stages: int) -> tuple[Sketch, SchedulerState]:
         """Room for drafts of this many stages."""

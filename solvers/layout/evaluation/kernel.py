@@ -75,8 +75,6 @@ class KernelResult(NamedTuple):
     bound_ns: Any
     """No schedule of the layout ends sooner. `NEVER`: none can run: ranks are not connected or have no stage, or memory does not
     hold one microbatch."""
-    runs: Any
-    """How many rules were run."""
 
 
 def _example() -> tuple[Any, ...]:
@@ -87,7 +85,7 @@ def _example() -> tuple[Any, ...]:
     row, grid = np.zeros(1, np.int64), np.zeros((1, 1), np.int64)
     two = {"forward", "backward_input", "backward_weight", "backward", "forward_again", "occupancy_on", "occupancy_back"}
     costs = LayoutCosts(*(grid if name in two | {"cost", "resource"} else row for name in LayoutCosts._fields))
-    sketch, found = Sketch(*(row for _ in Sketch._fields)), KernelResult(row, row, row)
+    sketch, found = Sketch(*(row for _ in Sketch._fields)), KernelResult(row, row)
     return costs, sketch, example_scheduler(), grid, row, 0, 0, found
 
 
@@ -107,7 +105,7 @@ def evaluate(
         enough_ns: no more rules are run once one gives as much or less.
         found: written.
     """
-    found.rule[0], found.runs[0] = -1, 0
+    found.rule[0] = -1
     bound_ns = lay_out(costs, sketch, scheduler)
     found.bound_ns[0] = bound_ns
     best_ns = NEVER
@@ -117,10 +115,8 @@ def evaluate(
     for number in tried:
         set_rule(costs, sketch, scheduler, rules[number])
         value_ns = run_rule(*scheduler)
-        found.runs[0] += 1
         if value_ns >= NEVER and keep_reserves(scheduler, 1):  # else in vain where memory is ample, which it mostly is
             value_ns = run_rule(*scheduler)
-            found.runs[0] += 1
             keep_reserves(scheduler, 0)
         if value_ns < best_ns:
             best_ns = value_ns
