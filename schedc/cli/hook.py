@@ -22,15 +22,13 @@ def run(arguments: list[str]) -> int:
     given = parser.parse_intermixed_args(arguments)
     options = [] if given.job is None else ["--job", given.job]
     options += [part for value in given.set for part in ("--set", value)]
-    return max((_status([given.command, file, *options]) for file in given.files), default=0)
-
-
-def _status(arguments: list[str]) -> int:
-    try:
-        main(arguments)
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else 0
-    return 0
+    largest = 0
+    for file in given.files:
+        try:
+            main([given.command, file, *options])
+        except SystemExit as end:
+            largest = max(largest, end.code if isinstance(end.code, int) else 0)
+    return largest
 
 
 if __name__ == "__main__":

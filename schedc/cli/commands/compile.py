@@ -53,7 +53,11 @@ def compile_command(
     quiet: options.QuietOption = False,
 ) -> None:
     """Compile a job into a plan."""
-    _check_robust(robust, robust_percentile, robust_samples)
+    for option, value in (("--robust-percentile", robust_percentile), ("--robust-samples", robust_samples)):
+        if robust is None and value is not None:
+            raise InvalidInput(f"{option}: found {value:g} without --robust LINKTRACE|DISTRIBUTION, expected both or neither")
+    if robust_percentile == 0:
+        raise InvalidInput("--robust-percentile: found 0, expected a number above 0 and at most 100")
     if write_job is not None and (robust is not None or str(write_job) == "-"):
         found = "-" if robust is None else "--robust"
         raise InvalidInput(f"--write-job: found {found}, expected a file, and no --robust, which chooses no layout")
@@ -125,19 +129,6 @@ def compile_command(
             show(document, console(stderr=is_standard(output)))
     if interruption.requested and (quiet or as_json):
         options.say_interrupted(output)
-
-
-def _check_robust(robust: str | None, percentile: float | None, samples: int | None) -> None:
-    """Refuse options that are for `--robust` alone.
-
-    Raises:
-        InvalidInput: one is given without it, or the percentile is 0.
-    """
-    for option, value in (("--robust-percentile", percentile), ("--robust-samples", samples)):
-        if robust is None and value is not None:
-            raise InvalidInput(f"{option}: found {value:g} without --robust LINKTRACE|DISTRIBUTION, expected both or neither")
-    if percentile == 0:
-        raise InvalidInput("--robust-percentile: found 0, expected a number above 0 and at most 100")
 
 
 @contextmanager

@@ -126,10 +126,13 @@ def other_choices(job: Job, problem: Problem) -> tuple[list[Change], list[str]]:
     Returns:
         The changes, and why some cannot be.
     """
-    changes, why_not = [], []
+    changes, why_not, source = [], [], job.source
+    in_files = [override for overrides in source.in_files.values() for override in overrides]
+    kept = [override for override in source.overrides if override.inside() in in_files]  # the others are in the document
     for kind, text, pipeline in _pipelines(job, problem):
         try:
-            other = _changed(job, pipeline)
+            table = dict(source.document) | {"pipeline": pipeline}
+            other = checked_job(source_of_table(table, directory=source.directory, name=source.default_name, overrides=kept))
             if kind is ChangeKind.PLACEMENT and _work_ns(other.problem) != _work_ns(problem):
                 raise InvalidInput("the job has costs of stages, which cannot be cut anew")
         except InvalidInput as error:
@@ -168,16 +171,6 @@ def _pipelines(job: Job, problem: Problem) -> Iterator[tuple[ChangeKind, str, di
         }
         pipeline = stays | {"placement": placement} | ({"chunks": count} if count > 1 else {})
         yield ChangeKind.PLACEMENT, f"placement {placement}", pipeline
-
-
-def _changed(job: Job, pipeline: dict[str, Any]) -> Job:
-    """The job with another table [pipeline]."""
-    source = job.source
-    table = dict(source.document)
-    in_files = [override for overrides in source.in_files.values() for override in overrides]
-    kept = [override for override in source.overrides if override.inside() in in_files]  # the others are in the document
-    made = source_of_table(table | {"pipeline": pipeline}, directory=source.directory, name=source.default_name, overrides=kept)
-    return checked_job(made)
 
 
 def _work_ns(problem: Problem) -> int:

@@ -45,11 +45,6 @@ class Resolved:
     lower_bound_ns: int
     schedule: Schedule
 
-    @property
-    def is_optimal(self) -> bool:
-        """Whether no schedule is better."""
-        return self.objective_ns == self.lower_bound_ns
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solver:
@@ -82,7 +77,7 @@ class Solver:
         clock = Clock(SETTLE_SHARE * self.clock.left_s)
         base = self.improved(problem, (schedule, *self._at_once(problem)), clock.left_s)
         for _ in range(MOST_ROUNDS):
-            if base.is_optimal or self.is_over or clock():
+            if base.objective_ns == base.lower_bound_ns or self.is_over or clock():
                 break
             again = self.improved(problem, (base.schedule,), clock.left_s)
             if again.objective_ns == base.objective_ns:

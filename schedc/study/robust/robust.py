@@ -153,7 +153,12 @@ def compile_robust(
     on_method("climbs over all states")
     clock_s = limits.clock_s
     clock = Clock(inf if clock_s is None else BOUNDS_SHARE * clock_s)
-    least_ns = [_least_ns(each, clock) for each in problems]
+    least_ns = [  # the best bound that is known when the time is up
+        max(bound.value_ns for bound in bounds_in_time(each, clock))
+        if problem.num_ops <= MOST_BOUNDED_OPS
+        else simple_bound(each).value_ns
+        for each in problems
+    ]
     bound_ns = aim.of(least_ns, states.weights)  # no order is below the bound in any state, so none is below their mean
     left_s = None if clock_s is None else clock_s - (time.perf_counter() - begun)
     if limits.deterministic is not None:
@@ -234,13 +239,6 @@ def _of_tables(problem: Problem, states: Scenarios) -> dict[str, Schedule]:
     for name, schedule in found.items():
         first.setdefault(schedule, name)
     return {name: schedule for schedule, name in first.items()}
-
-
-def _least_ns(problem: Problem, until: Clock) -> int:
-    """A lower bound: the best one known when the time is up."""
-    if problem.num_ops > MOST_BOUNDED_OPS:
-        return simple_bound(problem).value_ns
-    return max(bound.value_ns for bound in bounds_in_time(problem, until))
 
 
 def _outcome(problem: Problem, mean_problem: Problem, schedule: Schedule, ends_ns: tuple[int, ...]) -> OrderOutcome:

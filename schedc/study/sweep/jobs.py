@@ -20,7 +20,7 @@ from msgspec import Meta
 from schedc import __version__
 from schedc.compile.settings import DEFAULT_TIME_S
 from schedc.errors import InvalidInput
-from schedc.frontend.job_file import JobFile
+from schedc.frontend.job_file import NAMING_FILES, JobFile
 from schedc.frontend.job_source import JobSource, Override, python_override, source_of_file, with_overrides
 from schedc.io.conform import Counts, Durations, Section, UnknownKey, conform
 from schedc.io.input_file import read_bytes
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MOST_JOBS = 1_000_000
-FILES = (("profile", "path"), ("topology", "path"), ("lengths", "path"), ("lengths", "fit"))
-"""The keys of a job that name files."""
-
 Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 Gap: TypeAlias = Annotated[float, Meta(ge=0, lt=1)]
 Seed: TypeAlias = Annotated[int, Meta(ge=0, lt=2**31)]
@@ -215,7 +212,12 @@ def _job(
     columns: Mapping[str, object],
     digest: Callable[[tuple[Path, ...]], str],
 ) -> SweepJob:
-    paths = _files_of(base, values)
+    naming = [value for value in values if len(value.keys) == 1 or value.keys[:2] in NAMING_FILES]
+    document, _ = with_overrides(base.document, naming, base.place)
+    named = [document[section].get(key) for section, key in NAMING_FILES if isinstance(document.get(section), dict)]
+    assert base.path is not None
+    # The job file, and those that it names with the values set.
+    paths = (base.path, *(base.directory / each for each in named if isinstance(each, str)))
     keys = {value.keys for value in values}
     overlap = any(key[:length] in keys for key in keys for length in range(1, len(key)))
     # Alike however the file orders them; as they are where one sets a part of what another sets.
@@ -232,15 +234,6 @@ def _job(
     files = JobFiles(path=str(base.path), overrides=tuple(values), options=options, names=names, content_sha256=content_sha256)
     task = CompileTask(source=files, workers=options.workers or 1, kill_after_s=_kill_after_s(base, values, options))
     return SweepJob(columns=columns, key=hashlib.sha256(json.dumps(said).encode()).hexdigest(), task=task)
-
-
-def _files_of(base: JobSource, values: Iterable[Override]) -> tuple[Path, ...]:
-    """The job file, and those that it names with the values set."""
-    naming = [value for value in values if len(value.keys) == 1 or value.keys[:2] in FILES]
-    document, _ = with_overrides(base.document, naming, base.place)
-    named = [document[section].get(key) for section, key in FILES if isinstance(document.get(section), dict)]
-    assert base.path is not None
-    return (base.path, *(base.directory / each for each in named if isinstance(each, str)))
 
 
 def _kill_after_s(base: JobSource, values: Iterable[Override], options: JobOptions) -> float:

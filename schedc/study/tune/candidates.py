@@ -126,7 +126,12 @@ def candidates(choices: Choices) -> tuple[TuneCandidate, ...]:
             of_pipeline = choices.batch // data_parallel
             tried = product(
                 [size for size in choices.microbatch_sizes if of_pipeline % size == 0],
-                _placements(ranks, choices),
+                [
+                    (placement, chunks)
+                    for placement in choices.placements
+                    for chunks in ((1,) if placement == "unidirectional" else choices.chunks)
+                    if ranks * chunks <= choices.layers and (placement == "unidirectional" or (ranks > 1 and chunks > 1))
+                ],
                 choices.zero_stages if data_parallel > 1 else (0,),  # ZeRO 1 divides nothing where there is one replica
                 choices.recompute,
             )
@@ -163,13 +168,6 @@ def _divided(
             yield across, tuple(ranks * group // total for group in groups), (total // ranks,)
         if across == "data-parallel" and all(group % ranks == 0 for group in groups):
             yield across, (ranks,), tuple(group // ranks for group in groups)
-
-
-def _placements(ranks: int, choices: Choices) -> Iterator[tuple[PlacementName, int]]:
-    for placement in choices.placements:
-        for chunks in (1,) if placement == "unidirectional" else choices.chunks:
-            if ranks * chunks <= choices.layers and (placement == "unidirectional" or (ranks > 1 and chunks > 1)):
-                yield placement, chunks
 
 
 def rows_csv(rows: Iterable[TuneRow]) -> bytes:

@@ -19,7 +19,7 @@ from schedc.io.tables import parse_json
 from schedc.ir.costs import MessageCost
 from schedc.ir.workload import Layer, Semantics
 from schedc.study.tune.candidates import Choices, divisors
-from schedc.study.tune.tune_file import TuneFile, TuneSection
+from schedc.study.tune.tune_file import TuneFile
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
@@ -132,6 +132,12 @@ def read_request(source: JobSource) -> TuneRequest:
     between = file.topology.between
     if len(groups) > 1 and (between is None or between.bytes_per_second is None):
         raise (root / "topology" / "between").refuse("no bandwidth", "latency and bandwidth between sites, as there are several")
+    recompute = tune.recompute or ("none", "full")
+    if tune.semantics is Semantics.TORCH:
+        if "full" in (tune.recompute or ()):
+            expected = '["none"], as torch recomputes inside of layers only: see model.recompute'
+            raise (root / "tune" / "recompute").refuse('"full" where tune.semantics is "torch"', expected)
+        recompute = ("none",)
     own = () if source.path is None else (source.path,)
     return TuneRequest(
         source=source,
@@ -146,7 +152,7 @@ def read_request(source: JobSource) -> TuneRequest:
             placements=tune.placements,
             chunks=tune.chunks,
             zero_stages=tune.zero_stages,
-            recompute=_recompute(tune, root),
+            recompute=recompute,
             across_sites=tune.across_sites,
             expert_parallel=model.ep,
         ),
@@ -176,16 +182,6 @@ def _batch(file: TuneFile, sequence: int | None, root: Location) -> int:
         expected = "a batch in sequences, or model.sequence" if sequence is None else f"a multiple of the {sequence} of a sequence"
         raise (at / "batch_tokens").refuse(f"{tune.batch_tokens} tokens", expected)
     return tune.batch_tokens // sequence
-
-
-def _recompute(tune: TuneSection, root: Location) -> tuple[str, ...]:
-    """What of recomputation is tried."""
-    if tune.semantics is not Semantics.TORCH:
-        return tune.recompute or ("none", "full")
-    if "full" in (tune.recompute or ()):
-        expected = '["none"], as torch recomputes inside of layers only: see model.recompute'
-        raise (root / "tune" / "recompute").refuse('"full" where tune.semantics is "torch"', expected)
-    return ("none",)
 
 
 def _predicted(

@@ -208,7 +208,12 @@ class _Search:
             limit_s = max(limit_s, 1.1 * checks_s(problem))  # a limit below what checks take leaves nothing for a search
         settings = replace(self.settings, limits=replace(self.settings.limits, time_s=limit_s))
         try:
-            plan = (baseline_of if baseline else _compiled)(problem, settings, self.failures)
+            if baseline:
+                plan = baseline_of(problem, settings, self.failures)
+            else:
+                compiled = compile_problem(problem, settings)
+                plan = compiled.plan
+                self.failures += compiled.failures
         except (NoPlanFound, Unsupported) as error:
             if work.plan is None:
                 work.end(CandidateState.NO_PLAN, str(error))
@@ -332,9 +337,3 @@ def baseline_of(problem: Problem, settings: SearchSettings, failures: list[Failu
         raise NoPlanFound(f"{GREEDY}: {greedy.why_not}")
     made_by = MadeBy(schedc=__version__, method=incumbent.found_by, seed=settings.limits.seed)
     return certify(problem, incumbent.schedule, made_by, limits=settings.limits)
-
-
-def _compiled(problem: Problem, settings: SearchSettings, failures: list[Failure]) -> Plan:
-    compiled = compile_problem(problem, settings)
-    failures += compiled.failures
-    return compiled.plan
