@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from functools import cache
+from operator import ge, gt
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
@@ -24,6 +25,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 S = TypeVar("S")
+_PYTHON: dict[type, type | tuple[type, ...]] = {
+    inspect.IntType: int,
+    inspect.StrType: str,
+    inspect.VarTupleType: list,
+    inspect.TupleType: list,
+    inspect.NoneType: type(None),
+    inspect.StructType: dict,
+    inspect.AnyType: object,
+}
+"""What a value of each kind is in a plain table."""
 
 
 class UnknownKey(InvalidInput):
@@ -108,29 +119,17 @@ def _fits(value: Any, kind: Any) -> bool:
         return isinstance(value, str) if kind.extra and "parse" in kind.extra else _fits(value, kind.type)
     if isinstance(kind, inspect.LiteralType | inspect.EnumType):
         return any(value == known and type(value) is type(known) for known in _choices(kind))
-    if isinstance(kind, inspect.BoolType):
-        return isinstance(value, bool)
-    if isinstance(kind, inspect.IntType):
-        return isinstance(value, int) and not isinstance(value, bool)
+    if isinstance(value, bool):  # which Python takes for a whole number
+        return isinstance(kind, inspect.BoolType | inspect.AnyType)
     if isinstance(kind, inspect.FloatType):
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if isinstance(kind, inspect.StrType):
-        return isinstance(value, str)
-    if isinstance(kind, inspect.VarTupleType | inspect.TupleType):
-        return isinstance(value, list)
-    if isinstance(kind, inspect.NoneType):
-        return value is None
-    return isinstance(kind, inspect.AnyType) or (isinstance(kind, inspect.StructType) and isinstance(value, dict))
+        return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, _PYTHON.get(type(kind), ()))
 
 
 def _in_range(value: Any, kind: Any) -> bool:
     if isinstance(kind, inspect.IntType | inspect.FloatType):
-        return (
-            (kind.ge is None or value >= kind.ge)
-            and (kind.le is None or value <= kind.le)
-            and (kind.gt is None or value > kind.gt)
-            and (kind.lt is None or value < kind.lt)
-        )
+        bounds = ((value, ge, kind.ge), (kind.le, ge, value), (value, gt, kind.gt), (kind.lt, gt, value))
+        return all(one is None or other is None or holds(one, other) for one, holds, other in bounds)
     if isinstance(kind, inspect.TupleType):
         return len(value) == len(kind.item_types)
     if isinstance(kind, inspect.StrType) and kind.pattern is not None and re.search(kind.pattern, value) is None:
