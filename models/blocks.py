@@ -30,6 +30,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from itertools import pairwise
+from math import gcd
 from typing import TYPE_CHECKING
 
 from schedc.ir.ops import WHOLE, Kind, Op
@@ -38,7 +39,44 @@ from schedc.ir.resource import Resource
 from schedc.ir.schedule import Parts
 
 if TYPE_CHECKING:
-    from schedc.models.grid import TimeGrid
+    from collections.abc import Iterable
+
+
+MOST_TICKS = 1 << 40
+"""A horizon of more ticks than this (1,100 s in nanoseconds) is rounded to a coarser grid; CP-SAT's sums stay far from overflow."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeGrid:
+    """A tick's length: the coarsest that represents every duration exactly, or one that rounds down.
+
+    Solvers get small integers this way. Where rounding is needed, durations are rounded *down*, so that a solver's lower bound
+    stays one of the true problem; the schedule that it finds is timed again exactly.
+    """
+
+    tick_ns: int
+    exact: bool
+
+    def ticks(self, time_ns: int) -> int:
+        """The duration in ticks, rounded down."""
+        return time_ns // self.tick_ns
+
+
+def grid_of(problem: Problem, horizon_ns: int) -> TimeGrid:
+    """The grid for a problem whose schedules of interest end by the horizon."""
+    tick_ns = 0
+    for stage in problem.stages:
+        for kind in Kind:
+            tick_ns = gcd(tick_ns, *stage.durations_ns(kind))
+        for link in problem.links:
+            for size_bytes in {stage.message_bytes, stage.gradient_message_bytes}:
+                tick_ns = gcd(tick_ns, link.latency_ns, link.occupancy_ns(size_bytes))
+    parallel = problem.data_parallel
+    if parallel is not None:
+        tick_ns = gcd(tick_ns, *parallel.reduce_scatter_ns, *parallel.all_gather_ns)
+    tick_ns = max(tick_ns, 1)
+    coarse_ns = -(-horizon_ns // MOST_TICKS)
+    return TimeGrid(tick_ns, True) if tick_ns >= coarse_ns else TimeGrid(coarse_ns, False)
 
 
 class NothingAtMost(Exception):
@@ -171,3 +209,25 @@ def followers_of(blocks: Blocks) -> dict[Op, list[tuple[Op, int]]]:
     for before, op, gap in edges:
         followers[before].append((op, gap))
     return followers
+
+
+def unit_bytes(held_bytes: Iterable[int], limit_bytes: int, most: int) -> int:
+    """How many bytes a unit has: the least that keeps sums small, and exact (a common divisor) where one is large enough.
+
+    Bytes become the numbers that a solver gets: small enough that nothing overflows and no tolerance counts, and still a
+    relaxation. A solver is given how much each thing holds and a limit, both in units of `unit` bytes and both rounded down.
+    Nothing is lost: if things of h1, h2, … bytes fit together into the limit, h1 + h2 + … <= limit, then floor(h1 / unit) +
+    floor(h2 / unit) + … is an integer that is at most limit / unit, so at most its floor. So bounds of such a model hold for the
+    problem in bytes. The other way is true only where the unit divides all that is held: a schedule that the model allows is
+    checked in bytes before it is taken.
+
+    Args:
+        held_bytes: all that a row of the model adds up, each at least 0.
+        limit_bytes: what they are compared with, at least 0.
+        most: the sum of all that is held, and the limit, are at most this many units.
+    """
+    total_bytes, divisor = 0, 0
+    for held in held_bytes:
+        total_bytes += held
+        divisor = gcd(divisor, held)
+    return max(divisor, -(-max(total_bytes, limit_bytes) // most), 1)

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ortools.sat.python import cp_model
-
 from schedc.ir.ops import Kind, Op
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ortools.sat.python import cp_model
+
     from schedc.ir.problem import Problem
-    from schedc.models.grid import TimeGrid
+    from schedc.models.blocks import TimeGrid
 
 STEPS = 512
 """The period is a multiple of 1 / 512 of its least value (in whole ticks), so that a search does not creep to it."""
@@ -80,6 +80,8 @@ def build_cycle(problem: Problem, grid: TimeGrid, wave: int, longest: int) -> Cy
     Durations are rounded up to the grid's ticks, where they do not fit it, so that no order is chosen that needs less. On one rank,
     a wave's ops start within as many periods of its first forward as the activations that fit there need, and one more.
     """
+    from ortools.sat.python import cp_model  # takes long
+
     model = cp_model.CpModel()
     kinds = (Kind.F, Kind.B, Kind.W) if problem.split_backward else (Kind.F, Kind.BW)
     path = problem.paths[0]

@@ -1,6 +1,6 @@
 """Errors for a person, each a single line: what is wrong, where, what was expected, what to do. The command exits with its status.
 
-A programming mistake keeps its traceback, unless another method has found a schedule (`schedc.solvers.common.failure`).
+A programming mistake keeps its traceback, unless another method has found a schedule (`schedc.solvers.common.incumbent`).
 """
 
 from __future__ import annotations

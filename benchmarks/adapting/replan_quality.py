@@ -37,7 +37,7 @@ from schedc.lower.placement import place
 from schedc.lower.problem import problem_under
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.search_settings import SearchSettings
-from schedc.solvers.heuristics.pipemorph import pipemorph
+from schedc.solvers.heuristics.pipemorph import PipeMorph
 from schedc.study.bench.pipelines import FREE, links_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
@@ -99,7 +99,7 @@ def all_of(row: Mapping[str, str], plan: Plan) -> dict[str, int]:
     proposals = {climb_ops: replan(plan, conditions, climb_ops=climb_ops) for climb_ops in CLIMBS}
     return {
         "the plan without delay": proposals[0].running_ns,
-        "PipeMorph": simulate(now, pipemorph(now)).makespan_ns,
+        "PipeMorph": simulate(now, PipeMorph()(now)).makespan_ns,
         **{f"replan, {climb_ops:,} ops of climbs": proposal.objective_ns for climb_ops, proposal in proposals.items()},
         "compile": int(row["best_ns"]),
         BOUND: int(row["bound_ns"]),

@@ -31,8 +31,7 @@ from schedc.ir.conditions import Conditions, LinkState
 from schedc.ir.plan import MadeBy
 from schedc.lower.plan import lower
 from schedc.lower.problem import problem_under
-from schedc.solvers.heuristics.rule_table import RuleTableOptions, rule_table
-from schedc.solvers.heuristics.slow_link_rules import slow_link_rules
+from schedc.solvers.heuristics.rule_table import RuleTable, slow_link_rules
 from schedc.solvers.kernel.climb import climb_of, climbing_scheduler
 from schedc.study.bench.pipelines import pipeline
 from schedc.verify.plan.checks import verify_plan
@@ -50,18 +49,18 @@ def measure(ranks: int, microbatches: int, runs: int) -> dict[str, float]:
     """The milliseconds of each piece of work, and of all."""
     problem = pipeline("slow link", ranks, microbatches, (18 * MS, 19 * MS, 11 * MS), in_flight=2 * ranks)
     compiled(climb_of(climbing_scheduler(problem)))
-    plan = certify(problem, rule_table(problem), MadeBy(schedc="0", method="rule-table"))
+    plan = certify(problem, RuleTable()(problem), MadeBy(schedc="0", method="rule-table"))
     slow, half = LinkState(latency_ns=30 * MS), ranks // 2
     conditions = Conditions(links={(half - 1, half): slow, (half, half - 1): slow})
     now = problem_under(problem, conditions)
     new = replan(plan, conditions)
     if new.choice is not Choice.NEW:
         raise SystemExit("there is nothing to re-plan")
-    options = RuleTableOptions(climb_ops=CLIMB_OPS)
+    rule_table = RuleTable(climb_ops=CLIMB_OPS)
     timeline = simulate(now, new.plan.schedule())
     content = plan_json(new.plan)
     work: dict[str, Callable[[], object]] = {
-        "schedule": lambda: rule_table(now, options, rules=slow_link_rules),
+        "schedule": lambda: rule_table.best_of(now, slow_link_rules),
         "simulate, once": lambda: simulate(now, new.plan.schedule()),
         "lower": lambda: lower(now, new.plan.schedule(), timeline, certificate=new.plan.certificate, made_by=new.plan.made_by),
         "verify": lambda: verify_plan(new.plan),

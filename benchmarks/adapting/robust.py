@@ -28,7 +28,7 @@ from schedc.ir.problem import Link, Problem, Stage
 from schedc.lower.problem import problem_under
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.search_settings import SearchSettings
-from schedc.solvers.heuristics.rule_table import rule_table
+from schedc.solvers.heuristics.rule_table import RuleTable
 from schedc.study.robust.requests import Distribution, drawn_states, pairs_of
 from schedc.study.robust.robust import compile_robust, ends_of
 from schedc.study.robust.scenarios import Criterion, percentile_of
@@ -112,7 +112,7 @@ def main() -> None:
             robust = compile_robust(problem, states, aim, SearchSettings(limits=limits))
             label = f"robust plan, {aim.text}: {robust.value_ns / MS:.1f} ms in its own states"
             took_s[label], ends[label] = time.perf_counter() - begun, ends_of(fresh, robust.compiled.plan.schedule())
-        ends["rule table, anew for each state"] = tuple(ends_of([each], rule_table(each))[0] for each in fresh)
+        ends["rule table, anew for each state"] = tuple(ends_of([each], RuleTable()(each))[0] for each in fresh)
         ends["lower bound"] = tuple(best_bound(each).value_ns for each in fresh)
         table = Table("made for", "mean", "against 30 ms", "percentile 95", "worst", "took", title=f"{problem.name}, ms", box=None)
         mean_ns = next(fmean(values) for label, values in ends.items() if label.startswith("plan for 30"))

@@ -91,7 +91,8 @@ def _plans_of(tree: Path, sets: str, methods: str) -> dict[str, dict[str, Any]]:
 
 def _make_plans(tree: Path, sets: str, methods: str) -> None:
     """Print a row of JSON for each case, by the code of the tree, which is first on the path."""
-    known = import_module("schedc.solvers.driver.registry" if _is_new(tree) else "schedc.solvers.registry").METHODS
+    registry = import_module("schedc.solvers.driver.registry" if _is_new(tree) else "schedc.solvers.registry")
+    known = registry.methods(registry.Method) if hasattr(registry, "methods") else registry.METHODS
     named = [(method, method if method in known else FORMER[method]) for method in methods.split(",")]
     for job in sorted(path for path in tree.glob("examples/*/*.toml") if path.name not in ("sweep.toml", "tune.toml")):
         for method, name in named:

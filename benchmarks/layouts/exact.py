@@ -35,7 +35,7 @@ from schedc.ir.workload import Device, Layer, Network, Workload
 from schedc.lower.problem import problem_of
 from schedc.solvers.common.base import Limits
 from schedc.solvers.exact.cpsat import solve_cpsat
-from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
+from schedc.solvers.heuristics.greedy import Greedy
 from schedc.solvers.layout.exact import search_layouts
 from schedc.verify.layout import verify_layout
 
@@ -172,7 +172,7 @@ def brute_force_ns(workload: Workload, layouts: list[Layout]) -> int | None:
         for stage in problem.stages:
             held[stage.rank] += stage.activation_bytes
         if all(limit is None or size <= limit for size, limit in zip(held, problem.memory_limit_bytes, strict=True)):
-            start = greedy(problem, GreedyOptions(n_sub=1))
+            start = Greedy(n_sub=1)(problem)
             starts.append((simulate(problem, start).makespan_ns, len(starts), problem, start))
     best_ns: int | None = None
     for _, _, problem, start in sorted(starts, key=lambda each: each[:2]):

@@ -28,7 +28,7 @@ from schedc.compiled.compiler import compiled
 from schedc.solvers.common.base import Limits
 from schedc.solvers.kernel.climb import climb, climb_mixing, climb_without_reserves
 from schedc.solvers.kernel.list_kernel import run_rule
-from schedc.solvers.kernel.order_evaluator import polish
+from schedc.solvers.kernel.order_climb import polish
 from schedc.study.bench.instances import instances
 from schedc.study.bench.run import run
 

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from schedc.analysis.simulation.simulate import simulate
-from schedc.solvers.heuristics.greedy import greedy
-from schedc.solvers.heuristics.pipemorph import PipeMorphOptions, pipemorph
+from schedc.solvers.heuristics.greedy import Greedy
+from schedc.solvers.heuristics.pipemorph import PipeMorph
 from schedc.study.bench.instances import instances
 from schedc.study.bench.pipelines import LinkTimes, both_ways, pipeline
 
@@ -36,9 +36,9 @@ def crosspipe() -> Table:
     for instance in instances("m70"):
         problem = instance.problem
         begun = time.perf_counter()
-        schedules = [greedy(problem)]
+        schedules = [Greedy()(problem)]
         seconds = time.perf_counter() - begun
-        schedules.append(pipemorph(problem))
+        schedules.append(PipeMorph()(problem))
         ours = [simulate(problem, schedule).makespan_ns / problem.microbatches / MS for schedule in schedules]
         cells = [f"{value:.1f}" for value in (1000 * instance.published["UDSub"], *ours)]
         table.add_row(instance.name, *cells, f"{seconds:.3f}")
@@ -53,10 +53,10 @@ def without_limit(delay_ms: int) -> Problem:
 def section_3_1() -> Table:
     """PipeMorph's example: the order for no delay, its adapted order, and greedy with as much memory."""
     table = Table("first link", "paper", "warm-up 7 5 3 1", "adapted", "greedy", title="PipeMorph 3.1: makespan, ms")
-    fixed = pipemorph(without_limit(0), PipeMorphOptions(warm_up=(7, 5, 3, 1)))
+    fixed = PipeMorph(warm_up=(7, 5, 3, 1))(without_limit(0))
     for delay_ms, theirs in SECTION_3_1.items():
         problem = without_limit(delay_ms)
-        ours = (simulate(problem, schedule).makespan_ns / MS for schedule in (fixed, pipemorph(problem), greedy(problem)))
+        ours = (simulate(problem, schedule).makespan_ns / MS for schedule in (fixed, PipeMorph()(problem), Greedy()(problem)))
         table.add_row(f"{delay_ms} ms", str(theirs), *(f"{value:.0f}" for value in ours))
     return table
 
@@ -67,7 +67,7 @@ def peers() -> Table:
     for instance in instances("pipemorph"):
         problem = instance.problem
         if problem.placement == "unidirectional":
-            ours = (simulate(problem, schedule).makespan_ns / MS for schedule in (greedy(problem), pipemorph(problem)))
+            ours = (simulate(problem, schedule).makespan_ns / MS for schedule in (Greedy()(problem), PipeMorph()(problem)))
             table.add_row(instance.name, f"{instance.published['best peer']:.0f}", *(f"{value:.0f}" for value in ours))
     return table
 
@@ -79,7 +79,7 @@ def large() -> Table:
         slow = both_ways((31,), LinkTimes(M70_NS[0], M70_NS[0] // 4))
         problem = pipeline("large", 64, 1024, M70_NS, in_flight=in_flight, slow=slow)
         begun = time.perf_counter()
-        schedule = greedy(problem)
+        schedule = Greedy()(problem)
         seconds = time.perf_counter() - begun
         least_s = (1024 * sum(M70_NS) + 63 * M70_NS[0]) / 1e9
         made_s = simulate(problem, schedule).makespan_ns / 1e9

@@ -24,9 +24,8 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.solvers.common.base import Limits
 from schedc.solvers.exact.cpsat import solve_cpsat
-from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
+from schedc.solvers.heuristics.greedy import Greedy, GreedySpread
 from schedc.solvers.search.periodic import periodic
-from schedc.solvers.search.spread import spread
 from schedc.solvers.templates import TEMPLATES
 from schedc.study.bench.pipelines import LinkTimes, both_ways, pipeline
 from schedc.verify.schedule.checks import verify_schedule
@@ -41,9 +40,9 @@ MS = 1_000_000
 M70_NS = (38 * MS, 46_500_000, 20_500_000)
 CHEAP: dict[str, Callable[[Problem], Schedule]] = {
     "zb-h1": TEMPLATES["zb-h1"].construct,
-    "greedy, W whole": partial(greedy, options=GreedyOptions(n_sub=1)),
-    "greedy": greedy,
-    "greedy, spread": spread,
+    "greedy, W whole": Greedy(n_sub=1),
+    "greedy": Greedy(),
+    "greedy, spread": GreedySpread(),
 }
 
 

@@ -21,7 +21,7 @@ from rich.table import Table
 from schedc.solvers.common.base import Limits, SolverStatus
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.exact.milp import solve_milp
-from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
+from schedc.solvers.heuristics.greedy import Greedy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -50,7 +50,7 @@ def run(seed: int) -> Run:
     from inputs.small_problems import small_problem
 
     problem = small_problem(seed, shared_trunks=seed % 2 == 1)
-    incumbent = greedy(problem, GreedyOptions(n_sub=1))
+    incumbent = Greedy(n_sub=1)(problem)
     seconds: list[float] = []
     solved: list[Solved] = []
     for solve in (solve_milp, solve_cpsat):

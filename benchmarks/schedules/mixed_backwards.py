@@ -26,7 +26,7 @@ from schedc.ir.problem import Link, Problem, Stage
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.exact.cpsat import solve_cpsat
-from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
+from schedc.solvers.heuristics.greedy import Greedy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,7 +89,7 @@ def random_problem(seed: int) -> Problem:
 
 def optimum_ns(problem: Problem) -> int:
     """The proven optimum among schedules of whole blocks."""
-    found = solve_cpsat(problem, greedy(problem, GreedyOptions(n_sub=1)), limits=Limits())
+    found = solve_cpsat(problem, Greedy(n_sub=1)(problem), limits=Limits())
     if found.lower_bound_ns != found.objective_ns:
         raise RuntimeError(f"{problem.name}: CP-SAT proved {found.lower_bound_ns} and found {found.objective_ns}")
     return found.objective_ns

@@ -28,10 +28,9 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.ir.problem import Problem, Stage
 from schedc.lower.placement import place
-from schedc.solvers.common.base import Limits
+from schedc.solvers.common.base import Climbing, Limits
 from schedc.solvers.driver.registry import constructive
 from schedc.solvers.exact.cpsat import solve_cpsat
-from schedc.solvers.heuristics.rule_table import rule_table
 from schedc.solvers.search.local import local_search
 from schedc.study.bench.pipelines import LinkTimes, both_ways, links_of
 from schedc.units import parse_duration_ns
@@ -46,10 +45,10 @@ REQUIRED_GAP, REQUIRED_MS = 0.01, 10.0
 RUNS = 5
 """A method's time is the least processor time of this many runs of its one thread: other load only adds to it."""
 METHODS: dict[str, Construct] = {
-    "rule-table": rule_table,
     **{
         name: constructive(name)
         for name in (
+            "rule-table",
             "greedy",
             "greedy{n_sub=1}",
             "greedy{n_sub=2}",
@@ -137,7 +136,7 @@ def case_of(seed: int) -> Case:
 def optimum_ns(problem: Problem, time_s: float) -> tuple[int, bool]:
     """The best makespan of whole blocks that is known within the time, and whether it is proven."""
     bound_ns = best_bound(problem).value_ns
-    start = local_search(problem, rounds=3, time_s=time_s, good_enough_ns=bound_ns).schedule
+    start = local_search(problem, Climbing(rounds=3, time_s=time_s, good_enough_ns=bound_ns)).schedule
     makespan_ns = simulate(problem, start).makespan_ns
     if makespan_ns > bound_ns:
         solved = solve_cpsat(problem, start, limits=Limits(time_s=time_s), known_bound_ns=bound_ns)

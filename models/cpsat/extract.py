@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from schedc.ir.ops import WHOLE, Kind, Op
 from schedc.ir.schedule import Schedule
-from schedc.models.late_begin import with_late_begins
+from schedc.models.start_windows import with_late_begins
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.problem import Problem
+    from schedc.models.blocks import TimeGrid
     from schedc.models.cpsat.variables import CpSatVariables
-    from schedc.models.grid import TimeGrid
 
 
 def add_hint(variables: CpSatVariables, schedule: Schedule, timeline: Timeline, grid: TimeGrid, objective_ns: int) -> None:

@@ -10,7 +10,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from schedc.ir.ops import WHOLE, Kind, Op
-from schedc.models.memory_units import unit_bytes
+from schedc.models.blocks import unit_bytes
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model

@@ -13,19 +13,22 @@ and a schedule that it finds is timed again.
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
-
-from ortools.sat.python import cp_model
 
 from schedc.ir.ops import Kind, Op
 from schedc.ir.problem import Objective, Problem
 from schedc.ir.resource import Resource
-from schedc.models.blocks import Blocks, BlockTransfer, NothingAtMost
 from schedc.models.cpsat.memory import add_memory_limit
-from schedc.models.cpsat.variables import CpSatVariables
+from schedc.models.cpsat.variables import CpSatVariables, variables_of
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from ortools.sat.python import cp_model
+
+    from schedc.models.blocks import Blocks, BlockTransfer
     from schedc.models.start_windows import Windows
 
 
@@ -50,21 +53,32 @@ def build(problem: Problem, blocks: Blocks, windows: Windows, lower: int, upper:
     return variables
 
 
-def variables_of(blocks: Blocks, windows: Windows, lower: int, upper: int) -> CpSatVariables:
-    """A model without constraints: when each op starts, in its window, and the objective, from `lower` to `upper` ticks.
+def build_relaxed(
+    problem: Problem, blocks: Blocks, windows: Windows, lower: int, upper: int, ranks: Collection[int]
+) -> cp_model.CpModel:
+    """The model of all relaxed schedules with a makespan of at most `upper` ticks, for which the windows are.
+
+    Ranks compute any number of ops at once, and only these ranks' memory limits count. Precedences, links and trunks, microbatch
+    order and those limits stay, so every schedule of the problem is a solution, and where there is none, no schedule ends in time.
+    Where links are busy and ranks hold several chunks, this is settled long before the whole model is.
+
+    It minimizes the makespan, though what is asked is mostly whether there is any: CP-SAT refutes far faster with an objective.
 
     Raises:
         NothingAtMost: `upper` is below `lower` or what every schedule takes.
     """
-    lower = max(lower, windows.least)
-    if upper < lower:
-        raise NothingAtMost(upper, lower)
-    model = cp_model.CpModel()
-    start = {
-        op: model.new_int_var(windows.earliest[op], windows.latest[op], f"{Kind(op.kind).name}{op[1:]}") for op in blocks.duration
-    }
-    fused = {op: model.new_bool_var("") for op in blocks.fused}
-    return CpSatVariables(model, blocks, start, {}, fused, model.new_int_var(lower, upper, "objective"))
+    variables = variables_of(blocks, windows, lower, upper)
+    model = variables.model
+    shared: dict[Resource, list[cp_model.IntervalVar]] = defaultdict(list)
+    add_precedences(variables)
+    add_transfers(variables, windows, shared)
+    add_microbatch_order(variables)
+    for intervals in shared.values():
+        model.add_no_overlap(intervals)
+    limits = tuple(limit if rank in ranks else None for rank, limit in enumerate(problem.memory_limit_bytes))
+    add_memory_limit(variables, replace(problem, memory_limit_bytes=limits), upper)
+    add_objective(variables, problem, windows)
+    return model
 
 
 def add_precedences(variables: CpSatVariables) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from schedc.ir.ops import Kind, Op
+from schedc.models.blocks import Blocks, NothingAtMost
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ortools.sat.python import cp_model
 
-    from schedc.ir.ops import Op
-    from schedc.models.blocks import Blocks
+    from schedc.models.start_windows import Windows
 
 
 @dataclass(slots=True)
@@ -42,3 +44,22 @@ class CpSatVariables:
             added = self.model.add(later >= start + (gap + length))
             if literals:
                 added.only_enforce_if(literals)
+
+
+def variables_of(blocks: Blocks, windows: Windows, lower: int, upper: int) -> CpSatVariables:
+    """A model without constraints: when each op starts, in its window, and the objective, from `lower` to `upper` ticks.
+
+    Raises:
+        NothingAtMost: `upper` is below `lower` or what every schedule takes.
+    """
+    from ortools.sat.python import cp_model  # takes long
+
+    lower = max(lower, windows.least)
+    if upper < lower:
+        raise NothingAtMost(upper, lower)
+    model = cp_model.CpModel()
+    start = {
+        op: model.new_int_var(windows.earliest[op], windows.latest[op], f"{Kind(op.kind).name}{op[1:]}") for op in blocks.duration
+    }
+    fused = {op: model.new_bool_var("") for op in blocks.fused}
+    return CpSatVariables(model, blocks, start, {}, fused, model.new_int_var(lower, upper, "objective"))

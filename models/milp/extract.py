@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from schedc.ir.ops import WHOLE, Kind, Op
 from schedc.ir.schedule import Schedule
-from schedc.models.late_begin import with_late_begins
 from schedc.models.milp.variables import MilpVariables, op_name, send_name
+from schedc.models.start_windows import with_late_begins
 
 if TYPE_CHECKING:
     from collections.abc import Callable

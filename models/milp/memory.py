@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pulp
 
 from schedc.ir.ops import WHOLE, Kind, Op
-from schedc.models.memory_units import unit_bytes
+from schedc.models.blocks import unit_bytes
 from schedc.models.milp.variables import MilpVariables, op_name
 
 if TYPE_CHECKING:

@@ -21,10 +21,9 @@ from schedc.ir.ops import Kind, Op
 from schedc.ir.problem import Objective, Problem
 from schedc.ir.resource import Resource
 from schedc.models.blocks import Blocks, NothingAtMost
-from schedc.models.milp.graph import Graph, graph_of
 from schedc.models.milp.memory import add_memory_limit
 from schedc.models.milp.order import OrderedTask, add_no_overlap, add_work_cuts
-from schedc.models.milp.variables import MilpVariables, op_name, send_name
+from schedc.models.milp.variables import Graph, MilpVariables, graph_of, op_name, send_name
 from schedc.models.start_windows import Windows, windows_of
 
 

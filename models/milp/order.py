@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from schedc.ir.ops import Op
-    from schedc.models.milp.graph import Graph
-    from schedc.models.milp.variables import MilpVariables
+    from schedc.models.milp.variables import Graph, MilpVariables
 
 
 @dataclass(frozen=True, slots=True)

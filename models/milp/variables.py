@@ -1,4 +1,4 @@
-"""The MILP and its variables: what the constraints write to and what is read back."""
+"""The MILP and its variables, what the constraints write to and what is read back; and what must come before what, as a graph."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from schedc.ir.ops import Op, token
+from schedc.models.blocks import Blocks, followers_of
 
 if TYPE_CHECKING:
     import pulp
-
-    from schedc.models.blocks import Blocks
 
 
 @dataclass(slots=True)
@@ -51,3 +50,32 @@ def op_name(op: Op) -> str:
 def send_name(producer: Op) -> str:
     """The name of the transfer that the op sends."""
     return f"send:{op_name(producer)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """The ops in an order in which every op follows what it needs."""
+
+    after: dict[Op, list[tuple[Op, int]]]
+    """Per op, what follows it directly, and how many ticks after its end at the least. In topological order."""
+    place: dict[Op, int]
+    """Per op, its number in that order."""
+    reached: dict[Op, int]
+    """Per op, the set of all that follows it, as the bits of their numbers."""
+
+    def follows(self, before: Op, after: Op) -> bool:
+        """Whether `after` starts after `before` has ended in every schedule."""
+        return bool(self.reached[before] >> self.place[after] & 1)
+
+
+def graph_of(blocks: Blocks) -> Graph:
+    """The graph of the blocks."""
+    after = followers_of(blocks)
+    place = {op: number for number, op in enumerate(after)}
+    reached: dict[Op, int] = {}
+    for op in reversed(after):
+        bits = 0
+        for later, _ in after[op]:
+            bits |= reached[later] | 1 << place[later]
+        reached[op] = bits
+    return Graph(after, place, reached)

@@ -25,7 +25,7 @@ from schedc.ir.costs import FREE
 from schedc.ir.ops import Kind
 from schedc.ir.plan import MadeBy, Plan
 from schedc.lower.problem import layout_of, problem_of, problem_under
-from schedc.solvers.heuristics.rule_table import RuleTableOptions, rule_table
+from schedc.solvers.heuristics.rule_table import RuleTable
 from schedc.solvers.layout.layout_arrays import LayoutArrays, layout_arrays_of
 from schedc.solvers.layout.moves import transferred
 from schedc.units import format_duration_ns
@@ -138,13 +138,13 @@ def repartition(
             problem = problem_under(problem_of(workload, layout), conditions)
             if steps * (stay_ns - _most_work_ns(problem)) - move_ns <= best_gain_ns:
                 continue
-            found = _schedule(problem, RuleTableOptions(climb_ops=0))
+            found = _schedule(problem, RuleTable(climb_ops=0))
             if found is not None and steps * (stay_ns - found[1]) - move_ns > best_gain_ns:
                 best, best_gain_ns, made, better = draft, steps * (stay_ns - found[1]) - move_ns, (problem, *found), True
     if made is None:
         return stays
     problem, schedule, objective_ns = made
-    climbed = _schedule(problem, RuleTableOptions())
+    climbed = _schedule(problem, RuleTable())
     if climbed is not None and climbed[1] < objective_ns:
         schedule, objective_ns = climbed
     made_by = MadeBy(schedc=__version__, method=METHOD, job_sha256=plan.made_by.job_sha256)
@@ -183,10 +183,10 @@ def _draft(plan: Plan, workload: Workload) -> LayoutArrays:
     return layout_arrays_of(layout)._replace(cuts=(*(first[begin] for begin, _ in bounds), len(layers)))
 
 
-def _schedule(problem: Problem, options: RuleTableOptions) -> tuple[Schedule, int] | None:
+def _schedule(problem: Problem, rule_table: RuleTable) -> tuple[Schedule, int] | None:
     """The rule table's schedule with its objective; None: it is not within memory."""
     try:
-        schedule = rule_table(problem, options)
+        schedule = rule_table(problem)
     except Unsupported:  # a rank has no room for one microbatch
         return None
     if exceeded_limit(problem, schedule) is not None:

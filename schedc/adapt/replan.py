@@ -19,8 +19,7 @@ from schedc.ir.index import tables_of
 from schedc.ir.ops import Kind, Op
 from schedc.ir.plan import MadeBy, Plan
 from schedc.lower.problem import checked_under
-from schedc.solvers.heuristics.rule_table import RuleTableOptions, rule_table
-from schedc.solvers.heuristics.slow_link_rules import slow_link_rules
+from schedc.solvers.heuristics.rule_table import RuleTable, slow_link_rules
 from schedc.verify.problem import check_pipeline
 
 if TYPE_CHECKING:
@@ -111,7 +110,7 @@ def replan(
     if as_planned:
         return Proposal(plan=best, choice=choice, running_ns=running_ns, objective_ns=best_ns)
     try:
-        schedule = rule_table(problem, RuleTableOptions(climb_ops=climb_ops), rules=slow_link_rules)
+        schedule = RuleTable(climb_ops=climb_ops).best_of(problem, slow_link_rules)
     except Unsupported:  # the rules do not hold one microbatch; what ran before holds
         return Proposal(plan=best, choice=choice, running_ns=running_ns, objective_ns=best_ns)
     timeline = simulate(problem, schedule, tables=tables)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from schedc.frontend.job import Job
     from schedc.frontend.job_source import JobSource
     from schedc.ir.plan import Plan
-    from schedc.solvers.common.failure import Failure
+    from schedc.solvers.common.incumbent import Failure
 
 
 def output_to(metavar: str, help: str) -> Any:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from schedc.ir.layout import Layout, OpenLayout
     from schedc.ir.problem import Problem
     from schedc.ir.workload import Workload
-    from schedc.solvers.common.failure import Failure
+    from schedc.solvers.common.incumbent import Failure
 
 CHECKS_S_PER_OP, CHECKS_S_PER_RANK = 40e-6, 1.5e-3
 """What checking and writing the plan after the search takes."""

@@ -1,9 +1,4 @@
-"""What every method has in common: a constructive one makes a Schedule of a Problem, a search improves an incumbent.
-
-A constructive method is a pure function `construct(problem, options) -> Schedule`; it raises `schedc.errors.Unsupported` where
-it does not exist for the problem's numbers. Nobody trusts what a method thinks of its own result: the simulator times it and the
-verifier accepts it.
-"""
+"""What methods take and give beside the problem: limits, how to climb, and what a solver found."""
 
 from __future__ import annotations
 
@@ -12,12 +7,14 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
 from schedc.analysis.gap import check_bound
+from schedc.errors import Defect
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
+    from schedc.models.blocks import Blocks
 
     Construct: TypeAlias = Callable[[Problem], Schedule]
     """A constructive method; raises `Unsupported` where it does not exist for the problem's numbers."""
@@ -45,6 +42,22 @@ class Limits:
 
 NO_LIMITS = Limits()
 """No limits, seed 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Climbing:
+    """How a local search climbs. A round's results do not depend on the clock, only how many rounds there are may."""
+
+    evaluations: int = 0
+    """Tries per climb and round; 0: as many as suit the problem's size."""
+    rounds: int = 20
+    """At most this many."""
+    seed: int = 0
+    """Of the random changes."""
+    time_s: float | None = None
+    """End after the round, or the climb in it, in which this many seconds have passed."""
+    good_enough_ns: float = 0
+    """End when this objective is reached, by the kernel's clock, which knows no shared trunks' ties."""
 
 
 class SolverStatus(StrEnum):
@@ -79,3 +92,31 @@ class Solved:
     def __post_init__(self) -> None:
         """Refuse a bound that the schedule refutes."""
         check_bound(self.lower_bound_ns, self.objective_ns, f"status {self.status}")
+
+
+def bound_of_none(blocks: Blocks, known: Schedule, known_ns: int, *, is_bound: bool, claimed_by: str) -> int:
+    """The lower bound, in nanoseconds, that follows where a model has no schedule whose objective is at most the known one's.
+
+    A formulation says which schedules it holds, and its limit is the objective of a schedule that is known. Where it holds that
+    very schedule, "there is none" contradicts it. This is the one place that turns such an answer into a bound, for every
+    formulation.
+
+    Args:
+        blocks: of the model.
+        known: the schedule whose objective is the model's limit.
+        known_ns: that objective.
+        is_bound: whether bounds of the model hold for the problem, so that it has a solution for every schedule of such blocks.
+        claimed_by: who says that there is none.
+
+    Returns:
+        The known objective, where the model speaks for the problem but not for the known schedule, which cuts its blocks in another
+        way; 0 where it does not speak for the problem.
+
+    Raises:
+        Defect: the model has a solution for the known schedule.
+    """
+    if not is_bound:
+        return 0
+    if not known.parts or known.parts == blocks.parts:
+        raise Defect(f"{claimed_by}: no schedule has an objective of {known_ns} ns or less, but one that has it is known")
+    return known_ns

@@ -16,7 +16,7 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.index import Tables, tables_of
 from schedc.ir.ops import Kind, Op
 from schedc.ir.schedule import Schedule
-from schedc.solvers.common.fusing import fusing_saves_time
+from schedc.solvers.common.method import fusing_saves_time
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -16,10 +17,9 @@ from typing import TYPE_CHECKING
 from schedc.analysis.gap import check_bound, relative_gap
 from schedc.analysis.simulation.memory import exceeded_limit
 from schedc.analysis.simulation.simulate import simulate
-from schedc.errors import CheckFailed, SchedcError
+from schedc.errors import CheckFailed, SchedcError, Unsupported
 from schedc.ir.index import Tables, tables_of
 from schedc.ir.plan import BoundName
-from schedc.solvers.common.failure import Failure
 from schedc.solvers.common.search_settings import Improvement, SearchSettings
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from schedc.ir.problem import Objective, Problem
     from schedc.ir.schedule import Schedule
-    from schedc.solvers.common.base import Limits
+    from schedc.solvers.common.base import Limits, Solved
     from schedc.solvers.common.interruption import Interruption
 
 
@@ -53,6 +53,38 @@ class Candidate:
     makespan_ns: int | None = None
     objective_ns: int | None = None
     why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """How a method failed, with an exception of its own: a defect of schedc, which costs what that method does and no more.
+
+    What other methods found stays, the failure is recorded beside it, and the driver tells it. Errors that say something of the
+    problem or of what was asked for (`Unsupported`, `InvalidInput`) are no failures and go their way.
+    """
+
+    method: str
+    error: str
+    """The exception's type."""
+    message: str
+    place: str
+    """Module and line that raised it, the innermost of schedc's own: `schedc.models.cpsat.model:57`."""
+    exception: Exception = field(repr=False, compare=False)
+
+    def __str__(self) -> str:
+        """One line for people."""
+        message = " ".join(self.message.split())
+        return f"method {self.method} failed with {self.error} at {self.place}" + (f": {message}" if message else "")
+
+    @classmethod
+    def of(cls, method: str, exception: Exception) -> Failure:
+        """What the method's exception says."""
+        place = "an unknown place"
+        for frame, line in traceback.walk_tb(exception.__traceback__):
+            module = frame.f_globals.get("__name__", "")
+            if module.startswith("schedc."):
+                place = f"{module}:{line}"
+        return cls(method=method, error=type(exception).__name__, message=str(exception), place=place, exception=exception)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -237,6 +269,17 @@ class Incumbent(BestKnown):
         """The problem's."""
         return self.problem.objective
 
+    @property
+    def start(self) -> Schedule:
+        """The best schedule of whole blocks, where searches start.
+
+        Raises:
+            Unsupported: there is none.
+        """
+        if self.whole is None:
+            raise Unsupported("no schedule of whole blocks is known to start from")
+        return self.whole
+
     def offer(self, schedule: Schedule, found_by: str) -> tuple[int, int]:
         """Take the schedule if it is the best so far; it must keep the memory limits. Returns its makespan and objective.
 
@@ -247,6 +290,20 @@ class Incumbent(BestKnown):
         makespan_ns, objective_ns = timeline.makespan_ns, timeline.objective_ns(self.problem.objective)
         self.take(schedule, makespan_ns, objective_ns, found_by)
         return makespan_ns, objective_ns
+
+    def take_solved(self, solved: Solved, name: BoundName, limits: Limits) -> None:
+        """Take a solver's last word; an interruption that ended it then goes on.
+
+        Raises:
+            Defect: as of `take` and `raise_bound`.
+        """
+        self.work += solved.work
+        self.offer_valid(solved.schedule, name)
+        self.raise_bound(solved.lower_bound_ns, name, solved.log)
+        if limits.deterministic is None and (not solved.status.is_final or self.found_by == name):
+            self.cut_short = True  # threads raced for what was found, or a clock ended them
+        if solved.ended_by is not None:
+            raise solved.ended_by
 
     def offer_valid(self, schedule: Schedule, found_by: str) -> None:
         """Offer the schedule, unless it exceeds a memory limit: a search's relaxed model may have let it."""

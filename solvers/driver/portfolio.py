@@ -20,23 +20,16 @@ from schedc.analysis.simulation.memory import exceeded_limit
 from schedc.compiled.compiler import at_hand, compile_ahead
 from schedc.errors import Unsupported
 from schedc.solvers.common.fuse_backwards import fuse_backwards
-from schedc.solvers.common.fusing import fusing_frees, fusing_saves_time
 from schedc.solvers.common.incumbent import Candidate, Ended, Incumbent
 from schedc.solvers.common.interruption import OutOfTime
+from schedc.solvers.common.method import FUSED, MIXED, SMALL_OPS, Constructive, fusing_frees, fusing_saves_time
 from schedc.solvers.common.microbatch_order import order_is_open
 from schedc.solvers.common.search_settings import ignore
-from schedc.solvers.driver.registry import (
-    FUSED,
-    MIXED,
-    TEMPLATE_NAMES,
-    constructive,
-    is_auto,
-    is_constructive,
-    search_of,
-)
+from schedc.solvers.driver.registry import constructive, is_auto, is_constructive, methods, search_of
+from schedc.solvers.heuristics.greedy import ONE_RULE
 from schedc.solvers.kernel.climb import climb_mixing, climb_without_reserves
 from schedc.solvers.kernel.list_kernel import run_rule
-from schedc.solvers.kernel.order_evaluator import polish
+from schedc.solvers.kernel.order_climb import polish
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
@@ -46,26 +39,17 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
     from schedc.solvers.common.base import Construct, Limits
+    from schedc.solvers.common.method import Search
     from schedc.solvers.common.search_settings import SearchSettings
-    from schedc.solvers.driver.registry import Search
-
-LARGE_OPS = 50_000
-"""From this many compute ops on, only the strongest variant of each heuristic is tried."""
 
 CPSAT_OPS = 12_000
 """Up to this many compute ops `auto` hands the problem to CP-SAT as a whole."""
-
-SMALL_OPS = 5_000
-"""Up to this many compute ops the methods that make a schedule at once take about a second together."""
 
 CONSTRUCTIVE_S = 3.0
 """However short the limit, the methods that make a schedule at once get this many seconds, a third of them on larger problems."""
 
 MEANWHILE_S = 4.0
 """Where the local searches still wait for compiled code, and a clock ends the work, CP-SAT goes first for this many seconds."""
-
-ONE_RULE = "greedy{n_sub=1,in_flight=0,weight_lag=0}"
-"""Of a large problem it makes one schedule, not one for each of several rules."""
 
 LAST_RESORTS = (ONE_RULE, "sequential")
 """What makes a good schedule soonest, and what always makes one; where the time is up and there is none yet, nothing ends them."""
@@ -187,7 +171,7 @@ def _search(incumbent: Incumbent, runs: Iterable[tuple[str, Search, float]], lim
         slice_s = None if left_s is None else share * left_s
         work = None if limits.deterministic is None else share * max(0.0, limits.deterministic - incumbent.work)
         incumbent.settings.on_method(name)
-        run = partial(search, incumbent, replace(limits, time_s=slice_s, deterministic=work))
+        run = partial(search.improve, incumbent, replace(limits, time_s=slice_s, deterministic=work))
         begun, before_ns = time.perf_counter(), incumbent.objective_ns
         why_not = "ended before it found anything better"
         try:
@@ -238,19 +222,12 @@ def _ended(incumbent: Incumbent, *, searched: bool) -> Ended:
 
 
 def candidate_names(problem: Problem) -> tuple[str, ...]:
-    """The constructive methods that every search starts from, with their options; `rule-table` comes after them."""
-    greedy = ("greedy",) if problem.num_ops >= LARGE_OPS else ("greedy", "greedy{n_sub=1}", "greedy{n_sub=2}", "greedy{n_sub=8}")
-    if problem.num_ops > SMALL_OPS:
-        greedy = (ONE_RULE, *greedy)  # a clock may end what comes after it
-    cuts = ("n_sub=1", "n_sub=4") if problem.num_ops <= SMALL_OPS else ("n_sub=1",)
-    # Where all are fused, there is nothing to cut.
-    some = [f"greedy{{fused={which},{cut}}}" for which in ("first", "steady", "slack") for cut in cuts]
-    fused = ["greedy{fused=all,n_sub=1}", *some] if fusing_saves_time(problem) else []
-    in_order = ("sorted",) if order_is_open(problem) else ()
-    if fused or fusing_frees(problem):  # a schedule of the problem in which every backward must fuse is one of this
-        alike = (*in_order, "greedy{n_sub=1}", "spread{n_sub=1}", "pipemorph", "pipemorph{policy=initial}")
-        fused += [f"{name}{FUSED}" for name in alike]
-    return (*TEMPLATE_NAMES, *in_order, *greedy, "spread", "spread{n_sub=1}", "pipemorph", "pipemorph{policy=initial}", *fused)
+    """The constructive methods that every search starts from, with their options; `rule-table` comes after them.
+
+    Those that fuse some backwards that may be split come behind the others, and behind these those that fuse all.
+    """
+    texts = [text for method in methods(Constructive).values() for text in method.candidates(problem)]
+    return tuple(sorted(texts, key=lambda text: ("{fused=" in text) + 2 * text.endswith(FUSED)))
 
 
 def try_methods(incumbent: Incumbent, methods: Iterable[str], *, mix: bool = False) -> None:

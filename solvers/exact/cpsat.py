@@ -11,27 +11,28 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from ortools.sat.python import cp_model
-
 from schedc.analysis.gap import check_bound
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Defect
+from schedc.ir.plan import BoundName
 from schedc.ir.problem import Objective, Problem
-from schedc.models.blocks import NothingAtMost, blocks_of
+from schedc.models.blocks import NothingAtMost, blocks_of, grid_of
 from schedc.models.cpsat.extract import add_hint, schedule_of_cpsat
 from schedc.models.cpsat.model import build
-from schedc.models.grid import grid_of
 from schedc.models.start_windows import windows_of
-from schedc.solvers.common.base import Limits, Solved, SolverStatus
+from schedc.solvers.common.base import Limits, Solved, SolverStatus, bound_of_none
 from schedc.solvers.common.interruption import wait_for
-from schedc.solvers.common.proof import bound_of_none
+from schedc.solvers.common.method import Search
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ortools.sat.python import cp_model
+
     from schedc.ir.schedule import Schedule
     from schedc.models.cpsat.variables import CpSatVariables
+    from schedc.solvers.common.incumbent import Incumbent
 
 LARGE = 1 << 27
 """With values above this the presolve's search for rows within rows is left out: it adds coefficients of Booleans in 32 bits, and
@@ -42,6 +43,26 @@ areas as coefficients of times, and squares of them; where 64 bits overflow, ort
 NEIGHBOURHOOD, NEIGHBOURHOODS = 0.1, 50
 """A neighbourhood gets the first at most, CP-SAT's own limit, and of a limit of work one in the second at most: in odd nanoseconds
 its search may come down one by one, of which CP-SAT counts a hundredth."""
+
+SOLVER = "solver CP-SAT, ortools {}"
+
+
+class CpSat(Search, frozen=True):
+    """CP-SAT from the best schedule of whole blocks. Workers, seed and limits are the command's."""
+
+    name, place = "cpsat", 260
+
+    def improve(self, incumbent: Incumbent, limits: Limits) -> None:
+        """Offer better schedules and bounds."""
+        solved = solve_cpsat(
+            incumbent.problem,
+            incumbent.start,
+            limits=limits,
+            known_bound_ns=incumbent.bound_ns,
+            on_schedule=lambda schedule: incumbent.offer_valid(schedule, self.name),
+            on_bound=lambda bound_ns: incumbent.raise_bound(bound_ns, BoundName.CPSAT, ()),
+        )
+        incumbent.take_solved(solved, BoundName.CPSAT, limits)
 
 
 def solve_cpsat(
@@ -96,24 +117,36 @@ def solve_cpsat(
     if not is_below:
         add_hint(variables, incumbent, timeline, grid, best_ns)
     solver = solver_of(limits)
-    listener = _Listener(variables, problem, on_schedule)
     if valid:
         solver.best_bound_callback = lambda bound: on_bound(int(bound) * grid.tick_ns)
-    status, ended_by = run(solver, variables.model, listener)
-    if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+    status, ended_by = run(solver, variables.model, _listener(variables, problem, on_schedule))
+    name = solver.status_name(status)
+    if name in (SolverStatus.OPTIMAL, SolverStatus.FEASIBLE):
         found = schedule_of_cpsat(variables, problem, solver.value)
         found_ns = simulate(problem, found).objective_ns(problem.objective)
         if found_ns < best_ns and not verify_schedule(problem, found):
             best, best_ns = found, found_ns
-    if status == cp_model.MODEL_INVALID:
+    if name == "MODEL_INVALID":
         raise Defect(f"cpsat: the model is invalid: {variables.model.validate()}")
-    if status == cp_model.INFEASIBLE:
+    if name == SolverStatus.INFEASIBLE:
         bound_ns = bound_of_nothing_ns()
     else:
         bound_ns = int(solver.best_objective_bound) * grid.tick_ns if valid else 0
-    name = SolverStatus(solver.status_name(status))
-    log, work = _log(solver, variables, name), solver.response_proto.deterministic_time
-    return Solved(schedule=best, objective_ns=best_ns, lower_bound_ns=bound_ns, status=name, log=log, work=work, ended_by=ended_by)
+    parameters = solver.parameters
+    return Solved(
+        schedule=best,
+        objective_ns=best_ns,
+        lower_bound_ns=bound_ns,
+        status=SolverStatus(name),
+        log=(
+            SOLVER.format(version("ortools")),
+            f"{parameters.num_workers} workers, seed {parameters.random_seed}, gap {parameters.relative_gap_limit}",
+            digest_of(variables.model),
+            f"status {name}, best bound {int(solver.best_objective_bound)} ticks",
+        ),
+        work=solver.response_proto.deterministic_time,
+        ended_by=ended_by,
+    )
 
 
 def run(
@@ -138,6 +171,8 @@ def run(
 
 def solver_of(limits: Limits) -> cp_model.CpSolver:
     """CP-SAT with these limits, workers and seed."""
+    from ortools.sat.python import cp_model
+
     solver = cp_model.CpSolver()
     parameters = solver.parameters
     parameters.num_workers = limits.workers
@@ -152,27 +187,20 @@ def solver_of(limits: Limits) -> cp_model.CpSolver:
     return solver
 
 
-def _log(solver: cp_model.CpSolver, variables: CpSatVariables, status: str) -> tuple[str, ...]:
-    """What the bound rests on. The model's digest lets anybody who builds the same model check that it was this one."""
-    model = hashlib.sha256(str(variables.model.proto).encode()).hexdigest()
-    settings = solver.parameters
-    parameters = f"{settings.num_workers} workers, seed {settings.random_seed}, gap {settings.relative_gap_limit}"
-    variable_count, constraint_count = len(variables.model.proto.variables), len(variables.model.proto.constraints)
-    return (
-        f"solver CP-SAT, ortools {version('ortools')}",
-        parameters,
-        f"model {variable_count} variables, {constraint_count} constraints, sha256 {model}",
-        f"status {status}, best bound {int(solver.best_objective_bound)} ticks",
-    )
+def digest_of(model: cp_model.CpModel) -> str:
+    """A model's size and digest: whoever builds the same model can check that it was this one."""
+    digest = hashlib.sha256(str(model.proto).encode()).hexdigest()
+    return f"model {len(model.proto.variables)} variables, {len(model.proto.constraints)} constraints, sha256 {digest}"
 
 
-class _Listener(cp_model.CpSolverSolutionCallback):
-    """Turns each solution of the solver into a schedule."""
+def _listener(
+    variables: CpSatVariables, problem: Problem, on_schedule: Callable[[Schedule], None]
+) -> cp_model.CpSolverSolutionCallback:
+    """What turns each solution of the solver into a schedule."""
+    from ortools.sat.python import cp_model
 
-    def __init__(self, variables: CpSatVariables, problem: Problem, on_schedule: Callable[[Schedule], None]) -> None:
-        super().__init__()
-        self._variables, self._problem, self._on_schedule = variables, problem, on_schedule
+    class Listener(cp_model.CpSolverSolutionCallback):
+        def on_solution_callback(self) -> None:
+            on_schedule(schedule_of_cpsat(variables, problem, self.value))
 
-    def on_solution_callback(self) -> None:
-        """Report the solution."""
-        self._on_schedule(schedule_of_cpsat(self._variables, self._problem, self.value))
+    return Listener()

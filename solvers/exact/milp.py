@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 from schedc.analysis.gap import check_bound
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
+from schedc.ir.plan import BoundName
 from schedc.ir.problem import Objective, Problem
-from schedc.models.blocks import NothingAtMost, blocks_of
-from schedc.models.grid import TimeGrid, grid_of
-from schedc.solvers.common.base import Limits, Solved, SolverStatus
+from schedc.models.blocks import NothingAtMost, TimeGrid, blocks_of, grid_of
+from schedc.solvers.common.base import Limits, Solved, SolverStatus, bound_of_none
 from schedc.solvers.common.interruption import wait_for
-from schedc.solvers.common.proof import bound_of_none
+from schedc.solvers.common.method import Search
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from schedc.ir.schedule import Schedule
     from schedc.models.milp.variables import MilpVariables
+    from schedc.solvers.common.incumbent import Incumbent
 
 MOST_TICKS = 100_000
 """A horizon of more ticks than this is rounded to a coarser grid, on which HiGHS's tolerances stay far below a tick."""
@@ -41,6 +42,23 @@ CHECKS_PER_UNIT = 5
 """HiGHS tells no count of its work while it runs; it asks so often whether to stop, in one unit of a deterministic limit."""
 
 REMEDY = "install them with: pip install pulp 'highspy<1.15' (from 1.15 on it does not load beside ortools 9.15)"
+
+
+class Milp(Search, frozen=True):
+    """HiGHS from the best schedule of whole blocks."""
+
+    name, place = "milp", 280
+
+    def improve(self, incumbent: Incumbent, limits: Limits) -> None:
+        """Offer better schedules, and a bound at the end."""
+        solved = solve_milp(
+            incumbent.problem,
+            incumbent.start,
+            limits=limits,
+            known_bound_ns=incumbent.bound_ns,
+            on_schedule=lambda schedule: incumbent.offer_valid(schedule, self.name),
+        )
+        incumbent.take_solved(solved, BoundName.MILP, limits)
 
 
 def solve_milp(

@@ -1,13 +1,12 @@
 """A lower bound from a relaxation: CP-SAT refutes one makespan after another, each a little above the last.
 
-Takes a Problem with bounds from both sides; gives a better lower bound. The model is `schedc.models.cpsat.refute`: links, needs
+Takes a Problem with bounds from both sides; gives a better lower bound. The model is `build_relaxed`: links, needs
 and the memory of a few ranks, while ranks compute any number of ops at once. Each makespan is a question of its own: windows are
 narrow then, and the answer comes sooner than a bound that creeps. It is CP-SAT's word, and speaks of schedules of whole blocks.
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -15,25 +14,25 @@ from importlib.metadata import version
 from math import inf
 from typing import TYPE_CHECKING
 
-from ortools.sat.python import cp_model
-
 from schedc.analysis.bounds.clock import Clock, TimeUp, Until
 from schedc.analysis.bounds.heads_and_tails import frames_of
 from schedc.analysis.bounds.idle_gaps_chunks import chunk_idle_gap_bound_of_rank
 from schedc.analysis.bounds.residency import without_recomputed_bytes
 from schedc.analysis.gap import check_bound
 from schedc.errors import Unsupported
+from schedc.ir.plan import BoundName
 from schedc.ir.problem import Objective, Problem
-from schedc.models.blocks import blocks_of
-from schedc.models.cpsat.refute import build_relaxed
-from schedc.models.grid import grid_of
+from schedc.models.blocks import blocks_of, grid_of
+from schedc.models.cpsat.model import build_relaxed
 from schedc.models.start_windows import windows_of
-from schedc.solvers.exact.cpsat import run, solver_of
+from schedc.solvers.common.base import Limits, SolverStatus
+from schedc.solvers.common.method import Search
+from schedc.solvers.exact.cpsat import SOLVER, digest_of, run, solver_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from schedc.solvers.common.base import Limits
+    from schedc.solvers.common.incumbent import Incumbent
 
 STEPS, MOST_STEPS = 100, 1600
 """The first step is the objective over the one, the least that is tried over the other."""
@@ -55,6 +54,26 @@ class Refuted:
     """Whether a limit ended it; else the bound is the relaxation's optimum, or as good as was asked for."""
     work: float = field(default=0.0, compare=False)
     """What it spent, in the units of a deterministic limit."""
+
+
+class Refute(Search, frozen=True):
+    """A better bound alone: CP-SAT refutes makespans for a model without the ranks' compute. Nothing comes of cut blocks."""
+
+    name, place = "refute", 270
+
+    def improve(self, incumbent: Incumbent, limits: Limits) -> None:
+        """Offer better bounds."""
+        if incumbent.schedule is not incumbent.start:
+            return  # what is best cuts blocks, and bounds for whole blocks do not speak of it
+        found = refute(
+            incumbent.problem,
+            bound_ns=incumbent.bound_ns,
+            objective_ns=incumbent.objective_ns,
+            limits=limits,
+            on_bound=lambda bound_ns, log: incumbent.raise_bound(bound_ns, BoundName.CPSAT, log),
+        )
+        incumbent.work += found.work
+        incumbent.cut_short |= found.cut_short and limits.deterministic is None
 
 
 def refute(
@@ -104,23 +123,30 @@ def refute(
         time_s = None if left_s is None else max(left_s / 2, LEAST_S)
         deterministic = None if work is None else min(work, max(work / 2, LEAST_S))
         solver = solver_of(replace(limits, time_s=time_s, deterministic=deterministic, gap=0.0))
-        status, ended_by = run(solver, model)
+        code, ended_by = run(solver, model)
+        status = solver.status_name(code)
         spent += solver.response_proto.deterministic_time
-        if status == cp_model.UNKNOWN:
+        if status == SolverStatus.UNKNOWN:
             if ended_by is not None:
                 raise ended_by
             step //= 2
             continue
-        lower = upper + 1 if status == cp_model.INFEASIBLE else max(lower, int(solver.best_objective_bound))
+        lower = upper + 1 if status == SolverStatus.INFEASIBLE else max(lower, int(solver.best_objective_bound))
         if lower * grid.tick_ns > bound_ns:
             bound_ns = lower * grid.tick_ns
             check_bound(bound_ns, objective_ns, "refute")
-            found = f"status {solver.status_name(status)}, at least {lower} ticks of {grid.tick_ns} ns"
-            on_bound(bound_ns, _log(solver, model, ranks, found))
+            log = (
+                SOLVER.format(version("ortools")),
+                f"{solver.parameters.num_workers} workers, seed {solver.parameters.random_seed}",
+                f"refute: any number of ops at once on a rank; memory of ranks {', '.join(map(str, ranks))} only",
+                digest_of(model),
+                f"status {status}, at least {lower} ticks of {grid.tick_ns} ns",
+            )
+            on_bound(bound_ns, log)
         if ended_by is not None:
             raise ended_by
-        if status != cp_model.INFEASIBLE:
-            return Refuted(lower_bound_ns=bound_ns, cut_short=clock.has_cut or status != cp_model.OPTIMAL, work=spent)
+        if status != SolverStatus.INFEASIBLE:
+            return Refuted(lower_bound_ns=bound_ns, cut_short=clock.has_cut or status != SolverStatus.OPTIMAL, work=spent)
     return Refuted(lower_bound_ns=bound_ns, cut_short=clock.has_cut, work=spent)
 
 
@@ -132,16 +158,3 @@ def _ranks(problem: Problem, until: Until) -> tuple[int, ...]:
         for rank in range(problem.ranks):
             bounds_ns[rank] = chunk_idle_gap_bound_of_rank(frame, rank, until)
     return tuple(sorted(sorted(range(problem.ranks), key=lambda rank: -bounds_ns[rank])[:RANKS]))
-
-
-def _log(solver: cp_model.CpSolver, model: cp_model.CpModel, ranks: tuple[int, ...], found: str) -> tuple[str, ...]:
-    """What the last bound rests on."""
-    digest = hashlib.sha256(str(model.proto).encode()).hexdigest()
-    variables, constraints = len(model.proto.variables), len(model.proto.constraints)
-    return (
-        f"solver CP-SAT, ortools {version('ortools')}",
-        f"{solver.parameters.num_workers} workers, seed {solver.parameters.random_seed}",
-        f"refute: any number of ops at once on a rank; memory of ranks {', '.join(map(str, ranks))} only",
-        f"model {variables} variables, {constraints} constraints, sha256 {digest}",
-        found,
-    )

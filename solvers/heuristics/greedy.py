@@ -1,4 +1,4 @@
-"""Greedy sub-block scheduling (CrossPipe, section 4.2, CrossUDSub), for any placement: a Problem in, a Schedule out.
+"""Greedy sub-block scheduling (CrossPipe, section 4.2, CrossUDSub), for any placement, and on the problem changed in some way.
 
 The list scheduler picks ranks by earliest possible start and ops by priority; W blocks are cut into sub-blocks, which fill gaps and
 run when memory keeps F out. How far F may run ahead of B, and the like, is chosen by trying a few rules (`GreedyRule`) and keeping
@@ -12,44 +12,34 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta
 
+from schedc.errors import Unsupported
 from schedc.ir.ops import Kind
+from schedc.solvers.common.method import FUSED, SMALL_OPS, Constructive, fusing_frees, fusing_saves_time
+from schedc.solvers.common.microbatch_order import known_orders, order_is_open, permuted, renamed
 from schedc.solvers.heuristics.warm_up_counts import round_trip_in_flight
 from schedc.solvers.kernel.list_scheduler import ListSchedule, ListScheduler
-from schedc.solvers.kernel.rule import Rule
-from schedc.solvers.kernel.scheduler_state import depth_by_stage
+from schedc.solvers.kernel.scheduler_state import Rule, depth_by_stage
 
 if TYPE_CHECKING:
-    from schedc.ir.problem import Problem
+    from collections.abc import Iterable, Iterator
+
+    from schedc.ir.problem import Link, Problem
     from schedc.ir.schedule import Schedule
 
+LARGE_OPS = 50_000
+"""From this many compute ops on, only the strongest variant is tried."""
+ONE_RULE = "greedy{n_sub=1,in_flight=0,weight_lag=0}"
+"""Of a large problem it makes one schedule, not one for each of several rules."""
 CHOOSING_BLOCKS = 18_000
 """On larger problems, rules are compared on as many of the first microbatches as have this many blocks, and only in the two options
 that decide most."""
 ROUNDS = 3
 """Schedules that are made around the backwards which the times of the one before let be fused."""
-
-
-Parts = Annotated[int, Meta(ge=1, le=256)]
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""How much busier `spread` makes links."""
+PartsOfW = Annotated[int, Meta(ge=1, le=256)]
 """Into how many equal parts a W may be cut; 1: blocks stay whole."""
 Share = Annotated[float, Meta(ge=0, le=1_000)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GreedyOptions:
-    """Of `greedy`. What is "auto" is chosen: a few values are tried."""
-
-    n_sub: Parts = 4
-    in_flight: Annotated[int, Meta(ge=0, le=2**20)] | Literal["auto", "memory"] = "auto"
-    """Cap on each stage's activations in flight: this many above what the stage's round trip needs; "memory": no cap."""
-    alternate: bool | Literal["auto"] = "auto"
-    """Whether a rank runs F before B after a B."""
-    weight_lag: Share | Literal["auto"] = "auto"
-    """How many W stages leave waiting (`GreedyRule.weight_lag`); ZB-H1 is 1, W as soon as possible 0."""
-    look_ahead: Share | Literal["auto"] = "auto"
-    """How long a rank may wait for an op of higher priority, in units of the longest F."""
-    fused: Literal["none", "first", "steady", "all", "slack"] = "none"
-    """Which backwards are fused, where the problem splits them (`GreedyRule.fused`); "slack": those that the times of the schedule
-    give reason for, with the rest made anew around them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,32 +92,145 @@ class GreedyRule:
         return tuple(map(tuple, fused))
 
 
-def greedy(problem: Problem, options: GreedyOptions = GreedyOptions()) -> Schedule:
+class Greedy(Constructive, frozen=True):
     """The greedy sub-block schedule of the problem. It never exceeds a memory limit, and never strands itself.
 
     What is "auto" is chosen: a few values are tried, one option after the other, each time keeping the best; on large problems with
     fewer microbatches and options.
-
-    Args:
-        problem: any placement, links and memory limits.
-        options: into how many parts a W may be cut, and what is not to be chosen.
-
-    Raises:
-        Unsupported: a rank's memory limit does not hold one microbatch.
     """
-    chosen = {name: getattr(options, name) for name in ("in_flight", "alternate", "weight_lag", "look_ahead")}
-    given = {name: None if value == "memory" else value for name, value in chosen.items() if value != "auto"}
-    by_slack = options.fused == "slack"
-    rule, made = choose_rule(problem, options.n_sub, fused="none" if by_slack else options.fused, **given)
-    return _by_slack(problem, rule.rule(problem, options.n_sub), made.schedule) if by_slack else made.schedule
+
+    name, place = "greedy", 110
+    n_sub: PartsOfW = 4
+    in_flight: Annotated[int, Meta(ge=0, le=2**20)] | Literal["auto", "memory"] = "auto"
+    """Cap on each stage's activations in flight: this many above what the stage's round trip needs; "memory": no cap."""
+    alternate: bool | Literal["auto"] = "auto"
+    """Whether a rank runs F before B after a B."""
+    weight_lag: Share | Literal["auto"] = "auto"
+    """How many W stages leave waiting (`GreedyRule.weight_lag`); ZB-H1 is 1, W as soon as possible 0."""
+    look_ahead: Share | Literal["auto"] = "auto"
+    """How long a rank may wait for an op of higher priority, in units of the longest F."""
+    fused: Literal["none", "first", "steady", "all", "slack"] = "none"
+    """Which backwards are fused, where the problem splits them (`GreedyRule.fused`); "slack": those that the times of the schedule
+    give reason for, with the rest made anew around them."""
+
+    @classmethod
+    def candidates(cls, problem: Problem) -> Iterator[str]:
+        """Blocks cut or not; where that saves time, some backwards fused; where it may, all."""
+        is_small = problem.num_ops <= SMALL_OPS
+        if not is_small:
+            yield ONE_RULE  # a clock may end what comes after it
+        yield "greedy"
+        if problem.num_ops < LARGE_OPS:
+            yield from ("greedy{n_sub=1}", "greedy{n_sub=2}", "greedy{n_sub=8}")
+        saves_time = fusing_saves_time(problem)
+        if saves_time:
+            yield "greedy{fused=all,n_sub=1}"  # where all are fused, there is nothing to cut
+            for which in ("first", "steady", "slack"):
+                yield from (f"greedy{{fused={which},n_sub={cut}}}" for cut in ((1, 4) if is_small else (1,)))
+        if saves_time or fusing_frees(problem):
+            yield f"greedy{{n_sub=1}}{FUSED}"
+
+    def construct(self, problem: Problem) -> Schedule:
+        """The schedule; any placement, links and memory limits.
+
+        Raises:
+            Unsupported: a rank's memory limit does not hold one microbatch.
+        """
+        chosen = {name: getattr(self, name) for name in ("in_flight", "alternate", "weight_lag", "look_ahead")}
+        given = {name: None if value == "memory" else value for name, value in chosen.items() if value != "auto"}
+        by_slack = self.fused == "slack"
+        rule, made = choose_rule(problem, self.n_sub, fused="none" if by_slack else self.fused, **given)
+        return _by_slack(problem, rule.rule(problem, self.n_sub), made.schedule) if by_slack else made.schedule
+
+
+class Sorted(Constructive, frozen=True):
+    """Greedy with the microbatches sorted by their work, in a few ways.
+
+    It needs no compiled code, and is most of what the order in which microbatches enter can give: see `known_orders`.
+    """
+
+    name, place = "sorted", 100
+
+    @classmethod
+    def candidates(cls, problem: Problem) -> Iterator[str]:
+        """Where the order is open."""
+        if order_is_open(problem):
+            yield from _and_fused(problem, cls.name)
+
+    def construct(self, problem: Problem) -> Schedule:
+        """The best of greedy's schedules for the known orders.
+
+        Raises:
+            Unsupported: the order is not open, or a rank's memory limit does not hold one microbatch.
+        """
+        if not order_is_open(problem):
+            raise Unsupported("sorted needs microbatches that differ and may enter in any order (microbatch_order = auto)")
+        return _best(problem, (renamed(Greedy()(permuted(problem, order)), order) for order in known_orders(problem)))
+
+
+class GreedySpread(Constructive, frozen=True):
+    """Greedy on links made busier than they are: part of a link's latency counts as occupancy while the order is chosen.
+
+    A link with occupancy o' ≥ o and latency l' = l − (o' − o) delivers nothing earlier than the link with o and l, so an order's
+    makespan on the busier links is an upper bound of its true one. But messages then leave such a link evenly spread, not in
+    bursts, and so do the ops that wait for them; greedy's orders are often better for it.
+    """
+
+    name, place = "spread", 120
+    n_sub: PartsOfW = 4
+
+    @classmethod
+    def candidates(cls, problem: Problem) -> Iterator[str]:
+        """Blocks cut or not."""
+        yield cls.name
+        yield from _and_fused(problem, "spread{n_sub=1}")
+
+    def construct(self, problem: Problem) -> Schedule:
+        """The best of greedy's schedules on the problem's links and on links made busier by shares of the busiest rank's work.
+
+        Raises:
+            Unsupported: a rank's memory limit does not hold one microbatch.
+        """
+        variants = dict.fromkeys(spread_problem(problem, share) for share in SHARES)
+        return _best(problem, map(Greedy(n_sub=self.n_sub), variants))
+
+
+def spread_problem(problem: Problem, share: float) -> Problem:
+    """The problem with each link's occupancy raised, out of its latency, to this share of the busiest rank's mean work."""
+    kinds = (Kind.F, Kind.B, Kind.W) if problem.split_backward else (Kind.F, Kind.BW)
+    work_ns = [0] * problem.ranks
+    for stage, microbatch in problem.blocks():
+        work_ns[problem.stages[stage].rank] += sum(problem.duration_ns(kind, stage, microbatch) for kind in kinds)
+    interval_ns = int(share * max(work_ns) / problem.microbatches)
+    largest_bytes = max(max(stage.message_bytes, stage.gradient_message_bytes) for stage in problem.stages)
+    return replace(problem, links=tuple(_spread_link(link, interval_ns, largest_bytes) for link in problem.links))
+
+
+def _spread_link(link: Link, interval_ns: int, largest_bytes: int) -> Link:
+    occupancy_ns = link.occupancy_ns(largest_bytes)
+    if link.latency_ns == 0 or occupancy_ns >= interval_ns:
+        return link
+    spread_ns = min(interval_ns, occupancy_ns + link.latency_ns)
+    return replace(link, transfer_ns=spread_ns, latency_ns=link.latency_ns - (spread_ns - occupancy_ns))
+
+
+def _and_fused(problem: Problem, *texts: str) -> Iterator[str]:
+    """These, and where fusing may pay, the same with every backward fused: as of a problem in which all must fuse."""
+    yield from texts
+    if fusing_saves_time(problem) or fusing_frees(problem):
+        yield from (text + FUSED for text in texts)
+
+
+def _best(problem: Problem, schedules: Iterable[Schedule]) -> Schedule:
+    """The best of the schedules; of equals the first."""
+    from schedc.analysis.simulation.simulate import simulate  # imports numpy, which greedy alone does not need
+
+    return min(schedules, key=lambda each: simulate(problem, each).objective_ns(problem.objective))
 
 
 def _by_slack(problem: Problem, rule: Rule, schedule: Schedule) -> Schedule:
     """The rule's schedules with those backwards fused that the schedule before has fused where that pays; the best of them."""
-    # They import numpy, which greedy without them does not need.
-    from schedc.analysis.simulation.simulate import simulate
-    from schedc.solvers.common.fuse_backwards import fuse_backwards
-    from schedc.solvers.common.fusing import fusing_saves_time
+    from schedc.solvers.common.fuse_backwards import fuse_backwards  # imports numpy
 
     scheduler = ListScheduler(problem, n_sub=rule.n_sub, rules=ROUNDS)
     current = fuse_backwards(problem, schedule)
@@ -138,7 +241,7 @@ def _by_slack(problem: Problem, rule: Rule, schedule: Schedule) -> Schedule:
             fused[op.stage][op.microbatch] = True
         current = fuse_backwards(problem, scheduler(replace(rule, fused=tuple(map(tuple, fused)))).schedule)
         tried.append(current)
-    return min(tried, key=lambda each: simulate(problem, each).objective_ns(problem.objective))
+    return _best(problem, tried)
 
 
 def choose_rule(problem: Problem, n_sub: int, **given: Any) -> tuple[GreedyRule, ListSchedule]:

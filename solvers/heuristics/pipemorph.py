@@ -6,7 +6,6 @@ Takes a Problem with one stage on each rank and one path; gives a Schedule. The 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Annotated
@@ -15,8 +14,9 @@ from msgspec import Meta
 
 from schedc.errors import InvalidInput, Unsupported
 from schedc.ir.ops import Kind
+from schedc.solvers.common.method import FUSED, Constructive, fusing_frees, fusing_saves_time
 from schedc.solvers.kernel.list_scheduler import list_schedule
-from schedc.solvers.kernel.rule import Rule
+from schedc.solvers.kernel.scheduler_state import Rule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,46 +37,52 @@ class Policy(StrEnum):
     """For unknown links (algorithm 1): from the first rank's memory limit or, without one, slackness 2 everywhere."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipeMorphOptions:
-    """Of `pipemorph`."""
-
-    policy: Policy = Policy.ADAPTED
-    warm_up: tuple[Annotated[int, Meta(ge=0, le=2**20)], ...] | None = None
-    """The warm-up counts along the path instead of a policy's."""
-
-
-def pipemorph(problem: Problem, options: PipeMorphOptions = PipeMorphOptions()) -> Schedule:
+class PipeMorph(Constructive, frozen=True):
     """PipeMorph's schedule of the problem.
 
     Every stage first runs its warm-up count of F and nothing else; then B before F before W. The paper's planner knows no memory
     limit after warm-up; here a limit holds throughout: warm-up counts are lowered to what fits, and an F that does not fit
     waits, so that W release memory. A warm-up count above the stage before it cannot be met and is lowered to that.
-
-    Args:
-        problem: one path, one stage on each rank, in any order of ranks.
-        options: a policy, or the warm-up counts themselves.
-
-    Raises:
-        InvalidInput: the warm-up counts do not fit the problem.
-        Unsupported: the placement is another one, or a memory limit does not hold one microbatch.
     """
-    if len(problem.paths) > 1 or any(len(problem.stages_on(rank)) != 1 for rank in range(problem.ranks)):
-        raise Unsupported(f"pipemorph needs one path and one stage on each rank; the placement is {problem.placement}")
-    path = problem.paths[0]
-    counts = planned_warm_up(problem, options.policy) if options.warm_up is None else options.warm_up
-    if len(counts) != len(path):
-        raise InvalidInput(f"pipemorph: warm_up: found {list(counts)}, expected a list of {len(path)} counts")
-    per_stage = [0] * len(path)
-    for stage, count in zip(path, counts, strict=True):
-        per_stage[stage] = count
-    rule = Rule(
-        priority=(BACKWARD_FORWARD_WEIGHT,) * len(path),
-        in_flight=(None,) * len(path),
-        warm_up=tuple(per_stage),
-        weight_lag=(0,) * len(path),
-    )
-    return list_schedule(problem, rule).schedule
+
+    name, place = "pipemorph", 130
+    policy: Policy = Policy.ADAPTED
+    warm_up: tuple[Annotated[int, Meta(ge=0, le=2**20)], ...] | None = None
+    """The warm-up counts along the path instead of a policy's."""
+
+    @classmethod
+    def candidates(cls, problem: Problem) -> tuple[str, ...]:
+        """Both policies; where fusing may pay, with every backward fused, too."""
+        texts = (cls.name, f"{cls.name}{{policy=initial}}")
+        may_pay = fusing_saves_time(problem) or fusing_frees(problem)
+        return (*texts, *(text + FUSED for text in texts)) if may_pay else texts
+
+    def construct(self, problem: Problem) -> Schedule:
+        """The schedule.
+
+        Args:
+            problem: one path, one stage on each rank, in any order of ranks.
+
+        Raises:
+            InvalidInput: the warm-up counts do not fit the problem.
+            Unsupported: the placement is another one, or a memory limit does not hold one microbatch.
+        """
+        if len(problem.paths) > 1 or any(len(problem.stages_on(rank)) != 1 for rank in range(problem.ranks)):
+            raise Unsupported(f"pipemorph needs one path and one stage on each rank; the placement is {problem.placement}")
+        path = problem.paths[0]
+        counts = planned_warm_up(problem, self.policy) if self.warm_up is None else self.warm_up
+        if len(counts) != len(path):
+            raise InvalidInput(f"pipemorph: warm_up: found {list(counts)}, expected a list of {len(path)} counts")
+        per_stage = [0] * len(path)
+        for stage, count in zip(path, counts, strict=True):
+            per_stage[stage] = count
+        rule = Rule(
+            priority=(BACKWARD_FORWARD_WEIGHT,) * len(path),
+            in_flight=(None,) * len(path),
+            warm_up=tuple(per_stage),
+            weight_lag=(0,) * len(path),
+        )
+        return list_schedule(problem, rule).schedule
 
 
 def initial_warm_up(stages: int, microbatches: int, most_in_flight: int) -> tuple[int, ...]:

@@ -8,17 +8,15 @@ tried with some backwards fused, too, and the best of all are climbed from, with
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import count, islice, product
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from schedc.compiled.compiler import at_hand, compile_ahead
-from schedc.solvers.common.options import Ops  # noqa: TC001 - the options are read by their annotations
+from schedc.solvers.common.method import Constructive, Ops
 from schedc.solvers.heuristics.warm_up_counts import in_flight_before_first_backward, round_trip_in_flight
-from schedc.solvers.kernel.climb import Climber, PackedRule, climb_of, climbing_scheduler, stop_flag
-from schedc.solvers.kernel.patience import longest_op_ns, policies
+from schedc.solvers.kernel.climb import Climber, PackedRule, climb_of, climbing_scheduler, longest_op_ns, policies, stop_flag
 from schedc.solvers.kernel.scheduler_state import count_by_stage, depth_by_stage
 from schedc.solvers.kernel.tables import NEVER, SchedulerState
 
@@ -50,52 +48,70 @@ _plain_tables = count(1)
 CLIMBS = 2
 """The climbs start from this many best rules of the table."""
 
+FORWARD, BACKWARD, WEIGHTS = (0, 1, 2), (1, 0, 2), (0, 2, 1)
+"""The places of F, B and W, as in `ORDERS`: F before B before W, B before F, W before B."""
+SLOW_LINK_RULES = (
+    (0, 0.25, FORWARD, 0.1),
+    (1, 0.0, FORWARD, 0.1),
+    (1, 1.0, WEIGHTS, 0.15),
+    (1, 0.25, FORWARD, 0.4),
+    (1, 0.0, FORWARD, 0.2),
+    (1, 0.25, FORWARD, 0.0),
+    (0, 0.25, FORWARD, 0.0),
+    (None, 0.25, BACKWARD, 0.25),
+    (0, 0.0, FORWARD, 0.3),
+    (0, 0.25, BACKWARD, 0.1),
+    (None, 0.0, BACKWARD, 0.0),
+    (0, 0.0, FORWARD, 0.35),
+    (1, 0.0, FORWARD, 0.0),
+    (1, 1.0, FORWARD, 0.1),
+    (1, 0.0, FORWARD, 0.15),
+    (0, 0.0, FORWARD, 0.2),
+)
+"""Each adds most to those before it. How many fewer microbatches than before the first B are in flight (None: as many as memory
+holds); then W left waiting, what goes first, and look-ahead, as in the table."""
+LEAST_FOR_SLOW_LINKS = 12
+"""On large problems there are no more."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuleTableOptions:
-    """Of `rule-table`."""
 
+class RuleTable(Constructive, frozen=True):
+    """The best schedule of a table of rules and of climbs from its best."""
+
+    name, place = "rule-table", 140
     climb_ops: Ops = 30_000
     """About how many ops the climbs may place together; 0: no climbs."""
 
+    def construct(self, problem: Problem) -> Schedule:
+        """The schedule; any placement, links and memory limits.
 
-def rule_table(
-    problem: Problem,
-    options: RuleTableOptions = RuleTableOptions(),
-    *,
-    rules: Callable[[Problem, SchedulerState, int], list[PackedRule]] | None = None,
-) -> Schedule:
-    """The best schedule of a table of rules and of climbs from its best.
+        Raises:
+            Unsupported: a rank's memory limit does not hold one microbatch.
+        """
+        return self.best_of(problem, table_of_rules)
 
-    Args:
-        problem: any placement, links and memory limits.
-        options: how much the climbs may do.
-        rules: what gives the table; None: `table_of_rules`.
-
-    Raises:
-        Unsupported: a rank's memory limit does not hold one microbatch.
-    """
-    scheduler = climbing_scheduler(problem)
-    blocks = len(scheduler.blocks)
-    ops = blocks * (3 if problem.split_backward else 2)
-    table = (rules or table_of_rules)(problem, scheduler, max(LEAST_RULES, TABLE_OPS // max(1, ops)))
-    placed = (max(TABLE_OPS, LEAST_RULES * ops) + options.climb_ops) * (1 + scheduler.settings[0].mixes)
-    climber = _climber(scheduler, placed)
-    values = np.array([climber.run(rule) for rule in table])
-    if values.min() >= NEVER:
-        climber = _climber(climbing_scheduler(problem, reserves=True), placed)
+    def best_of(self, problem: Problem, rules: Callable[[Problem, SchedulerState, int], list[PackedRule]]) -> Schedule:
+        """The same of another table, such as `slow_link_rules`."""
+        scheduler = climbing_scheduler(problem)
+        blocks = len(scheduler.blocks)
+        ops = blocks * (3 if problem.split_backward else 2)
+        table = rules(problem, scheduler, max(LEAST_RULES, TABLE_OPS // max(1, ops)))
+        placed = (max(TABLE_OPS, LEAST_RULES * ops) + self.climb_ops) * (1 + scheduler.settings[0].mixes)
+        climber = _climber(scheduler, placed)
         values = np.array([climber.run(rule) for rule in table])
-    evaluations = options.climb_ops // (CLIMBS * max(1, ops))
-    best, value = _climbed(climber, table, values, evaluations, mixing=False)
-    _, *mixtures = policies(problem, scheduler)
-    if mixtures:
-        starts = np.argsort(values, kind="stable")[: max(1, len(table) // len(mixtures))].tolist()
-        more = [table[start]._replace(patience_ns=patience_ns) for start in starts for patience_ns in mixtures]
-        values = np.concatenate((values, [climber.run(rule) for rule in more]))
-        mixed, mixed_value = _climbed(climber, [*table, *more], values, evaluations, mixing=True)
-        best = mixed if mixed_value < value else best
-    climber.run(best)
-    return climber.schedule()
+        if values.min() >= NEVER:
+            climber = _climber(climbing_scheduler(problem, reserves=True), placed)
+            values = np.array([climber.run(rule) for rule in table])
+        evaluations = self.climb_ops // (CLIMBS * max(1, ops))
+        best, value = _climbed(climber, table, values, evaluations, mixing=False)
+        _, *mixtures = policies(problem, scheduler)
+        if mixtures:
+            starts = np.argsort(values, kind="stable")[: max(1, len(table) // len(mixtures))].tolist()
+            more = [table[start]._replace(patience_ns=patience_ns) for start in starts for patience_ns in mixtures]
+            values = np.concatenate((values, [climber.run(rule) for rule in more]))
+            mixed, mixed_value = _climbed(climber, [*table, *more], values, evaluations, mixing=True)
+            best = mixed if mixed_value < value else best
+        climber.run(best)
+        return climber.schedule()
 
 
 def schedules_of_table(problem: Problem, most: int) -> list[Schedule]:
@@ -165,3 +181,31 @@ def table_of_rules(problem: Problem, scheduler: SchedulerState, most: int) -> li
         PackedRule(np.maximum(cap, 1), lag, priority, np.array([look_ns], np.int64), none_fused)
         for lag, look_ns, priority, cap in chosen
     ]
+
+
+def slow_link_rules(problem: Problem, scheduler: SchedulerState, most: int) -> list[PackedRule]:
+    """The rules that are the best where links are slow: few, for a schedule in milliseconds (`schedc.adapt.replan`).
+
+    Of 7,800 rules, with slow links drawn at random for 8 ranks and for 16, a dozen gave all but 0.01 % of what the best of all
+    gave. Nearly all of these let a stage have as many microbatches in flight as it can run F before its first B, which is what
+    absorbs a link's delay, and run F first.
+
+    Returns:
+        These and, where there may be more than `LEAST_RULES`, those of `table_of_rules` behind them, `most` in all.
+    """
+    ordered = {places: priority_of(problem, places) for places in (FORWARD, BACKWARD, WEIGHTS)}
+    counts, first = np.array(count_by_stage(scheduler), np.int64), np.array(in_flight_before_first_backward(problem), np.int64)
+    trips = np.array(round_trip_in_flight(problem, whole_period=False), np.int64)
+    longest_ns = longest_op_ns(scheduler)
+    none_fused = policies(problem, scheduler)[0]
+    rules = [
+        PackedRule(
+            counts if fewer is None else np.maximum(first - fewer, 1),
+            (lag * (trips.max() - trips)).astype(np.int64),
+            ordered[places],
+            np.array([int(look * longest_ns)], np.int64),
+            none_fused,
+        )
+        for fewer, lag, places, look in SLOW_LINK_RULES[: LEAST_FOR_SLOW_LINKS if most <= LEAST_RULES else most]
+    ]
+    return rules if most <= LEAST_RULES else rules + table_of_rules(problem, scheduler, max(0, most - len(rules)))

@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from schedc.compiled.compiler import compiled
 from schedc.compiled.kernel import kernel, variant
-from schedc.solvers.common.fusing import fusing_saves_time
-from schedc.solvers.kernel.arrays import as_arrays, example_scheduler, read_back
+from schedc.solvers.common.method import fusing_saves_time
 from schedc.solvers.kernel.draws import Draws, below, draw, fraction
 from schedc.solvers.kernel.list_kernel import run_rule
 from schedc.solvers.kernel.list_scheduler import list_schedule_of
-from schedc.solvers.kernel.patience import levels_ns_of, longest_op_ns
-from schedc.solvers.kernel.rule import Rule
-from schedc.solvers.kernel.scheduler_state import count_by_stage, scheduler_of, set_rule
-from schedc.solvers.kernel.tables import NEVER, SchedulerState
+from schedc.solvers.kernel.scheduler_state import Rule, count_by_stage, depth_by_stage, scheduler_of, set_rule
+from schedc.solvers.kernel.tables import NEVER, SchedulerState, as_arrays, example_scheduler, read_back
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -272,3 +270,42 @@ def _as_lists(given: Any) -> Any:
     if isinstance(given, tuple):
         return type(given)(*map(_as_lists, given))
     return given.tolist() if isinstance(given, np.ndarray) else given
+
+
+def longest_op_ns(scheduler: SchedulerState) -> int:
+    """The longest op."""
+    longest_ns = 0
+    costs = attrgetter("fused", "forward_ns", "backward_ns", "backward_input_ns", "weight_ns")
+    for fused, forward_ns, backward_ns, backward_input_ns, weight_ns in set(map(costs, scheduler.blocks)):  # most are alike
+        longest_ns = max(longest_ns, forward_ns, backward_ns if fused else max(backward_input_ns, weight_ns))
+    return longest_ns
+
+
+def levels_ns_of(longest_ns: int) -> tuple[int, int, int, int, int]:
+    """What a block's patience may be, where the longest op takes this long: to split, to fuse, and three that depend on the run."""
+    return -NEVER, NEVER, 0, longest_ns // 2, longest_ns
+
+
+def policies(problem: Problem, scheduler: SchedulerState) -> list[NDArray[np.int64]]:
+    """Patience of all positions, by policy; one without any entry where the scheduler does not mix.
+
+    Args:
+        problem: the scheduler's.
+        scheduler: as lists.
+
+    Returns:
+        None fused; all; where nothing waits for the gradient; where it comes half an op too late at most; those of the first
+        stages, which send none; all but the last of each stage, 1 for the first of a path, 2 for the next, and so on.
+    """
+    if not scheduler.settings[0].mixes:
+        return [np.zeros(0, np.int64)]
+    depth = depth_by_stage(problem)
+    none, every, first, steady = (
+        np.full(len(scheduler.blocks), level_ns, np.int64) for level_ns in (-NEVER, NEVER, -NEVER, -NEVER)
+    )
+    for lane in scheduler.lanes:
+        if lane.previous < 0:
+            first[lane.first : lane.last] = NEVER
+        steady[lane.first : max(lane.first, lane.last - depth[lane.stage] - 1)] = NEVER
+    waits = [np.full(len(scheduler.blocks), level_ns, np.int64) for level_ns in levels_ns_of(longest_op_ns(scheduler))[2:4]]
+    return [none, every, *waits, first, steady]

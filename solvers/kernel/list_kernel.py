@@ -12,7 +12,7 @@ from typing import Any
 
 from schedc.compiled.kernel import kernel
 from schedc.solvers.kernel.choice import MYOPIC, RESERVES, B, F, W, choose, decide, shorten
-from schedc.solvers.kernel.tables import NEVER
+from schedc.solvers.kernel.tables import NEVER, example_scheduler
 
 BW = 3
 KINDS = 4
@@ -21,13 +21,7 @@ HEAP = MIXING = PARTS = True
 and W in parts."""
 
 
-def _example() -> tuple[Any, ...]:
-    from schedc.solvers.kernel.arrays import example_scheduler  # imports numpy
-
-    return tuple(example_scheduler())
-
-
-@kernel(_example, without=("HEAP",), lean=True)
+@kernel(lambda: tuple(example_scheduler()), without=("HEAP",), lean=True)
 def run_rule(
     lanes: Any, ranks: Any, blocks: Any, reserves: Any, held: Any, links: Any, left: Any, order: Any, all_settings: Any, when: Any
 ) -> int:

@@ -11,15 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from schedc.compiled.compiler import at_hand, compile_ahead, compiled
 from schedc.ir.ops import Kind, Op
 from schedc.ir.schedule import Parts, Schedule
 from schedc.solvers.kernel.list_kernel import run_rule
-from schedc.solvers.kernel.scheduler_state import scheduler_of, set_rule
+from schedc.solvers.kernel.scheduler_state import Rule, scheduler_of, set_rule
+from schedc.solvers.kernel.tables import SchedulerState, as_arrays, read_back, refresh
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
-    from schedc.solvers.kernel.rule import Rule
-    from schedc.solvers.kernel.tables import SchedulerState
 
 COMPILE_FROM_OPS = 100_000
 """From this many ops on, over all rules, the compiled kernel pays for importing numba. Until it is at hand, the plain one runs."""
@@ -88,8 +88,6 @@ class ListScheduler:
         ops = 3 * len(self._scheduler.blocks) * rules
         self._large = ops >= COMPILE_FROM_OPS
         if ops >= COMPILE_ANEW_FROM_OPS:
-            from schedc.compiled.compiler import compile_ahead  # loads much, for runs that take long
-
             compile_ahead(run_rule)
 
     def __call__(self, rule: Rule) -> ListSchedule:
@@ -106,24 +104,13 @@ class ListScheduler:
             raise ValueError(f"n_sub is {rule.n_sub}; expected at most {self._n_sub}, which the scheduler was made for")
         scheduler = self._scheduler
         set_rule(scheduler, self.problem, rule)
-        if self._large and self._arrays is None:
-            self._arrays = _arrays_if_compiled(scheduler)  # it may have come since the last rule
+        if self._large and self._arrays is None and at_hand(run_rule):  # it may have come since the last rule
+            self._arrays = as_arrays(scheduler)
         if self._arrays is None:
             run_rule(*scheduler)
         else:
             scheduler = run_compiled(scheduler, self._arrays)
         return list_schedule_of(scheduler)
-
-
-def _arrays_if_compiled(scheduler: SchedulerState) -> SchedulerState | None:
-    """Arrays of the scheduler, if the compiled kernel is at hand."""
-    from schedc.compiled.compiler import at_hand
-
-    if not at_hand(run_rule):
-        return None
-    from schedc.solvers.kernel.arrays import as_arrays  # imports numpy
-
-    return as_arrays(scheduler)
 
 
 def list_schedule_of(scheduler: SchedulerState) -> ListSchedule:
@@ -149,8 +136,5 @@ def list_schedule(problem: Problem, rule: Rule) -> ListSchedule:
 
 def run_compiled(scheduler: SchedulerState, arrays: SchedulerState) -> SchedulerState:
     """Run the compiled kernel on arrays of the scheduler; returns the scheduler with what it writes for others."""
-    from schedc.compiled.compiler import compiled
-    from schedc.solvers.kernel.arrays import read_back, refresh  # imports numpy
-
     compiled(run_rule)(*refresh(arrays, scheduler))
     return read_back(scheduler, arrays)

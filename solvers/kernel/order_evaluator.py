@@ -1,33 +1,77 @@
-"""Local search over the orders themselves: time an order, change it, keep what is no worse; kernels, compiled.
+"""When orders end: a Problem and the orders of its ranks as arrays in, their end out, or that of many samples; kernels.
 
-It works on the arrays of `ProblemArrays`, on durations by microbatch, and on codes (kind × stages + stage) × most + n: kind a
-value of `Kind`, n the microbatch's number on its stage, most the largest count of any stage. Orders may mix fused and split
-backwards. The clock is the simulator's; only where a trunk serves several ranks and ops take no time may ties be decided otherwise.
+Orders are codes (kind × stages + stage) × most + n: kind a value of `Kind`, n the microbatch's number on its stage, most the
+largest count of any stage. They may mix fused and split backwards. The clock is the simulator's; only where a trunk serves several
+ranks and ops take no time may ties be decided otherwise. The samples are the same problem with other costs. A pass over all ops
+times one sample; what an order cannot reach any more, because the samples so far have cost too much, is given up before the last.
 """
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from schedc.compiled.compiler import compiled
 from schedc.compiled.kernel import kernel
+from schedc.ir.index import tables_of
 from schedc.ir.ops import Kind
-from schedc.solvers.kernel.draws import Draws, below, draw, fraction
+from schedc.ir.problem import Objective, Problem
 from schedc.solvers.kernel.list_kernel import soonest_of
-from schedc.solvers.kernel.problem_arrays import ProblemArrays, example_facts
 from schedc.solvers.kernel.tables import NEVER as STRANDED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
 F, B, W, BW = (int(kind) for kind in Kind)
-DRAWS = 16
-"""Random numbers that a move takes, at most but for rare cases."""
+UNLIMITED = np.int64(1) << 60
+SLACK = 1e-12
+"""Of a sum of shares: what rounding may make of it."""
+
+
+class ProblemArrays(NamedTuple):
+    """A problem as flat arrays, or lists; per stage unless it says otherwise.
+
+    Transfers are per kind and stage, entry kind × stages + stage.
+    """
+
+    stage_rank: Any
+    count: Any
+    """How many microbatches visit the stage."""
+    fed_by: Any
+    """The stage before on the path, or -1."""
+    feeds: Any
+    occupancy: Any
+    latency: Any
+    resource: Any
+    """The link or trunk of what the block sends, or -1."""
+    gather: Any
+    """What its all-gather takes."""
+    scatter: Any
+    """What its reduce-scatter takes; -1: it has none."""
+    gathered: Any
+    """Per link, trunk or lane for collectives: when all all-gathers have left it."""
+    collectives: Any
+    """Per rank, the resource of its collectives."""
+    gathering: Any
+    """Per rank, when the first of its all-gathers starts."""
+    held: Any
+    kept: Any
+    again: Any
+    """What a backward takes besides when it starts."""
+    limit: Any
+    """Per rank, bytes."""
+    in_turn: bool
+    """Whether a trunk serves several ranks, so that ops are to be timed in the order of their ends."""
+    span: bool
+    """Whether each rank's clock starts with its first op (stage span), or at 0 (makespan)."""
+    in_order: bool
+    """Whether microbatches enter in the order of their numbers."""
+
+
+def example_facts() -> ProblemArrays:
+    """ProblemArrays of no problem, but of the right types."""
+    row = np.zeros(1, np.int64)
+    return ProblemArrays(*(row,) * 16, False, False, False)
 
 
 class Orders(NamedTuple):
@@ -204,188 +248,120 @@ def time_orders(facts: ProblemArrays, duration: Any, orders: Orders, scratch: Wo
     return span_ns if facts.span else latest_ns
 
 
-def _example() -> tuple[Any, ...]:
-    facts, row, duration = example_facts(), np.zeros(1, np.int64), np.zeros((4, 1, 1), np.int64)
-    orders = Orders(np.zeros((1, 1), np.int64), row)
-    return facts, duration, orders, orders, orders, workspace_of(facts), row, (0,) * 3, 0, draw(0, 1), 0.0, np.zeros(1, np.bool_)
+class Sampled(NamedTuple):
+    """What differs from sample to sample, and what makes one number of their ends."""
+
+    occupancy: Any
+    """[sample, kind × stages + stage], as `ProblemArrays.occupancy`."""
+    latency: Any
+    """The same shape."""
+    duration: Any
+    """[sample, kind, stage, n], as `time_orders` takes them; with one sample, the same for all."""
+    share: Any
+    """Per sample, of the whole weight."""
+    percentile: float
+    """The share of the samples that end by then; 0: the mean counts."""
+    rest_ns: Any
+    """Per sample, a lower bound on what it and those after it add to the mean; one more at the end."""
+    ends_ns: Any
+    """Room, by sample."""
 
 
-@kernel(_example, lean=True)
-def polish(
-    facts: ProblemArrays,
-    duration: Any,
-    orders: Orders,
-    current: Orders,
-    best: Orders,
-    scratch: Workspace,
-    before: Any,
-    ranges: Any,
-    evaluations: int,
-    draws: Draws,
-    heat: float,
-    stop: Any,
-) -> Any:
-    """Change the orders this many times, one op at a time; `orders` becomes the best found, whose end is returned.
+@kernel()
+def value_of(facts: ProblemArrays, duration: Any, sampled: Sampled, orders: Orders, scratch: Workspace, limit_ns: Any) -> Any:
+    """What the orders' ends come to; `STRANDED` if they cannot run; anything above `limit_ns` if it is above that.
 
-    `current` and `best` are room for orders, `before` for one rank's. `ranges` has 2, how far an op may be moved, and one in how
-    many changes fuses or splits a backward, 0 for none; from outside, as numba would compile `below` anew for each number written
-    here. `stop[0]` set to true, by another thread, ends it after the change at hand.
+    `facts` and `duration` are changed to each sample's in turn.
     """
-    blocks = len(facts.stage_rank) * scratch.ready.shape[2]
-    current_ns = time_orders(facts, duration, orders, scratch)
-    best_ns = current_ns
-    copy_orders(orders, current)
-    copy_orders(orders, best)
-    for number in range(evaluations):
-        if stop[0]:
-            break
-        change = change_at_random(current, before, blocks, ranges, draws)
-        if change[0] < 0:
-            continue
-        moved_ns = time_orders(facts, duration, current, scratch)
-        warm = heat * (1.0 - number / evaluations)
-        if moved_ns <= current_ns or (
-            moved_ns < STRANDED and warm > 0 and fraction(draws) < math.exp((current_ns - moved_ns) / (warm * best_ns))
-        ):
-            current_ns = moved_ns
-            if moved_ns < best_ns:
-                best_ns = moved_ns
-                copy_orders(current, best)
-        else:
-            take_back(current, before, change)
-    copy_orders(best, orders)
+    total_ns = 0.0
+    late = 0.0
+    samples = len(sampled.share)
+    for sample in range(samples):
+        for entry in range(len(facts.latency)):
+            facts.latency[entry] = sampled.latency[sample, entry]
+            facts.occupancy[entry] = sampled.occupancy[sample, entry]
+        if len(sampled.duration) > 1 or sample == 0:
+            for kind in range(duration.shape[0]):
+                for stage in range(duration.shape[1]):
+                    for n in range(duration.shape[2]):
+                        duration[kind, stage, n] = sampled.duration[sample, kind, stage, n]
+        end_ns = time_orders(facts, duration, orders, scratch)
+        if end_ns >= STRANDED:
+            return 1.0 * STRANDED
+        sampled.ends_ns[sample] = end_ns
+        total_ns += sampled.share[sample] * end_ns
+        if sampled.percentile == 0.0:
+            if total_ns + sampled.rest_ns[sample + 1] > limit_ns * (1.0 + SLACK):
+                return 2.0 * limit_ns + 1.0
+        elif end_ns > limit_ns:
+            late += sampled.share[sample]
+            if late > 1.0 - sampled.percentile + SLACK:
+                return 2.0 * limit_ns + 1.0
+    if sampled.percentile == 0.0:
+        return total_ns
+    best_ns = 1.0 * STRANDED
+    for sample in range(samples):
+        by_then = 0.0
+        for other in range(samples):
+            if sampled.ends_ns[other] <= sampled.ends_ns[sample]:
+                by_then += sampled.share[other]
+        if by_then >= sampled.percentile - SLACK:
+            best_ns = min(best_ns, 1.0 * sampled.ends_ns[sample])
     return best_ns
 
 
-@kernel(inline=True)
-def change_at_random(orders: Orders, before: Any, blocks: int, ranges: Any, draws: Draws) -> Any:
-    """Move one op of one rank, or fuse or split a backward; `take_back` undoes what this returns.
-
-    Args:
-        orders: changed.
-        before: room for one rank's order, as it was where a backward is fused or split.
-        blocks: how many codes a kind has.
-        ranges: as of `polish`.
-        draws: random numbers.
-
-    Returns:
-        The rank, or -1 where nothing has changed; whether a backward was fused or split; how many ops the rank had; from where the
-        op was moved, and to where.
-    """
-    two, reach, exchanges = ranges
-    codes, lengths = orders
-    rank = below(len(lengths), draws)
-    length = lengths[rank]
-    if length < 2:
-        return -1, False, length, 0, 0
-    source = below(length, draws)
-    if exchanges > 0 and below(exchanges, draws) == 0:
-        for position in range(length):
-            before[position] = codes[rank, position]
-        if exchange(orders, rank, source, blocks, below(two, draws), below(reach, draws)):
-            return rank, True, length, source, source
-    distance = 1 + below(reach, draws)
-    if below(two, draws) == 0:
-        distance = -distance
-    target = min(length - 1, max(0, source + distance))
-    if source == target:
-        return -1, False, length, 0, 0
-    move_op(codes, rank, source, target)
-    return rank, False, length, source, target
+def microbatches_by_stage(problem: Problem) -> list[list[int]]:
+    """Per stage, the microbatches that visit it, in order: the kernels count them from 0 on each stage."""
+    visits: list[list[int]] = [[] for _ in problem.stages]
+    for microbatch in range(problem.microbatches):
+        for stage in problem.path(microbatch):
+            visits[stage].append(microbatch)
+    return visits
 
 
-@kernel(inline=True)
-def take_back(orders: Orders, before: Any, change: Any) -> None:
-    """Undo what `change_at_random` has done."""
-    codes, lengths = orders
-    rank, exchanged, length, source, target = change
-    if exchanged:
-        for position in range(length):
-            codes[rank, position] = before[position]
-        lengths[rank] = length
-    else:
-        move_op(codes, rank, target, source)
-
-
-@kernel()
-def exchange(orders: Orders, rank: int, at: int, blocks: int, side: int, apart: int) -> bool:
-    """Fuse the backward that the rank has at this position, or split it; returns whether there is one.
-
-    Args:
-        orders: changed.
-        rank: whose order.
-        at: a position in it.
-        blocks: how many codes a kind has.
-        side: 0: BW takes the place of B, or B that of BW; 1: the same of W.
-        apart: this many ops come between B and W where BW is split, or as many as there are.
-    """
-    codes, lengths = orders
-    code, length = codes[rank, at], lengths[rank]
-    kind = code // blocks
-    if kind == F:
-        return False
-    if kind == BW:
-        codes[rank, length] = code - blocks
-        lengths[rank] = length + 1
-        if side == 0:
-            codes[rank, at] = code - 2 * blocks
-            move_op(codes, rank, length, min(length, at + 1 + apart))
-        else:
-            codes[rank, at] = code - 2 * blocks
-            move_op(codes, rank, length, at + 1)
-            move_op(codes, rank, at, max(0, at - apart))
-        return True
-    step = 1 if kind == B else -1
-    half = code + step * blocks
-    other = at + step
-    while 0 <= other < length and codes[rank, other] != half:
-        other += step
-    if not 0 <= other < length:
-        return False
-    keep, leave = (min(at, other), max(at, other)) if side == 0 else (max(at, other), min(at, other))
-    codes[rank, keep] = code + (BW - kind) * blocks
-    move_op(codes, rank, leave, length - 1)
-    lengths[rank] = length - 1
-    return True
-
-
-@kernel()
-def copy_orders(orders: Orders, target: Orders) -> None:
-    """Make `target` the same."""
-    for rank in range(len(orders.lengths)):
-        target.lengths[rank] = orders.lengths[rank]
-        for position in range(orders.lengths[rank]):
-            target.codes[rank, position] = orders.codes[rank, position]
-
-
-@kernel()
-def move_op(codes: Any, rank: int, source: int, target: int) -> None:
-    """Move what a rank has at one position to another; what is between makes room."""
-    code = codes[rank, source]
-    step = 1 if target > source else -1
-    while source != target:
-        codes[rank, source] = codes[rank, source + step]
-        source += step
-    codes[rank, target] = code
-
-
-class OrderClimber:
-    """A compiled kernel that climbs over orders at work on one problem, for one thread."""
-
-    def __init__(self, kernel: Callable[..., Any], given: tuple[Any, ...], reach: int, exchanges: int = 0) -> None:
-        """Waits until the kernel is compiled.
-
-        Args:
-            kernel: `polish`, or another one that takes the same, from the orders on.
-            given: what it takes before the orders, `ProblemArrays` first.
-            reach: how far an op may be moved.
-            exchanges: one in this many changes fuses or splits a backward; 0: none.
-        """
-        self._given, self._ranges = given, (2, reach, exchanges)
-        self._room, self._polish = workspace_of(given[0]), compiled(kernel)
-
-    def climb(self, orders: Orders, evaluations: int, seed: int, heat: float, stop: NDArray[np.bool_]) -> Any:
-        """The best value of that many changes of the orders, which become the best."""
-        rooms, draws = (orders.copy(), orders.copy()), draw(seed, DRAWS * evaluations)
-        before = np.empty_like(orders.codes[0])
-        return self._polish(*self._given, orders, *rooms, self._room, before, self._ranges, evaluations, draws, heat, stop)
+def problem_arrays_of(problem: Problem) -> ProblemArrays:
+    """The problem as the kernel's arrays, but for durations."""
+    tables = tables_of(problem)
+    stages = len(problem.stages)
+    visits = microbatches_by_stage(problem)
+    count = np.array([len(each) for each in visits], np.int64)
+    path_of = [problem.path_of[each[0]] if each else 0 for each in visits]
+    fed_by = np.array([tables.previous_stage[path, stage] for stage, path in enumerate(path_of)], np.int64)
+    feeds = np.array([tables.next_stage[path, stage] for stage, path in enumerate(path_of)], np.int64)
+    columns = np.arange(stages)
+    occupancy, latency = np.zeros((3, stages), np.int64), np.zeros((3, stages), np.int64)
+    resource = np.full((3, stages), -1, np.int64)
+    for direction in (0, 1):
+        occupancy[direction] = tables.occupancy_ns[direction, path_of, columns]
+        latency[direction] = tables.latency_ns[direction, path_of, columns]
+        resource[direction] = tables.resource[direction, path_of, columns]
+    rank_of_stage, parallel = tables.rank_of_stage, problem.data_parallel
+    gather = np.array(parallel.all_gather_ns if parallel and parallel.all_gather_ns else [0] * stages, np.int64)
+    scatter = np.array(parallel.reduce_scatter_ns if parallel else [-1] * stages, np.int64)
+    gathered, gathering = np.zeros(len(tables.resources), np.int64), np.zeros(problem.ranks, np.int64)
+    for rank, lane in enumerate(tables.collective_resource):  # on a trunk, those of lower ranks go first
+        gathering[rank] = gathered[lane]
+        gathered[lane] += gather[(rank_of_stage == rank) & (count > 0)].sum()
+    users = {(on, rank) for row in resource for on, rank in zip(row, rank_of_stage, strict=True) if on >= 0}
+    users |= set(zip(tables.collective_resource, range(problem.ranks), strict=True))
+    return ProblemArrays(
+        stage_rank=rank_of_stage,
+        count=count,
+        fed_by=fed_by,
+        feeds=feeds,
+        occupancy=occupancy.ravel(),
+        latency=latency.ravel(),
+        resource=resource.ravel(),
+        gather=gather,
+        scatter=scatter,
+        gathered=gathered,
+        collectives=tables.collective_resource,
+        gathering=gathering,
+        held=np.array([stage.activation_bytes for stage in problem.stages], np.int64),
+        kept=np.array([stage.activation_after_input_bytes for stage in problem.stages], np.int64),
+        again=np.array([stage.recomputed_bytes for stage in problem.stages], np.int64),
+        limit=np.array([UNLIMITED if limit is None else limit for limit in problem.memory_limit_bytes], np.int64),
+        in_turn=len({on for on, _ in users}) < len(users),
+        span=problem.objective is Objective.STAGE_SPAN,
+        in_order=problem.in_order,
+    )

@@ -1,6 +1,6 @@
 """The tables that the kernels read and write: a problem, a rule, and the state of a run.
 
-Plain, a row is an object (`ROW`); compiled, an element of a structured array.
+Plain, a row is an object (`ROW`); compiled, an element of a structured array (`as_arrays`, and `read_back`).
 
 A *lane* is one stage on one path. Its microbatches have consecutive *positions*, in microbatch order; the lanes of a rank are
 consecutive, too, path after path, in path order.
@@ -9,7 +9,12 @@ consecutive, too, path after path, in path order.
 from __future__ import annotations
 
 from dataclasses import make_dataclass
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 NEVER = 1 << 61
 """Later than anything happens."""
@@ -100,3 +105,50 @@ ROW = {
     for table, columns in COLUMNS.items()
 }
 """What a row of each table is when the kernel runs plain."""
+
+
+def as_arrays(scheduler: SchedulerState) -> SchedulerState:
+    """The same for the compiled kernel."""
+    return SchedulerState(**{name: _array(name, rows) for name, rows in scheduler._asdict().items()})
+
+
+def refresh(arrays: SchedulerState, scheduler: SchedulerState) -> SchedulerState:
+    """Write what a rule changes of the scheduler into its arrays, and return them."""
+    for name in ("lanes", "settings"):
+        getattr(arrays, name)[:] = _array(name, getattr(scheduler, name))
+    arrays.blocks["fused"] = [block.fused for block in scheduler.blocks]
+    return arrays
+
+
+def _rows_of(name: str, array: NDArray[Any]) -> list[Any]:
+    """The rows of a table that is an array."""
+    return [ROW[name](*row) for row in array.tolist()]
+
+
+def _array(name: str, rows: list[Any]) -> NDArray[Any]:
+    import numpy as np  # here and below: a plain run does without it
+
+    if name not in COLUMNS:
+        return np.array(rows, np.int64)
+    values = list(map(attrgetter(*COLUMNS[name]), rows))
+    return np.array(values, np.int64).view(_type_of(name)).reshape(len(rows))
+
+
+def read_back(scheduler: SchedulerState, arrays: SchedulerState) -> SchedulerState:
+    """The scheduler with what a run on its arrays has written for others."""
+    ranks, settings = (_rows_of(name, getattr(arrays, name)) for name in ("ranks", "settings"))
+    return scheduler._replace(ranks=ranks, settings=settings, order=arrays.order.tolist())
+
+
+def example_scheduler() -> SchedulerState:
+    """A scheduler of nothing, of the types that kernels are compiled for."""
+    import numpy as np
+
+    return SchedulerState(*(np.zeros((2, 2) if name == "held" else 2, _type_of(name)) for name in SchedulerState._fields))
+
+
+def _type_of(table: str) -> np.dtype[Any]:
+    """The type of the elements of a compiled kernel's table."""
+    import numpy as np
+
+    return np.dtype([(column, np.int64) for column in COLUMNS[table]] if table in COLUMNS else np.int64)

@@ -19,7 +19,7 @@ from schedc.analysis.gap import check_bound, relative_gap
 from schedc.errors import Infeasible, NoPlanFound, Unsupported
 from schedc.lower.problem import problem_of, static_bytes
 from schedc.solvers.exact.cpsat import solve_cpsat
-from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
+from schedc.solvers.heuristics.greedy import Greedy
 from schedc.solvers.layout.layout_arrays import ScheduledLayout, timed
 from schedc.solvers.layout.listed import QuickBound, open_layouts
 
@@ -204,7 +204,7 @@ class _Search:
         given = replace(limits, gap=0.0, deterministic=None if limits.deterministic is None else share)
         found = solve_cpsat(
             problem,
-            greedy(problem, GreedyOptions(n_sub=1)),
+            Greedy(n_sub=1)(problem),
             limits=given if limits.deterministic is not None else replace(given, time_s=share),
             known_bound_ns=entry.bound_ns,
             below_ns=None if self.best is None else self.best.objective_ns,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from schedc.analysis.simulation.memory import exceeded_limit
 from schedc.ir.costs import MessageCost
-from schedc.solvers.heuristics.rule_table import rule_table
+from schedc.solvers.heuristics.rule_table import RuleTable
 from schedc.solvers.node_mapping.exact import Assigned, assign
 from schedc.solvers.node_mapping.value import AssignedStep, Replicated, Timer, alike, costs_between, under
 
@@ -111,7 +111,7 @@ def assign_and_plan(given: Replicated, limits: Limits) -> tuple[Assigned, Schedu
     for schedule in _schedules(given):
         assigned = assign(replace(given, schedule=schedule), limits)
         step_ns, problem = assigned.after.step_ns, slowest_problem(Timer(given), assigned.node_of)
-        planned = rule_table(problem)
+        planned = RuleTable()(problem)
         if exceeded_limit(problem, planned) is None:
             planned_ns = Timer(replace(given, schedule=planned)).step(assigned.node_of).step_ns
             if planned_ns < step_ns:
@@ -138,7 +138,7 @@ def _schedules(given: Replicated) -> list[Schedule]:
             if len(found) < MOST_SCHEDULES:
                 costs = [cost if {link.source, link.destination} == {*pair} else usual for link in given.problem.links]
                 problem = under(given.problem, costs)
-                schedule = rule_table(problem)
+                schedule = RuleTable()(problem)
                 if schedule not in found and exceeded_limit(problem, schedule) is None:
                     found.append(schedule)
     return found

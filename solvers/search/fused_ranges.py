@@ -17,17 +17,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from schedc.compiled.compiler import compiled
+from schedc.errors import Unsupported
+from schedc.solvers.common.method import LocalSearch, fusing_saves_time
+from schedc.solvers.common.microbatch_order import entering
 from schedc.solvers.heuristics.greedy import GreedyRule
-from schedc.solvers.kernel.arrays import as_arrays, read_back
 from schedc.solvers.kernel.list_kernel import run_rule
 from schedc.solvers.kernel.list_scheduler import list_schedule_of
 from schedc.solvers.kernel.scheduler_state import count_by_stage, depth_by_stage, scheduler_of, set_rule
+from schedc.solvers.kernel.tables import as_arrays, read_back
+from schedc.solvers.search.rounds import climb_in_turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
+    from schedc.solvers.common.base import Climbing, Limits
+    from schedc.solvers.common.incumbent import Incumbent
 
 CLIMBS = 8
 """Rules that are climbed one after the other in each round; the best half of them starts the next round twice."""
@@ -93,58 +99,57 @@ class RangesEvaluator:
         return list_schedule_of(read_back(self._lists, self._arrays)).schedule
 
 
-def search_fused_ranges(
-    problem: Problem,
-    *,
-    evaluations: int = 0,
-    rounds: int = 20,
-    seed: int = 0,
-    time_s: float | None = None,
-    good_enough_ns: int = 0,
-    on_schedule: Callable[[Schedule], None],
-) -> bool:
+class FusedRanges(LocalSearch, frozen=True):
+    """Search over the range of microbatches whose backwards each stage fuses, and the rule of a list scheduler around it."""
+
+    name, place = "fused-ranges", 220
+
+    def improve(self, incumbent: Incumbent, limits: Limits) -> None:
+        """Offer better and better schedules, where fusing saves time."""
+        if not fusing_saves_time(incumbent.problem):
+            raise Unsupported("no backward that may be split takes less time fused")
+        problem, named = entering(incumbent.problem, incumbent.whole)
+        incumbent.cut_short |= search_fused_ranges(
+            problem, self.climbing(incumbent, limits), lambda schedule: incumbent.offer_valid(named(schedule), self.name)
+        )
+
+
+def search_fused_ranges(problem: Problem, climbing: Climbing, on_schedule: Callable[[Schedule], None]) -> bool:
     """Climb from ranges that suit many problems; returns whether the clock ended it.
 
     Args:
         problem: one that splits backwards; any placement, any memory limits.
-        evaluations: rules tried per climb and round; 0: as many as suit the problem's size.
-        rounds: at most this many.
-        seed: of the random changes.
-        time_s: end after the climb in which this many seconds have passed.
-        good_enough_ns: end when this objective is reached, by the kernel's clock.
+        climbing: how to climb; the clock is looked at after each climb.
         on_schedule: is called with each schedule that is better than all before it, when its climb has ended.
 
     Raises:
         Unsupported: a rank's memory limit does not hold one microbatch.
     """
-    evaluate, random, begun = RangesEvaluator(problem), Random(seed), time.perf_counter()
+    evaluate, random, begun = RangesEvaluator(problem), Random(climbing.seed), time.perf_counter()
     counts = count_by_stage(scheduler_of(problem))
-    evaluations = evaluations or min(400, max(20, PLACED_OPS // problem.num_ops))
+    evaluations = climbing.evaluations or min(400, max(20, PLACED_OPS // problem.num_ops))
     longest_ns = max(max(stage.forward_ns) for stage in problem.stages)
     looks_ns = [int(share * longest_ns) for share in LOOK_AHEADS]
     starts = [(evaluate(rule), number, rule) for number, rule in enumerate(_starts(problem, counts))]
     pool = [(value, rule) for value, _, rule in sorted(starts)[:CLIMBS]]
-    best_ns = pool[0][0]
-    evaluate(pool[0][1])
-    on_schedule(evaluate.schedule())
-    for _ in range(rounds):
-        for number, (value, rule) in enumerate(pool):
-            if best_ns <= good_enough_ns:
-                return False
-            if time_s is not None and time.perf_counter() - begun > time_s:
-                return True
-            for _ in range(evaluations):
-                tried = _changed(rule, counts, looks_ns, random)
-                reached = evaluate(tried)
-                if reached <= value:
-                    value, rule = reached, tried
-            pool[number] = value, rule
-            if value < best_ns:
-                best_ns = value
-                evaluate(rule)
-                on_schedule(evaluate.schedule())
-        pool = sorted(pool, key=lambda each: each[0])[: CLIMBS // 2] * 2
-    return False
+
+    def climbed(start: tuple[int, Ranges], _round: int) -> tuple[int, Ranges]:
+        value, rule = start
+        for _ in range(evaluations):
+            tried = _changed(rule, counts, looks_ns, random)
+            reached = evaluate(tried)
+            if reached <= value:
+                value, rule = reached, tried
+        return value, rule
+
+    def offer(entry: tuple[int, Ranges]) -> None:
+        evaluate(entry[1])
+        on_schedule(evaluate.schedule())
+
+    offer(pool[0])
+    if pool[0][0] <= climbing.good_enough_ns:
+        return False
+    return climb_in_turn(pool, climbing, climbed, again=CLIMBS // 2, begun=begun, best_ns=pool[0][0], on_better=offer)
 
 
 def _starts(problem: Problem, counts: list[int]) -> Iterator[Ranges]:

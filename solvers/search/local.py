@@ -7,25 +7,24 @@ only how many rounds there are may.
 
 from __future__ import annotations
 
-import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedc.solvers.common.interruption import wait_for
-from schedc.solvers.kernel.climb import Climber, PackedRule, climbing_scheduler, stop_flag
-from schedc.solvers.kernel.patience import policies
+from schedc.solvers.common.fuse_backwards import fuse_backwards
+from schedc.solvers.common.method import MIXED, LocalSearch, fusing_saves_time
+from schedc.solvers.common.microbatch_order import entering
+from schedc.solvers.kernel.climb import Climber, PackedRule, climbing_scheduler, policies
 from schedc.solvers.kernel.scheduler_state import count_by_stage, depth_by_stage
 from schedc.solvers.kernel.tables import NEVER
+from schedc.solvers.search.rounds import Found, Rounds
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from schedc.ir.problem import Problem
-    from schedc.ir.schedule import Schedule
+    from schedc.solvers.common.base import Climbing, Limits
+    from schedc.solvers.common.incumbent import Incumbent
 
 CLIMBS = 8
 """Rules that are climbed beside each other in one round; the best of them starts the next round's half."""
@@ -33,77 +32,55 @@ POLICIES = (0, 5, 0, 3)
 """Which of `policies` the climbs start from, in turn, where it mixes: none fused, all but the last, where little waits."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The best schedule of a local search."""
+class Local(LocalSearch, frozen=True):
+    """Local search over the rule of a list scheduler, whose backwards are then fused where that pays."""
 
-    schedule: Schedule
-    end_ns: int
-    """Its objective by the kernel's clock, which serves shared trunks in the order of starts."""
-    cut_short: bool
-    """Whether the clock ended it."""
-    ended_by: BaseException | None = None
-    """The interruption that ended it, to be raised once the schedule is kept."""
+    name, place = "local", 210
+
+    def improve(self, incumbent: Incumbent, limits: Limits) -> None:
+        """Offer the best schedule of many rules, and the same with backwards fused."""
+        problem, named = entering(incumbent.problem, incumbent.whole)
+        best = local_search(problem, self.climbing(incumbent, limits))
+        schedule = named(best.schedule)
+        incumbent.offer_valid(schedule, self.name)
+        incumbent.cut_short |= best.cut_short
+        if best.ended_by is not None:
+            raise best.ended_by
+        if fusing_saves_time(incumbent.problem):
+            incumbent.offer_valid(fuse_backwards(incumbent.problem, schedule, tables=incumbent.tables), f"{self.name}{MIXED}")
 
 
-def local_search(
-    problem: Problem,
-    *,
-    evaluations: int = 0,
-    rounds: int = 20,
-    seed: int = 0,
-    time_s: float | None = None,
-    good_enough_ns: int = 0,
-) -> Found:
+def local_search(problem: Problem, climbing: Climbing) -> Found:
     """The best schedule found. Climbs keep no reserves, unless all of them strand themselves on memory; with them none does.
 
     Args:
         problem: any placement, any memory limits.
-        evaluations: rules tried per climb and round; 0: as many as place about a million ops, 20 to 1,500.
-        rounds: at most this many.
-        seed: of the random changes.
-        time_s: end after the round in which this many seconds have passed.
-        good_enough_ns: end when this objective is reached; the end by the kernel's clock, which knows no shared trunks' ties.
+        climbing: rules tried per climb and round are, by default, as many as place about a million ops, 20 to 1,500.
 
     Raises:
         Unsupported: a rank's memory limit does not hold one microbatch.
     """
     scheduler = climbing_scheduler(problem)
     counts = count_by_stage(scheduler)
-    evaluations = evaluations or min(1500, max(20, 1_000_000 // (3 * len(scheduler.blocks))))
+    evaluations = climbing.evaluations or min(1500, max(20, 1_000_000 // (3 * len(scheduler.blocks))))
     climbers = [Climber(scheduler) for _ in range(CLIMBS)]
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(climbing.seed)
     start = policies(problem, scheduler)
     pool = [
         _first_rule(problem, counts, number, generator, start[POLICIES[number % 4] % len(start)].copy()) for number in range(CLIMBS)
     ]
-    values = [NEVER] * CLIMBS
-    begun, cut_short, ended_by = time.perf_counter(), False, None
-    with ThreadPoolExecutor(2) as threads, stop_flag() as stop:
-        for done_rounds in range(rounds):
-            heat = 0.01 * (1 - done_rounds / rounds)
-            jobs = [
-                threads.submit(climber.climb, rule, evaluations, seed * 7919 + done_rounds * CLIMBS + number, heat, stop)
-                for number, (climber, rule) in enumerate(zip(climbers, pool, strict=True))
-            ]
-            ended_by = wait_for(jobs, partial(stop.fill, True))
-            values = [job.result() for job in jobs]
-            if ended_by is not None or min(values) <= good_enough_ns:
-                break
-            if min(values) >= NEVER:
-                scheduler = climbing_scheduler(problem, reserves=True)
-                climbers = [Climber(scheduler) for _ in range(CLIMBS)]
-            if time_s is not None and time.perf_counter() - begun > time_s and done_rounds + 1 < rounds:
-                cut_short = True
-                break
-            ranking = sorted(range(CLIMBS), key=values.__getitem__)
-            for loser, winner in zip(ranking[CLIMBS // 2 :], ranking[: CLIMBS // 2], strict=True):
-                pool[loser] = PackedRule(*(each.copy() for each in pool[winner]))
-    best = min(range(CLIMBS), key=values.__getitem__)
+    rounds, best = Rounds(climbing=climbing, evaluations=evaluations, heat=0.01), 0
+    for values in rounds.run(climbers, pool):
+        ranking = sorted(range(CLIMBS), key=values.__getitem__)
+        best = ranking[0]
+        if values[best] >= NEVER and rounds.ended_by is None:
+            climbers[:] = [Climber(climbing_scheduler(problem, reserves=True)) for _ in range(CLIMBS)]
+        for loser, winner in zip(ranking[CLIMBS // 2 :], ranking[: CLIMBS // 2], strict=True):
+            pool[loser] = PackedRule(*(each.copy() for each in pool[winner]))
     end_ns = climbers[best].run(pool[best])
-    if end_ns >= NEVER and ended_by is not None:
-        raise ended_by
-    return Found(climbers[best].schedule(), end_ns, cut_short, ended_by)
+    if end_ns >= NEVER and rounds.ended_by is not None:
+        raise rounds.ended_by
+    return Found(climbers[best].schedule(), end_ns, rounds.cut_short, rounds.ended_by)
 
 
 def _first_rule(

@@ -11,18 +11,20 @@ from __future__ import annotations
 import math
 import time
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from schedc.compiled.compiler import compiled
+from schedc.errors import Unsupported
 from schedc.ir.problem import Problem, groups_of
-from schedc.solvers.common.microbatch_order import known_orders, renamed
+from schedc.solvers.common.method import LocalSearch
+from schedc.solvers.common.microbatch_order import entry_order, known_orders, order_is_open, renamed
 from schedc.solvers.heuristics.rule_table import table_of_rules
-from schedc.solvers.kernel.climb import Climber, PackedRule, climbing_scheduler, stop_flag
+from schedc.solvers.kernel.climb import Climber, PackedRule, climbing_scheduler, policies, stop_flag
 from schedc.solvers.kernel.list_kernel import run_rule
-from schedc.solvers.kernel.patience import policies
 from schedc.solvers.kernel.tables import NEVER
+from schedc.solvers.search.rounds import climb_in_turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from schedc.ir.schedule import Schedule
+    from schedc.solvers.common.base import Climbing, Limits
+    from schedc.solvers.common.incumbent import Incumbent
 
 POOL = 4
 """Orders that are climbed one after the other in each round; the best half of them starts the next round twice."""
@@ -40,6 +44,8 @@ PLACED_OPS = 600_000
 MOST_EVALUATIONS = 2_000
 HEAT = 0.004
 """How much worse an order may be that a climb goes on from, at its beginning, as a share of the objective."""
+OrderAndRule: TypeAlias = "tuple[int, NDArray[np.int64], PackedRule]"
+"""Behind the objective that they reach."""
 TIMES = ["forward_ns", "backward_input_ns", "weight_ns", "backward_ns"]
 
 
@@ -76,34 +82,40 @@ class _Line:
         return int(self._run(*self._scheduler))
 
 
+class MicrobatchOrder(LocalSearch, frozen=True):
+    """Search over the order in which microbatches enter, and over the rule of a list scheduler."""
+
+    name, place = "microbatch-order", 240
+
+    def improve(self, incumbent: Incumbent, limits: Limits) -> None:
+        """Offer better and better schedules, where the order is open."""
+        problem = incumbent.problem
+        if not order_is_open(problem):
+            raise Unsupported("the microbatches are alike, or enter in the given order")
+        incumbent.cut_short |= search_microbatch_order(
+            problem,
+            entry_order(problem, incumbent.start),
+            self.climbing(incumbent, limits),
+            lambda schedule: incumbent.offer_valid(schedule, self.name),
+        )
+
+
 def search_microbatch_order(
-    problem: Problem,
-    *,
-    start: Sequence[int],
-    evaluations: int = 0,
-    rounds: int = 20,
-    seed: int = 0,
-    time_s: float | None = None,
-    good_enough_ns: int = 0,
-    on_schedule: Callable[[Schedule], None],
+    problem: Problem, start: Sequence[int], climbing: Climbing, on_schedule: Callable[[Schedule], None]
 ) -> bool:
     """Climb from known orders and from `start`; returns whether the clock ended it.
 
     Args:
         problem: microbatches that differ and may enter in any order; any placement, any memory limits.
         start: the order of the best schedule known, as of `schedc.solvers.common.microbatch_order`.
-        evaluations: orders, and rules, tried per climb and round; 0: as many as suit the problem's size.
-        rounds: at most this many.
-        seed: of the random changes.
-        time_s: end after the climb in which this many seconds have passed.
-        good_enough_ns: end when this objective is reached, by the kernel's clock.
+        climbing: how to climb, over orders and over rules; the clock is looked at after each climb.
         on_schedule: is called with each schedule that is better than all before it, when its climb has ended.
 
     Raises:
         Unsupported: a rank's memory limit does not hold one microbatch.
     """
-    random, begun = Random(seed), time.perf_counter()
-    evaluations = evaluations or min(MOST_EVALUATIONS, max(20, PLACED_OPS // problem.num_ops))
+    random, begun = Random(climbing.seed), time.perf_counter()
+    evaluations = climbing.evaluations or min(MOST_EVALUATIONS, max(20, PLACED_OPS // problem.num_ops))
     orders = [np.array(order, np.int64) for order in dict.fromkeys((tuple(start), *known_orders(problem)))]
     line = _Line(problem)
     pool = _first_pool(problem, line, orders)
@@ -111,33 +123,26 @@ def search_microbatch_order(
         line = _Line(problem, reserves=True)
         pool = _first_pool(problem, line, orders)
     swaps = _Moves(problem, random)
-    best_ns = NEVER
+
+    def offer(entry: OrderAndRule) -> None:
+        _, order, rule = entry
+        line.climber.run(rule)
+        on_schedule(renamed(line.climber.schedule(), order.tolist()))
+
     with stop_flag() as stop:  # nothing sets it before the end
-        for number in range(rounds):
-            heat = HEAT * (1 - number / rounds)
-            for at, (_, order, rule) in enumerate(pool):
-                value, order = _climbed(line, order, rule, swaps, evaluations, heat)
-                line.take(order)
-                tried = PackedRule(*(each.copy() for each in rule))
-                reached = line.climber.climb(tried, evaluations, random.randrange(1 << 30), 0.0, stop)
-                if reached <= value:
-                    value, rule = reached, tried
-                pool[at] = value, order, rule
-                if value < best_ns:
-                    best_ns = value
-                    line.climber.run(rule)
-                    on_schedule(renamed(line.climber.schedule(), order.tolist()))
-                if best_ns <= good_enough_ns:
-                    return False
-                if time_s is not None and time.perf_counter() - begun > time_s:
-                    return True
-            pool = sorted(pool, key=lambda each: each[0])[: POOL // 2] * 2
-    return False
+
+        def climbed(start: OrderAndRule, number: int) -> OrderAndRule:
+            _, order, rule = start
+            value, order = _climbed(line, order, rule, swaps, evaluations, HEAT * (1 - number / climbing.rounds))
+            line.take(order)
+            tried = PackedRule(*(each.copy() for each in rule))
+            reached = line.climber.climb(tried, evaluations, random.randrange(1 << 30), 0.0, stop)
+            return (reached, order, tried) if reached <= value else (value, order, rule)
+
+        return climb_in_turn(pool, climbing, climbed, again=POOL // 2, begun=begun, on_better=offer)
 
 
-def _first_pool(
-    problem: Problem, line: _Line, orders: Sequence[NDArray[np.int64]]
-) -> list[tuple[int, NDArray[np.int64], PackedRule]]:
+def _first_pool(problem: Problem, line: _Line, orders: Sequence[NDArray[np.int64]]) -> list[OrderAndRule]:
     """The best orders, each with its best rule of the table, and its value; the best one first."""
     rules = table_of_rules(problem, line.lists, RULES)
     ways = policies(problem, line.lists)

@@ -15,10 +15,11 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.ir.ops import Kind, Op
 from schedc.ir.schedule import Schedule
-from schedc.models.grid import TimeGrid, grid_of
-from schedc.models.periodic import Cycle, build_cycle, held_at_most, takes_less_fused
+from schedc.models.blocks import TimeGrid, grid_of
+from schedc.models.periodic import build_cycle, held_at_most, takes_less_fused
 from schedc.solvers.common.base import NO_LIMITS, Limits
-from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
+from schedc.solvers.common.method import Search
+from schedc.solvers.heuristics.greedy import Greedy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
     from schedc.ir.problem import Problem
+    from schedc.models.periodic import Cycle
+    from schedc.solvers.common.incumbent import Incumbent
 
 SETTLED_WAVES = 7
 """A schedule of this many waves is long enough to have a steady state."""
@@ -58,6 +61,20 @@ class Wave:
             for op, at_ns in self.start_ns.items()
         }
         return Wave(microbatches=times * self.microbatches, period_ns=times * self.period_ns, start_ns=start_ns)
+
+
+class Periodic(Search, frozen=True):
+    """Periodic schedules: one wave of microbatches, solved with its period as objective and repeated."""
+
+    name, place = "periodic", 250
+
+    def improve(self, incumbent: Incumbent, limits: Limits) -> None:
+        """Offer the schedule of each wave that is better than those before it."""
+        timed = limits.deterministic is None
+        incumbent.work += limits.deterministic or 0.0  # it does not tell what it spent of it
+        given = limits if timed else replace(limits, time_s=None)
+        periodic(incumbent.problem, limits=given, on_schedule=lambda schedule: incumbent.offer_valid(schedule, self.name))
+        incumbent.cut_short |= timed and incumbent.found_by == self.name
 
 
 def periodic(
@@ -164,7 +181,7 @@ def wave_of_greedy(problem: Problem, size: int) -> Wave:
     """
     count = min(problem.microbatches, SETTLED_WAVES * size)
     short = replace(problem, microbatches=count, path_of=(0,) * count)
-    schedule = greedy(short, GreedyOptions(n_sub=1))
+    schedule = Greedy(n_sub=1)(short)
     timeline = simulate(short, schedule)
     start_ns: dict[Op, int] = {}
     for rank, order in enumerate(schedule.orders):

@@ -8,8 +8,8 @@ them are tried in a second. It finishes what a rule or a template leaves undone.
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,46 +17,61 @@ import numpy as np
 from schedc.ir.index import tables_of
 from schedc.ir.ops import Kind, Op
 from schedc.ir.schedule import Schedule
-from schedc.solvers.common.fusing import fusing_saves_time
-from schedc.solvers.common.interruption import wait_for
+from schedc.solvers.common.interruption import NOTICE_S, Interruption
+from schedc.solvers.common.method import LocalSearch, fusing_saves_time
 from schedc.solvers.kernel.climb import stop_flag
-from schedc.solvers.kernel.order_evaluator import OrderClimber, Orders, polish
-from schedc.solvers.kernel.problem_arrays import ProblemArrays, microbatches_by_stage, problem_arrays_of
-from schedc.solvers.search.local import Found
+from schedc.solvers.kernel.order_climb import OrderClimber, polish, sampled_climber
+from schedc.solvers.kernel.order_evaluator import Orders, ProblemArrays, Sampled, microbatches_by_stage, problem_arrays_of
+from schedc.solvers.search.rounds import Found, Rounds
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from numpy.typing import NDArray
 
     from schedc.ir.problem import Problem
+    from schedc.solvers.common.base import Climbing, Limits
+    from schedc.solvers.common.incumbent import Incumbent
 
 CLIMBS = 2
-"""Searches beside each other in one round; each next round starts from the best of them."""
+"""Searches beside each other in one round."""
 REACH = 10
 """How far an op may be moved."""
 EXCHANGES = 4
 """Where it can pay, one in this many changes fuses or splits a backward."""
+HEAT = 2e-4
+"""How much worse orders may be that a climb goes on from, at its beginning, as a share of the objective."""
+ROUND_OPS = 15_000_000
+"""About this many ops are timed for several conditions by each search in one round, where none of its orders is given up early."""
 
 
-def polish_schedule(
-    problem: Problem,
-    schedule: Schedule,
-    *,
-    evaluations: int = 0,
-    rounds: int = 20,
-    seed: int = 0,
-    time_s: float | None = None,
-    good_enough_ns: int = 0,
-) -> Found:
-    """The best schedule found from this one.
+class Polish(LocalSearch, frozen=True):
+    """Local search over the orders of the best schedule of whole blocks: single ops are changed as long as nothing gets worse.
+
+    Where nothing is gained by fusing, every backward is split.
+    """
+
+    name, place = "polish", 230
+
+    def improve(self, incumbent: Incumbent, limits: Limits) -> None:
+        """Offer the best schedule of many changes."""
+        problem, start = incumbent.problem, incumbent.start
+        if problem.split_backward and not fusing_saves_time(problem):
+            start = _split(start)
+        found = polish_schedule(problem, start, self.climbing(incumbent, limits))
+        incumbent.offer_valid(found.schedule, self.name)
+        incumbent.cut_short |= found.cut_short
+        if found.ended_by is not None:
+            raise found.ended_by
+
+
+def polish_schedule(problem: Problem, schedule: Schedule, climbing: Climbing) -> Found:
+    """The best schedule found from this one. Each round starts from the best of the last.
 
     Args:
         problem: any placement, any memory limits.
         schedule: of whole blocks; fused and split backwards may be mixed, but only where fusing can pay does it change which.
-        evaluations: changes per search and round; 0: as many as time about ten million ops.
-        rounds: at most this many; the heat falls with them.
-        seed: of the random changes.
-        time_s: end after the round in which this many seconds have passed.
-        good_enough_ns: end when this objective is reached.
+        climbing: changes per search and round are, by default, as many as time about ten million ops; the heat falls with rounds.
 
     Raises:
         ValueError: the schedule has blocks that are cut.
@@ -64,28 +79,92 @@ def polish_schedule(
     facts = problem_arrays_of(problem)
     exchanges = EXCHANGES if fusing_saves_time(problem) else 0
     orders = packed_orders(problem, facts, schedule, exchanges=bool(exchanges))
-    evaluations = evaluations or min(40_000, max(200, 10_000_000 // int(orders.lengths.sum())))
+    evaluations = climbing.evaluations or min(40_000, max(200, 10_000_000 // int(orders.lengths.sum())))
     climbers = [OrderClimber(polish, (facts, durations_by_visit_ns(problem)), REACH, exchanges) for _ in range(CLIMBS)]
-    begun, cut_short, ended_by = time.perf_counter(), False, None
-    with ThreadPoolExecutor(CLIMBS) as threads, stop_flag() as stop:
-        best_ns = climbers[0].climb(orders, 0, 0, 0.0, stop)
-        for done_rounds in range(rounds):
-            heat = 2e-4 * (1 - done_rounds / rounds)
-            tries = [orders.copy() for _ in range(CLIMBS)]
-            jobs = [
-                threads.submit(climber.climb, each, evaluations, seed * 7919 + done_rounds * CLIMBS + at, heat, stop)
-                for at, (climber, each) in enumerate(zip(climbers, tries, strict=True))
-            ]
-            ended_by = wait_for(jobs, partial(stop.fill, True))
-            values = [job.result() for job in jobs]
-            best_ns = min(values)
-            orders = tries[values.index(best_ns)]
-            if ended_by is not None or best_ns <= good_enough_ns:
-                break
-            if time_s is not None and time.perf_counter() - begun > time_s and done_rounds + 1 < rounds:
-                cut_short = True
-                break
-    return Found(unpacked_schedule(problem, orders), int(best_ns), cut_short, ended_by)
+    rounds, best_ns = Rounds(climbing=climbing, evaluations=evaluations, heat=HEAT), 0
+    pool = [orders.copy() for _ in range(CLIMBS)]
+    for values in rounds.run(climbers, pool):
+        best_ns = min(values)
+        orders = pool[values.index(best_ns)]
+        pool[:] = [orders.copy() for _ in range(CLIMBS)]
+    return Found(unpacked_schedule(problem, orders), int(best_ns), rounds.cut_short, rounds.ended_by)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSampled:
+    """The best schedule of a local search over samples."""
+
+    schedule: Schedule
+    value_ns: float
+    """By the kernel's clock."""
+    cut_short: bool
+    """Whether the clock or an interruption ended it."""
+    values_ns: tuple[float, ...]
+    """Of the schedules that it began with."""
+
+
+def polish_sampled_schedules(
+    problems: Sequence[Problem],
+    weights: Sequence[float],
+    starts: Sequence[Schedule],
+    climbing: Climbing,
+    *,
+    percentile: float = 0.0,
+    least_ns: Sequence[int],
+    interruption: Interruption | None = None,
+) -> FoundSampled:
+    """The best schedule found from these for many conditions at once.
+
+    One order of ops serves all conditions; the mean of its ends counts, or a percentile. The second half of the rounds starts from
+    the best.
+
+    Args:
+        problems: one problem under each of the conditions; any placement, any memory limits.
+        weights: of the conditions, above 0.
+        starts: schedules of whole blocks, the best first; each keeps the memory limits.
+        climbing: changes per search and round are by size, by default; the heat falls with rounds, and a round ends with the time.
+        percentile: from 0 to 1, what share of the weight ends by the value; 0: the mean counts.
+        least_ns: for each condition, a lower bound on the end.
+        interruption: what listens to signals, if something does; one ends the search, and what it has found counts.
+
+    Raises:
+        ValueError: a schedule has blocks that are cut.
+    """
+    problem = problems[0]
+    facts, exchanges = problem_arrays_of(problem), EXCHANGES if any(map(fusing_saves_time, problems)) else 0
+    sampled = sampled_of(problems, weights, least_ns, percentile)
+    packed = [packed_orders(problem, facts, start, exchanges=bool(exchanges)) for start in starts]
+    ops = int(packed[0].lengths.sum()) * len(problems)
+    evaluations = climbing.evaluations or min(40_000, max(200, ROUND_OPS // ops))
+    deadline_s = None if climbing.time_s is None else time.perf_counter() + climbing.time_s
+
+    def wait_in_time(jobs: Sequence[Future[float]], stop: Callable[[], None]) -> BaseException | None:
+        """A signal leaves a mark and raises nothing."""
+        ended_by: BaseException | None = None
+        while wait(jobs, timeout=NOTICE_S).not_done:
+            if interruption is not None and interruption.requested:
+                ended_by = KeyboardInterrupt()
+            elif deadline_s is not None and time.perf_counter() >= deadline_s:
+                ended_by = TimeoutError()
+            if ended_by is not None:
+                stop()
+        return ended_by
+
+    climbers = [sampled_climber(facts, sampled, REACH, exchanges) for _ in range(CLIMBS)]
+    with stop_flag() as stop:
+        first = [climbers[0].climb(each, 0, 0, 0.0, stop) for each in packed]
+    ranking = sorted(range(len(packed)), key=first.__getitem__)
+    pool = [packed[ranking[number % len(ranking)]].copy() for number in range(CLIMBS)]
+    best, best_ns = packed[ranking[0]], first[ranking[0]]
+    in_round = replace(climbing, time_s=None)
+    rounds = Rounds(climbing=in_round, evaluations=evaluations, heat=HEAT, cools_first=True, wait=wait_in_time)
+    for number, values in enumerate(rounds.run(climbers, pool) if best_ns > climbing.good_enough_ns else ()):
+        for value_ns, each in zip(values, pool, strict=True):
+            if value_ns < best_ns:
+                best, best_ns = each.copy(), value_ns
+        if 2 * number >= climbing.rounds:
+            pool[:] = [best.copy() for _ in range(CLIMBS)]
+    return FoundSampled(unpacked_schedule(problem, best), float(best_ns), rounds.ended_by is not None, tuple(map(float, first)))
 
 
 def packed_orders(problem: Problem, facts: ProblemArrays, schedule: Schedule, *, exchanges: bool) -> Orders:
@@ -130,3 +209,30 @@ def unpacked_schedule(problem: Problem, orders: Orders) -> Schedule:
 
     rows = zip(orders.codes.tolist(), orders.lengths.tolist(), strict=True)
     return Schedule(orders=tuple(tuple(op(code) for code in order[:length]) for order, length in rows))
+
+
+def sampled_of(problems: Sequence[Problem], weights: Sequence[float], least_ns: Sequence[int], percentile: float) -> Sampled:
+    """What differs between the problems, for the kernel; arguments as of `polish_sampled_schedules`."""
+    each = [problem_arrays_of(problem) for problem in problems]
+    durations_ns = [durations_by_visit_ns(problem) for problem in problems]
+    if all(np.array_equal(duration_ns, durations_ns[0]) for duration_ns in durations_ns):
+        durations_ns = durations_ns[:1]
+    shares = np.array(weights, np.float64) / sum(weights)
+    rest_ns = np.append(np.cumsum((shares * np.array(least_ns, np.float64))[::-1])[::-1], 0.0)
+    return Sampled(
+        occupancy=np.stack([facts.occupancy for facts in each]),
+        latency=np.stack([facts.latency for facts in each]),
+        duration=np.stack(durations_ns),
+        share=shares,
+        percentile=percentile,
+        rest_ns=rest_ns,
+        ends_ns=np.zeros(len(problems), np.int64),
+    )
+
+
+def _split(schedule: Schedule) -> Schedule:
+    """Each fused backward as B and W, one after the other."""
+    halves = {kind: (Kind.B, Kind.W) if kind is Kind.BW else (kind,) for kind in Kind}
+    return Schedule(
+        orders=tuple(tuple(op._replace(kind=half) for op in order for half in halves[op.kind]) for order in schedule.orders)
+    )

@@ -7,7 +7,8 @@ numbers, so a list of ranks in any order is as good as 0, 1, 2 …
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple
 
 from schedc.errors import Unsupported
 from schedc.ir.schedule import Schedule
@@ -39,51 +40,33 @@ class Grid:
         return len(self.stages[0])
 
 
-def line(problem: Problem, template: str) -> Grid:
-    """The problem as one path that visits every rank once.
+class Shape(NamedTuple):
+    """A path of passes over all ranks, each in the same order, or each in the order opposite to the one before."""
+
+    needs: str
+    """What to say that a template needs."""
+    least: int = 1
+    """Passes, at least and at most."""
+    most: float = inf
+    back_and_forth: bool = False
+
+
+LINE = Shape("a unidirectional placement (one stage per rank)", most=1)
+LOOP = Shape("a loop placement with 2 or more chunks per rank", least=2)
+LINE_OR_LOOP = Shape("a unidirectional or a loop placement")
+WAVE = Shape("a wave placement with 2 or more chunks per rank", least=2, back_and_forth=True)
+WAVE_OF_TWO = Shape("a wave placement with 2 chunks per rank", least=2, most=2, back_and_forth=True)
+
+
+def grid_for(problem: Problem, template: str, shape: Shape) -> Grid:
+    """The problem as one path of this shape.
 
     Raises:
         Unsupported: it is none.
     """
-    grid = _line(problem)
-    if grid is None:
-        raise _lacks(problem, template, "a unidirectional placement (one stage per rank)")
-    return grid
-
-
-def loop(problem: Problem, template: str) -> Grid:
-    """The problem as one path that visits the ranks in the same order two or more times.
-
-    Raises:
-        Unsupported: it is none.
-    """
-    grid = _passes(problem, back_and_forth=False)
-    if grid is None or grid.chunks < 2:
-        raise _lacks(problem, template, "a loop placement with 2 or more chunks per rank")
-    return grid
-
-
-def line_or_loop(problem: Problem, template: str) -> Grid:
-    """The problem as one path that visits the ranks in the same order once or more.
-
-    Raises:
-        Unsupported: it is none.
-    """
-    grid = _passes(problem, back_and_forth=False)
-    if grid is None:
-        raise _lacks(problem, template, "a unidirectional or a loop placement")
-    return grid
-
-
-def wave(problem: Problem, template: str, chunks: int | None = None) -> Grid:
-    """The problem as one path that visits the ranks forth and back, `chunks` times in all; None: two or more.
-
-    Raises:
-        Unsupported: it is none.
-    """
-    grid = _passes(problem, back_and_forth=True)
-    if grid is None or grid.chunks < 2 or (chunks is not None and grid.chunks != chunks):
-        raise _lacks(problem, template, f"a wave placement with {chunks or '2 or more'} chunks per rank")
+    grid = _passes(problem, back_and_forth=shape.back_and_forth)
+    if grid is None or not shape.least <= grid.chunks <= shape.most:
+        raise Unsupported(f"{template} needs {shape.needs}; this job has {_found(problem)}")
     return grid
 
 
@@ -95,7 +78,7 @@ def two_lines(problem: Problem, template: str) -> tuple[Grid, Grid]:
     """
     grids = _two_lines(problem)
     if grids is None:
-        raise _lacks(problem, template, "a bidirectional placement")
+        raise Unsupported(f"{template} needs a bidirectional placement; this job has {_found(problem)}")
     return grids
 
 
@@ -120,26 +103,15 @@ def schedule_of(problem: Problem, grid: Grid, order_at: Callable[[int], Iterable
     return Schedule(orders=tuple(orders))
 
 
-def found(problem: Problem) -> str:
+def _found(problem: Problem) -> str:
     """What shape the problem has, in words for a message."""
     if len(problem.paths) > 1:
         return "a bidirectional placement" if _two_lines(problem) else f"{len(problem.paths)} paths"
-    if _line(problem) is not None:
-        return "a unidirectional placement"
     for name, back_and_forth in (("loop", False), ("wave", True)):
         grid = _passes(problem, back_and_forth=back_and_forth)
         if grid is not None:
-            return f"a {name} placement with {grid.chunks} chunks"
+            return "a unidirectional placement" if grid.chunks == 1 else f"a {name} placement with {grid.chunks} chunks"
     return f"a placement of {len(problem.stages)} stages on {problem.ranks} ranks that is neither a loop nor a wave"
-
-
-def _lacks(problem: Problem, template: str, needs: str) -> Unsupported:
-    return Unsupported(f"{template} needs {needs}; this job has {found(problem)}")
-
-
-def _line(problem: Problem) -> Grid | None:
-    grid = _passes(problem, back_and_forth=False)
-    return grid if grid is not None and grid.chunks == 1 else None
 
 
 def _passes(problem: Problem, *, back_and_forth: bool) -> Grid | None:

@@ -20,7 +20,7 @@ from schedc.ir.layout import Layout
 from schedc.ir.ops import Kind
 from schedc.ir.workload import Device, Layer, Network, Workload
 from schedc.lower.problem import problem_of, problem_under, static_bytes
-from schedc.solvers.heuristics.rule_table import RuleTableOptions, rule_table
+from schedc.solvers.heuristics.rule_table import RuleTable
 from schedc.verify.plan.checks import verify_plan
 
 RANKS, LAYERS, STEPS = 3, 9, 100
@@ -74,13 +74,13 @@ def test_no_boundaries_gain_much_more(seeds: range) -> None:
         random = Random(seed)
         given = workload(random)
         start = problem_of(given, layout((3, 6)))
-        plan = plan_of(start, rule_table(start))
+        plan = plan_of(start, RuleTable()(start))
         conditions = slow(random.randrange(RANKS), random.choice((1.3, 1.7, 2.5)))
         found = repartition(plan, given, conditions, steps=STEPS)
         gains = [0]
         for cuts in combinations(range(1, LAYERS), RANKS - 1):
             problem = problem_under(problem_of(given, layout(cuts)), conditions)
-            after_ns = simulate(problem, rule_table(problem, RuleTableOptions(climb_ops=0))).makespan_ns
+            after_ns = simulate(problem, RuleTable(climb_ops=0)(problem)).makespan_ns
             moved_ns = move_ns(given, cuts)
             gains.append(STEPS * (found.stay_ns - after_ns) - moved_ns if cuts != (3, 6) else 0)
         assert found.gain_ns == STEPS * (found.stay_ns - found.objective_ns) - found.move_ns
@@ -111,7 +111,7 @@ def test_a_rank_that_is_full_gets_no_layer() -> None:
     roomy = workload(random)
     layers = tuple(replace(layer, parameters=10, static_bytes=40) for layer in roomy.layers)
     start = problem_of(roomy, layout((3, 6)))
-    plan = plan_of(start, rule_table(start))
+    plan = plan_of(start, RuleTable()(start))
     free = repartition(plan, replace(roomy, layers=layers), slow(1, 2.5), steps=STEPS)
     assert free.moved
     full = replace(roomy, layers=layers, devices=(Device(capacity_bytes=3 * 40 + 30), Device(), Device(capacity_bytes=1000)))
@@ -127,7 +127,7 @@ def test_a_rank_that_is_full_gets_no_layer() -> None:
 def test_a_move_must_pay() -> None:
     given = workload(Random(1))
     start = problem_of(given, layout((3, 6)))
-    plan = plan_of(start, rule_table(start))
+    plan = plan_of(start, RuleTable()(start))
     many = repartition(plan, given, slow(0, 2.0), steps=STEPS)
     assert many.moved
     assert many.moved_bytes == sum(4 * given.layers[layer].parameters for layer in many.moved)
@@ -146,12 +146,12 @@ def test_a_link_with_the_time_of_a_message_takes_layers_as_one_with_a_bandwidth(
     for cost in (MessageCost(latency_ns=500, bytes_per_second=10**5), MessageCost(latency_ns=500, transfer_ns=10_000)):
         costly = replace(given, network=Network(site_of_rank=(0,) * RANKS, within=cost))
         start = problem_of(costly, layout((3, 6)))
-        found.append(repartition(plan_of(start, rule_table(start)), costly, slow(0, 2.5), steps=STEPS))
+        found.append(repartition(plan_of(start, RuleTable()(start)), costly, slow(0, 2.5), steps=STEPS))
     one, other = found
     assert one.moved
     assert (one.moved, one.move_ns, one.gain_ns) == (other.moved, other.move_ns, other.gain_ns)
     sizes = replace(costly, layers=(*costly.layers[:2], replace(costly.layers[2], message_bytes=2), *costly.layers[3:]))
-    plan = plan_of(start := problem_of(sizes, layout((3, 6))), rule_table(start))
+    plan = plan_of(start := problem_of(sizes, layout((3, 6))), RuleTable()(start))
     with pytest.raises(InvalidInput, match=r"found a transfer of 10 us between ranks 0 and 1, expected a bandwidth: layers cross"):
         repartition(plan, sizes, slow(0, 2.5), steps=STEPS)
     measured = {pair: LinkState(bytes_per_second=10**5) for pair in permutations(range(RANKS), 2)}
@@ -163,7 +163,7 @@ def test_a_link_with_the_time_of_a_message_takes_layers_as_one_with_a_bandwidth(
 def test_refusals() -> None:
     given = workload(Random(1))
     start = problem_of(given, layout((3, 6)))
-    plan = plan_of(start, rule_table(start))
+    plan = plan_of(start, RuleTable()(start))
     with pytest.raises(InvalidInput, match="steps and pause_ns: found -1 and 0, expected"):
         repartition(plan, given, AS_PLANNED, steps=-1)
     by_stage = replace(given, layers=tuple(replace(layer, position=None) for layer in given.layers))

@@ -22,8 +22,8 @@ from schedc.ir.problem import DataParallel
 from schedc.lower.problem import problem_under
 from schedc.runtime.replicas.pipelines import check_same_collectives
 from schedc.solvers.driver.registry import constructive
-from schedc.solvers.heuristics.pipemorph import pipemorph
-from schedc.solvers.heuristics.slow_link_rules import slow_link_rules
+from schedc.solvers.heuristics.pipemorph import PipeMorph
+from schedc.solvers.heuristics.rule_table import slow_link_rules
 from schedc.solvers.kernel.climb import climbing_scheduler
 from schedc.verify.plan.checks import verify_plan
 from schedc.verify.problem import check_pipeline
@@ -181,7 +181,7 @@ def test_no_worse_than_pipemorph_where_a_link_is_slow() -> None:
         plan = four_ranks()
         conditions = Conditions(links=dict.fromkeys((slow, slow[::-1]), LinkState(latency_ns=45)))
         now = problem_under(plan.problem, conditions)
-        assert replan(plan, conditions, climb_ops=0).objective_ns <= simulate(now, pipemorph(now)).makespan_ns
+        assert replan(plan, conditions, climb_ops=0).objective_ns <= simulate(now, PipeMorph()(now)).makespan_ns
 
 
 def test_the_rules_for_slow_links_are_the_first_of_the_table() -> None:

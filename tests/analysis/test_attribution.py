@@ -22,7 +22,7 @@ from schedc.analysis.attribution.waits import Awaited, SegmentKind, critical_pat
 from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.ops import Kind, Op
 from schedc.ir.schedule import Schedule
-from schedc.solvers.heuristics.greedy import greedy
+from schedc.solvers.heuristics.greedy import Greedy
 
 if TYPE_CHECKING:
     from schedc.analysis.attribution.waits import Waits
@@ -258,7 +258,7 @@ def test_memory_is_named_where_one_activation_more_would_help() -> None:
 
 
 def _causes(problem: Problem) -> tuple[list[dict[Blame, int]], Waits]:
-    schedule = greedy(problem)
+    schedule = Greedy()(problem)
     timeline = simulate(problem, schedule)
     waits = waits_of(problem, timeline)
     found = idle_of(problem, schedule, timeline, waits)

@@ -25,7 +25,8 @@ from msgspec import inspect
 from schedc.analysis.simulation.simulate import simulate
 from schedc.formats.plan.plan_file import read_plan
 from schedc.formats.trace_file import write_trace_file
-from schedc.solvers.driver.registry import LAYOUT_METHODS, METHODS, SEARCHES, options_of
+from schedc.solvers.common.method import Constructive, Method, Search
+from schedc.solvers.driver.registry import LAYOUT_METHODS, methods
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -156,7 +157,7 @@ OUTPUTS = {
     "a table in no folder": Row("bench m70 --csv no/table.csv", 2, "no/table.csv: cannot be written: the directory {here}/no does not exist; create it first"),
     "a table on standard output": Row("bench m70 --csv -", 2, "--csv: found -, expected a file; standard output has the tables (a file of that name needs its absolute path)"),
 }
-KNOWN_METHODS = ", ".join(("auto", *METHODS, *SEARCHES, *LAYOUT_METHODS))
+KNOWN_METHODS = ", ".join(("auto", *methods(Constructive), *methods(Search), *LAYOUT_METHODS))
 COMMANDS = {
     "an unknown command": Row("compil job.toml", 2, "found an unknown command \"compil\"; did you mean 'compile'?"),
     "an unknown option": Row("show plan.json --form 1ms", 2, "found an unknown option \"--form\"; did you mean '--from'?"),
@@ -307,8 +308,8 @@ def test_a_byte_order_mark_is_passed_over(command: str, here: Path, capsys: pyte
 
 
 def test_every_number_of_a_method_has_a_range() -> None:
-    for name in (*METHODS, *SEARCHES):
-        for option in inspect.type_info(options_of(name)).fields:  # type: ignore[attr-defined]
+    for name, method in methods(Method).items():
+        for option in inspect.type_info(method).fields:  # type: ignore[attr-defined]
             kinds = option.type.types if isinstance(option.type, inspect.UnionType) else (option.type,)
             for kind in kinds:
                 number = kind.item_type if isinstance(kind, inspect.VarTupleType) else kind

@@ -99,7 +99,7 @@ def test_a_search_that_fails_is_told_and_the_plan_is_written(tmp_path: Path, mon
     def failing(*_: object) -> None:
         raise KeyError("lost")
 
-    monkeypatch.setattr("schedc.solvers.driver.searches.milp", failing)
+    monkeypatch.setattr("schedc.solvers.exact.milp.Milp.improve", failing)
     job = tmp_path / "job.toml"  # its least makespan is above every analytic bound
     job.write_text(
         '[pipeline]\nranks = 2\nmicrobatches = 2\nplacement = "wave"\nchunks = 2\n[topology.within]\nlatency = "1 ms"\n'

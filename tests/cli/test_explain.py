@@ -24,8 +24,8 @@ from schedc.ir.plan import BoundName, MadeBy
 from schedc.ir.problem import Link
 from schedc.ir.schedule import Schedule
 from schedc.solvers.common.interruption import Interruption
-from schedc.solvers.heuristics.greedy import greedy
-from schedc.solvers.templates.one_f_one_b import one_f_one_b
+from schedc.solvers.heuristics.greedy import Greedy
+from schedc.solvers.templates.fused import OneFOneB
 from schedc.study.explain import explain
 from schedc.study.explain.changes import ChangeKind, faster_link, more_memory, one_more_microbatch, other_choices
 from schedc.study.explain.resolve import Solver, pair_delays
@@ -56,7 +56,7 @@ def explained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
     """A plan's file, and what `--json` says of it."""
     problem = small()
     path = tmp_path_factory.mktemp("explain") / "plan.json"
-    write_plan(certified(problem, one_f_one_b(problem)), path)
+    write_plan(certified(problem, OneFOneB()(problem)), path)
     done = schedc("explain", path, "--json", "--time-limit", "10min")
     assert (done.returncode, done.stderr) == (0, "")
     said: dict[str, Any] = json.loads(done.stdout)
@@ -66,7 +66,7 @@ def explained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
 def test_the_numbers_add_up(explained: tuple[Path, dict[str, Any]]) -> None:
     _, said = explained
     problem = small()
-    timeline = simulate(problem, one_f_one_b(problem))
+    timeline = simulate(problem, OneFOneB()(problem))
     assert said["makespan_ns"] == timeline.makespan_ns
     assert sum(each["end_ns"] - each["start_ns"] for each in said["critical_path"]) == timeline.makespan_ns
     for rank in said["ranks"]:
@@ -109,7 +109,7 @@ def test_the_page_fits(explained: tuple[Path, dict[str, Any]]) -> None:
 def test_the_base_is_what_a_search_does_not_improve() -> None:
     problem = small()
     solver = Solver(work=0.1, clock=Clock(LONG_S), interruption=Interruption())
-    base = solver.settle(problem, one_f_one_b(problem))
+    base = solver.settle(problem, OneFOneB()(problem))
     assert solver.improved(problem, (base.schedule,)).objective_ns == base.objective_ns
     assert verify_schedule(problem, base.schedule) == ()
     link = faster_link(problem, problem.links[0])
@@ -119,7 +119,7 @@ def test_the_base_is_what_a_search_does_not_improve() -> None:
 
 def test_what_a_solver_proved_of_the_plan_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = small()
-    plan = certified(problem, one_f_one_b(problem))
+    plan = certified(problem, OneFOneB()(problem))
     proven = replace(plan.certificate, lower_bound_ns=plan.certificate.makespan_ns, gap=0.0, bound=BoundName.CPSAT)
     monkeypatch.setattr("schedc.study.explain.explain.check_plan", lambda _, **__: ())
     assert explain_plan(plan, most=0).base_bound_ns < plan.certificate.makespan_ns
@@ -128,7 +128,7 @@ def test_what_a_solver_proved_of_the_plan_counts(monkeypatch: pytest.MonkeyPatch
 
 def test_a_link_that_takes_no_time_is_no_change() -> None:
     problem = make_problem(2, 2, links={(0, 1): (40, 10)})
-    said = explain_plan(certified(problem, one_f_one_b(problem)), time_limit_s=LONG_S)
+    said = explain_plan(certified(problem, OneFOneB()(problem)), time_limit_s=LONG_S)
     assert [gain.change.destination for gain in said.gains if gain.change.kind is ChangeKind.LINK] == [1]
     assert "faster links: 1 of 2 take no time" in said.not_tried
 
@@ -137,7 +137,7 @@ def test_what_the_bound_says_of_a_plan_and_the_columns_of_80(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem = small()
-    plan = certified(problem, one_f_one_b(problem))
+    plan = certified(problem, OneFOneB()(problem))
     said = explain_plan(plan, time_limit_s=LONG_S)
     monkeypatch.setenv("COLUMNS", "80")
     said_of_bound = replace(said, planned_ns=200, base_ns=200, base_bound_ns=100)
@@ -193,7 +193,7 @@ def test_a_job_is_tried_in_other_placements(tmp_path: Path) -> None:
     texts = ["split_backward = false", 'recompute = "full"', 'recompute = "auto"', 'placement = "auto"']
     assert [change.text for change in choices] == texts
     assert [change.open_job is not None for change in choices] == [False, False, True, True]
-    write_plan(certified(job.problem, greedy(job.problem)), tmp_path / "plan.json")
+    write_plan(certified(job.problem, Greedy()(job.problem)), tmp_path / "plan.json")
     done = schedc("explain", tmp_path / "plan.json", "--job", tmp_path / "job.toml", "--json", "--time-limit", "10min")
     assert done.returncode == 0
     tried = {each["text"]: each["gain"] for each in json.loads(done.stdout)["changes"]}
@@ -203,7 +203,7 @@ def test_a_job_is_tried_in_other_placements(tmp_path: Path) -> None:
 
 def test_what_cannot_be_explained_is_refused(tmp_path: Path) -> None:
     problem = small()
-    plan = certified(problem, one_f_one_b(problem))
+    plan = certified(problem, OneFOneB()(problem))
     tight = replace(plan, problem=replace(problem, memory_limit_bytes=(2, 2)))
     with pytest.raises(CheckFailed, match=r"verify"):
         explain_plan(tight)
@@ -220,7 +220,7 @@ def test_what_cannot_be_explained_is_refused(tmp_path: Path) -> None:
 
 def test_a_job_of_another_name_is_the_plans_job() -> None:
     job = load_job(EXAMPLES / "pipemorph-4x12/job.toml")
-    plan = certified(replace(job.problem, name="another"), one_f_one_b(job.problem))
+    plan = certified(replace(job.problem, name="another"), OneFOneB()(job.problem))
     assert verify_plan(plan, job) == ()
     explanation = explain_plan(plan, job, most=0)
     assert explanation.gains == ()  # nothing is solved again: no placement either
@@ -229,12 +229,12 @@ def test_a_job_of_another_name_is_the_plans_job() -> None:
 
 def test_pipemorphs_rule_is_theorem_1_where_times_are_equal() -> None:
     problem = make_problem(3, 8, costs_ns=(10, 10, 10), links=dict.fromkeys(((0, 1), (1, 0), (1, 2), (2, 1)), (5, 0)))
-    for pair in pair_delays(problem, one_f_one_b(problem)):
+    for pair in pair_delays(problem, OneFOneB()(problem)):
         assert (pair.rule.slackness, pair.rule.delay_ns) == (1, 5)
         assert pair.exact_ns == 0
     fused = with_fused_backward(problem, 8)
-    assert {op.kind for op in one_f_one_b(fused).orders[0]} == {Kind.F, Kind.BW}
-    rule = pair_delays(fused, one_f_one_b(fused))[0].rule
+    assert {op.kind for op in OneFOneB()(fused).orders[0]} == {Kind.F, Kind.BW}
+    rule = pair_delays(fused, OneFOneB()(fused))[0].rule
     assert rule.tolerated_ns == (rule.slackness * (10 + 16) - (10 + 16)) // 2
 
 
@@ -264,7 +264,7 @@ def steady(problem: Problem, warm_up: tuple[int, ...]) -> Schedule:
 
 def test_without_changes_nothing_is_solved_again() -> None:
     problem = small()
-    explanation = explain_plan(certified(problem, one_f_one_b(problem)), most=0)
+    explanation = explain_plan(certified(problem, OneFOneB()(problem)), most=0)
     assert explanation.base_ns == explanation.planned_ns
     assert explanation.gains == ()
     assert all(delay.resolved is None for delay in explanation.delays)
@@ -273,7 +273,7 @@ def test_without_changes_nothing_is_solved_again() -> None:
 def test_without_time_all_that_was_not_tried_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(explain, "LEAST_DELAYS_S", LONG_S)
     problem = small()
-    said = explain_plan(certified(problem, one_f_one_b(problem)), time_limit_s=0.0)
+    said = explain_plan(certified(problem, OneFOneB()(problem)), time_limit_s=0.0)
     assert said.base_ns <= said.planned_ns
     assert all(not gain.searched or gain.share >= 0 for gain in said.gains)
     late = [each.partition(": ")[0] for each in said.not_tried if each.endswith(": there was no time (--time-limit)")]
@@ -285,7 +285,7 @@ def test_without_time_no_delay_is_sought(monkeypatch: pytest.MonkeyPatch) -> Non
     """Of a large plan each takes a second."""
     monkeypatch.setattr(explain, "LEAST_DELAYS_S", 0.0)
     problem = small()
-    said = explain_plan(certified(problem, one_f_one_b(problem)), time_limit_s=0.0)
+    said = explain_plan(certified(problem, OneFOneB()(problem)), time_limit_s=0.0)
     assert (said.delays, said.pairs) == ((), ())
     links = sum(stage.rank != after.rank for stage, after in pairwise(problem.stages)) * 2
     assert f"delays of {links} more links, and of pairs of neighbours: there was no time (--time-limit)" in said.not_tried
@@ -301,5 +301,5 @@ def test_a_search_for_a_layout_ends_with_the_explanations_time() -> None:
 def test_what_is_made_at_once_ends_with_the_explanations_time() -> None:
     solver = Solver(work=0.1, clock=Clock(0.0), interruption=Interruption())
     assert solver.at_once(small()) is None
-    known = one_f_one_b(small())
+    known = OneFOneB()(small())
     assert solver.improved(small(), (known,)).schedule == known

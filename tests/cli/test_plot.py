@@ -17,7 +17,7 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput
 from schedc.formats.plan.plan_file import write_plan
 from schedc.ir.problem import DataParallel
-from schedc.solvers.heuristics.greedy import greedy
+from schedc.solvers.heuristics.greedy import Greedy
 from schedc.view.plot.curves import curves, points_of
 from schedc.view.plot.gantt import gantt
 from schedc.view.plot.table import choose_axes, read_columns
@@ -45,7 +45,7 @@ def small_plan(*, chunks: int = 1) -> Plan:
     problem = make_problem(
         2, 4, placement="wave" if chunks > 1 else "unidirectional", chunks=chunks, links={(0, 1): (5, 2), (1, 0): (5, 2)}
     )
-    return plan_of(problem, greedy(problem))
+    return plan_of(problem, Greedy()(problem))
 
 
 def texts(svg: bytes) -> list[str]:
@@ -75,7 +75,7 @@ def test_stages_and_collectives_are_in_the_legend() -> None:
     problem = make_problem(2, 3)
 
     problem = replace(problem, data_parallel=parallel)
-    other = plan_of(problem, greedy(problem))
+    other = plan_of(problem, Greedy()(problem))
     said = texts(gantt(other, simulate(problem, other.schedule()), ".svg", width_inches=4.0, transfers=False, title=""))
     assert "collective" in said
 

@@ -16,9 +16,8 @@ from ortools.sat.python import cp_model
 
 from schedc.ir.ops import Kind, Op
 from schedc.ir.problem import DataParallel, Objective, Problem
-from schedc.models.blocks import NothingAtMost, blocks_of
+from schedc.models.blocks import NothingAtMost, TimeGrid, blocks_of
 from schedc.models.cpsat.model import build
-from schedc.models.grid import TimeGrid
 from schedc.models.start_windows import Windows, windows_of
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from inputs.problems import make_problem
 
-from schedc.models.grid import grid_of
-from schedc.models.memory_units import unit_bytes
+from schedc.models.blocks import grid_of, unit_bytes
 from schedc.solvers.common.base import Limits
 from schedc.solvers.driver.registry import constructive
 from schedc.solvers.exact.cpsat import solve_cpsat

@@ -14,13 +14,11 @@ from inputs.problems import make_problem
 from schedc.ir.ops import Kind, Op
 from schedc.ir.problem import DataParallel, Objective
 from schedc.ir.resource import Resource
-from schedc.models.blocks import blocks_of
-from schedc.models.grid import TimeGrid
+from schedc.models.blocks import TimeGrid, blocks_of
 from schedc.models.milp import model as milp
-from schedc.models.milp.graph import Graph, graph_of
 from schedc.models.milp.memory import add_memory_limit
 from schedc.models.milp.order import OrderedTask, add_no_overlap
-from schedc.models.milp.variables import MilpVariables, op_name
+from schedc.models.milp.variables import Graph, MilpVariables, graph_of, op_name
 from schedc.models.start_windows import Windows
 
 if TYPE_CHECKING:

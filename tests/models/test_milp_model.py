@@ -18,13 +18,12 @@ from schedc.errors import Unsupported
 from schedc.ir.ops import Kind, Op
 from schedc.ir.problem import DataParallel, Objective
 from schedc.ir.schedule import Schedule
-from schedc.models.blocks import NothingAtMost, blocks_of
-from schedc.models.grid import TimeGrid
+from schedc.models.blocks import NothingAtMost, TimeGrid, blocks_of
 from schedc.models.milp.extract import order_values, schedule_of_milp
-from schedc.models.milp.graph import graph_of
 from schedc.models.milp.model import build
+from schedc.models.milp.variables import graph_of
 from schedc.models.start_windows import Windows, windows_of
-from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
+from schedc.solvers.heuristics.greedy import Greedy
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
@@ -40,7 +39,7 @@ def windows(problem: Problem, upper: int) -> Windows:
 
 def greedy_or_skip(problem: Problem) -> Schedule:
     try:
-        return greedy(problem, GreedyOptions(n_sub=1))
+        return Greedy(n_sub=1)(problem)
     except Unsupported:
         assume(False)
         raise

@@ -17,7 +17,7 @@ from ortools.sat.python import cp_model
 from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.ops import Kind
 from schedc.ir.plan import BoundName
-from schedc.models.grid import grid_of
+from schedc.models.blocks import grid_of
 from schedc.models.periodic import build_cycle, held_pairs
 from schedc.solvers.common.base import NO_LIMITS
 from schedc.solvers.search.periodic import solve_wave, unroll

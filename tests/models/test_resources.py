@@ -13,12 +13,11 @@ from schedc.analysis.bounds.lower_bounds import lower_bounds
 from schedc.ir.index import tables_of
 from schedc.ir.problem import DataParallel, Link, Objective
 from schedc.ir.resource import Resource
-from schedc.models.blocks import blocks_of
-from schedc.models.grid import TimeGrid
+from schedc.models.blocks import TimeGrid, blocks_of
 from schedc.solvers.common.base import Limits
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.exact.milp import solve_milp
-from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
+from schedc.solvers.heuristics.greedy import Greedy
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
@@ -45,7 +44,7 @@ def test_solvers_find_the_optimum_whatever_the_trunk_is_called(name: str, collec
     problem = on_a_trunk(name, collectives=collectives)
     least_ns = optimum(on_a_trunk("east", collectives=collectives))
     for solve in (solve_cpsat, solve_milp):
-        solved = solve(problem, greedy(problem, GreedyOptions(n_sub=1)), limits=LIMITS)
+        solved = solve(problem, Greedy(n_sub=1)(problem), limits=LIMITS)
         assert (solved.objective_ns, solved.lower_bound_ns) == (least_ns, least_ns)
     assert lower_bounds(problem) == tuple(
         replace(bound, detail=bound.detail.replace("trunk east", f"trunk {name}"))
@@ -59,7 +58,7 @@ def test_the_certain_first_moves_do_not_depend_on_the_name(name: str) -> None:
     problem, plain = (replace(on_a_trunk(each), objective=Objective.STAGE_SPAN) for each in (name, "east"))
     least_ns = optimum(plain)
     for solve in (solve_cpsat, solve_milp):
-        found, usual = (solve(each, greedy(each, GreedyOptions(n_sub=1)), limits=LIMITS) for each in (problem, plain))
+        found, usual = (solve(each, Greedy(n_sub=1)(each), limits=LIMITS) for each in (problem, plain))
         assert found.lower_bound_ns == usual.lower_bound_ns
         assert least_ns is not None
         assert found.lower_bound_ns <= least_ns <= found.objective_ns

@@ -14,7 +14,7 @@ from schedc.ir.problem import Objective
 from schedc.solvers.common.base import NO_LIMITS, Limits
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.exact.milp import solve_milp
-from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
+from schedc.solvers.heuristics.greedy import Greedy
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ MOST_STATES = 3_000
 
 
 def milp(problem: Problem) -> Solved:
-    found = solve_milp(problem, greedy(problem, GreedyOptions(n_sub=1)), limits=NO_LIMITS)
+    found = solve_milp(problem, Greedy(n_sub=1)(problem), limits=NO_LIMITS)
     assert found.status == "OPTIMAL"
     assert verify_schedule(problem, found.schedule) == ()
     assert found.lower_bound_ns <= found.objective_ns
@@ -39,7 +39,7 @@ def agree(problem: Problem) -> None:
     The MILP rounds odd nanoseconds of seconds down to a coarser grid, and so its bound by less than a thousandth.
     """
     one = milp(problem)
-    other = solve_cpsat(problem, greedy(problem, GreedyOptions(n_sub=1)), limits=Limits(workers=1))
+    other = solve_cpsat(problem, Greedy(n_sub=1)(problem), limits=Limits(workers=1))
     assert other.status == "OPTIMAL"
     if gcd(*(time for stage in problem.stages for time in stage.durations_ns(Kind.F))) < 100 < one.objective_ns >> 20:
         assert 0.999 * other.lower_bound_ns < one.lower_bound_ns <= other.lower_bound_ns <= one.objective_ns

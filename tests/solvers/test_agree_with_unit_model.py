@@ -21,7 +21,7 @@ from schedc.solvers.common.base import Limits
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.exact.milp import solve_milp
 from schedc.solvers.exact.refute import refute
-from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
+from schedc.solvers.heuristics.greedy import Greedy
 from schedc.verify.schedule.checks import verify_schedule
 
 
@@ -38,7 +38,7 @@ def check(seed: int, counts: Counter[str]) -> None:
     assert simulate(problem, truth.schedule).objective_ns(problem.objective) == truth.found_ns
     bound_ns = best_bound(problem).value_ns
     assert bound_ns <= truth.found_ns, seed
-    start = greedy(problem, GreedyOptions(n_sub=1))
+    start = Greedy(n_sub=1)(problem)
     start = truth.schedule if verify_schedule(problem, start) else start
     limits = Limits(workers=1, deterministic=0.1)
     if problem.objective is Objective.MAKESPAN:

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from inputs.problems import make_problem, problems, with_fused_backward
 
 from schedc.solvers.heuristics import rule_table as module
-from schedc.solvers.heuristics.rule_table import RuleTableOptions
 from schedc.solvers.kernel.climb import climb_without_reserves
 from schedc.solvers.kernel.draws import below, draw, fraction
 
@@ -43,7 +42,7 @@ def check_plain_and_compiled(problem: Problem) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(module, "at_hand", lambda _, ready=ready: ready)
             patch.setattr(module, "TABLE_OPS", 1500)
-            found.append(module.rule_table(problem, RuleTableOptions(climb_ops=1500)))
+            found.append(module.RuleTable(climb_ops=1500)(problem))
     assert found[0] == found[1]
 
 
@@ -61,6 +60,6 @@ def test_a_process_that_needs_the_kernel_often_has_it_compiled(monkeypatch: pyte
     monkeypatch.setattr(module, "_plain_tables", count(1))
     monkeypatch.setattr(module, "TABLE_OPS", 100)
     for number in range(1, module.PLAIN_TABLES + 2):
-        module.rule_table(make_problem(2, 2), RuleTableOptions(climb_ops=0))
+        module.RuleTable(climb_ops=0)(make_problem(2, 2))
         assert len(asked) == max(0, number - module.PLAIN_TABLES + 1)
     assert set(asked) == {climb_without_reserves}

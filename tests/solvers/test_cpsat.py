@@ -15,8 +15,7 @@ from oracles.brute_force import SearchTooLarge, optimum
 from schedc.analysis.bounds.lower_bounds import lower_bounds
 from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.problem import Objective
-from schedc.models.blocks import blocks_of
-from schedc.models.grid import grid_of
+from schedc.models.blocks import blocks_of, grid_of
 from schedc.solvers.common.base import Limits
 from schedc.solvers.driver.registry import constructive
 from schedc.solvers.exact.cpsat import solve_cpsat

@@ -26,13 +26,12 @@ from schedc.models.milp import variables as milp
 from schedc.solvers.common.base import NO_LIMITS, Limits, Solved, SolverStatus
 from schedc.solvers.common.incumbent import Incumbent
 from schedc.solvers.common.search_settings import SearchSettings
-from schedc.solvers.driver import searches
-from schedc.solvers.exact.cpsat import solve_cpsat
+from schedc.solvers.driver.registry import search_of
+from schedc.solvers.exact.cpsat import CpSat, solve_cpsat
 from schedc.solvers.exact.milp import solve_milp
 from schedc.solvers.exact.refute import refute
-from schedc.solvers.heuristics import pipemorph
-from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
-from schedc.solvers.heuristics.pipemorph import PipeMorphOptions
+from schedc.solvers.heuristics.greedy import Greedy
+from schedc.solvers.heuristics.pipemorph import PipeMorph
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,8 +52,7 @@ def crossing() -> Problem:
     return replace(problem, paths=((0, 1), (1, 0)), path_of=(0, 1, 0))
 
 
-def failing(*_: object, options: PipeMorphOptions = PipeMorphOptions()) -> None:
-    del options
+def failing(*_: object) -> None:
     raise ZeroDivisionError("out of\nluck")
 
 
@@ -72,7 +70,7 @@ def test_a_schedule_whose_microbatches_cross_is_proven(method: str) -> None:
 def test_the_bound_of_a_stage_span_whose_microbatches_cross() -> None:
     """Microbatches of two paths pass each other, and either rank may begin with one of the other's."""
     problem = replace(crossing(), objective=Objective.STAGE_SPAN)
-    found = solve_cpsat(problem, greedy(problem, GreedyOptions(n_sub=1)), limits=LIMITS)
+    found = solve_cpsat(problem, Greedy(n_sub=1)(problem), limits=LIMITS)
     best_ns = optimum(problem)
     assert best_ns is not None
     assert 0 < found.lower_bound_ns <= best_ns <= found.objective_ns
@@ -80,7 +78,7 @@ def test_the_bound_of_a_stage_span_whose_microbatches_cross() -> None:
 
 @pytest.mark.parametrize("method", ["auto", "cpsat"])
 def test_a_search_that_fails_does_not_lose_the_schedule(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searches, "cpsat", failing)
+    monkeypatch.setattr(CpSat, "improve", failing)
     compiled = compile_problem(PROBLEM, SearchSettings(method=method, limits=LIMITS))
     (failure,) = compiled.failures
     assert (failure.method, failure.error, failure.message) == ("cpsat", "ZeroDivisionError", "out of\nluck")
@@ -93,14 +91,14 @@ def test_a_search_that_fails_does_not_lose_the_schedule(method: str, monkeypatch
 
 
 def test_what_a_search_found_before_it_failed_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def half(incumbent: Incumbent, limits: Limits) -> None:
-        cpsat(incumbent, limits)
+    def half(method: CpSat, incumbent: Incumbent, limits: Limits) -> None:
+        improve(method, incumbent, limits)
         failing()
 
-    cpsat, problem = searches.cpsat, small_problem(13)
-    monkeypatch.setattr(searches, "cpsat", lambda _incumbent, _limits: None)
+    improve, problem = CpSat.improve, small_problem(13)
+    monkeypatch.setattr(CpSat, "improve", lambda *_: None)
     before = compile_problem(problem, SearchSettings(method="cpsat", limits=LIMITS)).plan
-    monkeypatch.setattr(searches, "cpsat", half)
+    monkeypatch.setattr(CpSat, "improve", half)
     compiled = compile_problem(problem, SearchSettings(method="cpsat", limits=LIMITS))
     assert len(compiled.failures) == 1
     assert compiled.plan.made_by.method == "cpsat"
@@ -109,14 +107,14 @@ def test_what_a_search_found_before_it_failed_counts(monkeypatch: pytest.MonkeyP
 
 
 def test_a_constructive_method_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipemorph, "pipemorph", failing)
+    monkeypatch.setattr(PipeMorph, "construct", failing)
     compiled = compile_problem(m70(2, 2), SearchSettings(limits=Limits(gap=0.5)))
     assert [failure.method for failure in compiled.failures] == ["pipemorph", "pipemorph{policy=initial}"]
     assert compiled.plan.made_by.method.startswith("greedy")
 
 
 def test_a_failure_that_leaves_no_schedule_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipemorph, "pipemorph", failing)
+    monkeypatch.setattr(PipeMorph, "construct", failing)
     with pytest.raises(ZeroDivisionError):
         compile_problem(m70(2, 2), SearchSettings(method="pipemorph"))
     with pytest.raises(ZeroDivisionError):
@@ -128,7 +126,7 @@ def test_what_speaks_of_the_job_is_no_failure(error: type[Exception], monkeypatc
     def refuse(*_: object) -> None:
         raise error("not this one")
 
-    monkeypatch.setattr(searches, "cpsat", refuse)
+    monkeypatch.setattr(CpSat, "improve", refuse)
     with pytest.raises(error, match="not this one"):
         compile_problem(PROBLEM, SearchSettings(method="cpsat"))
 
@@ -140,7 +138,7 @@ def test_a_mistake_in_building_a_model_is_no_proof(monkeypatch: pytest.MonkeyPat
     for module, solve in ((milp_model, solve_milp), (cpsat_model, solve_cpsat)):
         monkeypatch.setattr(module, "add_transfers", mistaken)
         with pytest.raises(ValueError, match="a mistake"):
-            solve(PROBLEM, greedy(PROBLEM, GreedyOptions(n_sub=1)), limits=LIMITS)
+            solve(PROBLEM, Greedy(n_sub=1)(PROBLEM), limits=LIMITS)
 
 
 def test_no_schedule_beside_a_known_one_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +154,7 @@ def test_no_schedule_beside_a_known_one_is_a_defect(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(cpsat_model, "add_precedences", late_in_cpsat)
     for solve in (solve_milp, solve_cpsat):
         with pytest.raises(Defect, match="but one that has it is known"):
-            solve(PROBLEM, greedy(PROBLEM, GreedyOptions(n_sub=1)), limits=LIMITS)
+            solve(PROBLEM, Greedy(n_sub=1)(PROBLEM), limits=LIMITS)
     compiled = compile_problem(PROBLEM, SearchSettings(method="milp"))
     assert [failure.error for failure in compiled.failures] == ["Defect"]
     assert compiled.plan.certificate.gap > 0
@@ -164,7 +162,7 @@ def test_no_schedule_beside_a_known_one_is_a_defect(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("solve", [solve_cpsat, solve_milp])
 def test_a_bound_above_the_incumbent_is_refused(solve: Callable[..., Solved]) -> None:
-    known = greedy(PROBLEM, GreedyOptions(n_sub=1))
+    known = Greedy(n_sub=1)(PROBLEM)
     with pytest.raises(Defect, match="1000 ns is above the objective of a known schedule"):
         solve(PROBLEM, known, limits=LIMITS, known_bound_ns=1000)
     with pytest.raises(Defect, match="is above"):
@@ -181,11 +179,11 @@ def test_what_is_raised_while_a_solver_runs_ends_it(solve: Callable[..., Solved]
 
 @pytest.mark.parametrize("method", ["cpsat", "milp", "refute"])
 def test_an_unsound_bound_is_told_and_not_certified(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unsound(incumbent: Incumbent, _limits: Limits) -> None:
+    def unsound(_search: object, incumbent: Incumbent, _limits: Limits) -> None:
         incumbent.raise_bound(incumbent.objective_ns, BoundName.CPSAT, ("a log",))
         incumbent.raise_bound(incumbent.objective_ns + 1, BoundName.CPSAT, ("a log",))
 
-    monkeypatch.setattr(searches, method, unsound)
+    monkeypatch.setattr(type(search_of(method)), "improve", unsound)
     compiled = compile_problem(PROBLEM, SearchSettings(method=method))
     assert [failure.error for failure in compiled.failures] == ["Defect"]
     assert compiled.plan.certificate.lower_bound_ns == best_bound(PROBLEM).value_ns
@@ -204,7 +202,7 @@ def test_a_schedule_below_a_solvers_bound_is_taken_and_the_bound_dropped() -> No
     incumbent.offer(slow, "slow")
     incumbent.raise_bound(incumbent.objective_ns, BoundName.CPSAT, ("a log",))
     with pytest.raises(Defect, match="cpsat: the lower bound"):
-        incumbent.offer(greedy(problem, GreedyOptions(n_sub=1)), "greedy")
+        incumbent.offer(Greedy(n_sub=1)(problem), "greedy")
     assert incumbent.found_by == "greedy"
     assert (incumbent.bound_ns, incumbent.solver_log) == (analytic_ns, ())
 
@@ -228,7 +226,7 @@ def test_a_schedule_that_cuts_blocks_leaves_a_solvers_bound_behind() -> None:
 
 
 def test_solver_without_limits_still_proves() -> None:
-    assert solve_cpsat(PROBLEM, greedy(PROBLEM, GreedyOptions(n_sub=1)), limits=NO_LIMITS).status == "OPTIMAL"
+    assert solve_cpsat(PROBLEM, Greedy(n_sub=1)(PROBLEM), limits=NO_LIMITS).status == "OPTIMAL"
 
 
 @pytest.mark.parametrize(("objective_ns", "bound_ns", "gap"), [(10, 10, 0.0), (10, 9, 0.1), (10, 0, 1.0), (0, 0, 0.0)])
@@ -249,7 +247,7 @@ def test_an_analytic_bound_above_a_schedule_is_a_defect_that_stops(monkeypatch: 
 def test_a_relaxation_whose_answer_contradicts_a_schedule_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
     links = {(0, 1): (5, 20), (1, 0): (5, 20)}
     problem = make_problem(2, 2, placement="loop", chunks=2, costs_ns=(2, 2, 1), in_flight=1, links=links)
-    known = simulate(problem, greedy(problem, GreedyOptions(n_sub=1))).makespan_ns
+    known = simulate(problem, Greedy(n_sub=1)(problem)).makespan_ns
     with pytest.raises(Defect, match="known before refute: the lower bound"):
         refute(problem, bound_ns=known + 1, objective_ns=known, limits=LIMITS)
     with pytest.raises(Defect, match="refute: the lower bound of 170 ns is above the objective of a known schedule, 100 ns"):
@@ -270,7 +268,7 @@ def test_offers_from_several_threads_wait_for_each_other() -> None:
     incumbent.settings = SearchSettings(report=report)
     first = threading.Thread(target=incumbent.offer, args=(slow, "slow"))
     others = [
-        threading.Thread(target=incumbent.offer, args=(greedy(PROBLEM, GreedyOptions(n_sub=1)), "fast")),
+        threading.Thread(target=incumbent.offer, args=(Greedy(n_sub=1)(PROBLEM), "fast")),
         threading.Thread(target=incumbent.raise_bound, args=(incumbent.bound_ns + 1, BoundName.CPSAT, ("a log",))),
     ]
     first.start()

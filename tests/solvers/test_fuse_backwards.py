@@ -23,6 +23,7 @@ from schedc.solvers.driver import portfolio
 from schedc.solvers.driver.portfolio import try_methods
 from schedc.solvers.driver.registry import check_method, constructive
 from schedc.solvers.search import local
+from schedc.solvers.search.rounds import Found
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def test_what_local_search_finds_is_followed_by_its_mixture(monkeypatch: pytest.
     """Whatever it finds: here a schedule without any fused backward."""
     monkeypatch.setattr(portfolio, "try_methods", lambda incumbent, *_, **__: try_methods(incumbent, ("zb-h1",)))
     problem = with_fused_backward(make_problem(4, 8, costs_ns=(38, 46, 20), in_flight=4), 8)
-    found = local.Found(constructive("zb-h1")(problem), end_ns=0, cut_short=False)
+    found = Found(constructive("zb-h1")(problem), end_ns=0, cut_short=False)
     monkeypatch.setattr(local, "local_search", lambda *_, **__: found)
     compiled = compile_problem(problem, SearchSettings(method="local{rounds=1}"))
     assert compiled.plan.made_by.method == "local + mixed"

@@ -17,9 +17,8 @@ from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.ir.ops import Kind
-from schedc.solvers.common.base import Limits
-from schedc.solvers.driver.searches import fused_ranges
-from schedc.solvers.search.fused_ranges import search_fused_ranges
+from schedc.solvers.common.base import Climbing, Limits
+from schedc.solvers.search.fused_ranges import FusedRanges, search_fused_ranges
 from schedc.study.bench.instances import instances
 from schedc.verify.schedule.checks import verify_schedule
 
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 def found(problem: Problem, *, rounds: int = 1, evaluations: int = 10, seed: int = 0) -> list[Schedule]:
     schedules: list[Schedule] = []
-    cut_short = search_fused_ranges(problem, rounds=rounds, evaluations=evaluations, seed=seed, on_schedule=schedules.append)
+    cut_short = search_fused_ranges(problem, Climbing(rounds=rounds, evaluations=evaluations, seed=seed), schedules.append)
     assert not cut_short
     return schedules
 
@@ -60,16 +59,16 @@ def test_reaches_the_bound_of_long_pipelines(number: int) -> None:
     problem = instances("m70", 0.9)[number].problem
     bound_ns = best_bound(problem).value_ns
     schedules: list[Schedule] = []
-    search_fused_ranges(problem, rounds=4, good_enough_ns=bound_ns, on_schedule=schedules.append)
+    search_fused_ranges(problem, Climbing(rounds=4, good_enough_ns=bound_ns), schedules.append)
     assert simulate(problem, schedules[-1]).makespan_ns == bound_ns
     assert {op.kind for order in schedules[-1].orders for op in order} == set(Kind)
 
 
 def test_it_ends_with_the_clock() -> None:
-    assert search_fused_ranges(instances("m70", 0.9)[4].problem, time_s=0.0, on_schedule=lambda _: None)
+    assert search_fused_ranges(instances("m70", 0.9)[4].problem, Climbing(time_s=0.0), lambda _: None)
 
 
 def test_is_nothing_where_fusing_gains_nothing() -> None:
     for problem in (make_problem(2, 2), replace(fused_problem(0), split_backward=False)):
         with pytest.raises(Unsupported, match="fused"):
-            fused_ranges(cast("Incumbent", SimpleNamespace(problem=problem)), Limits())
+            FusedRanges().improve(cast("Incumbent", SimpleNamespace(problem=problem)), Limits())

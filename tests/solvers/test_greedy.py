@@ -21,7 +21,7 @@ from schedc.ir.ops import WHOLE, Kind
 from schedc.ir.problem import Objective
 from schedc.lower.placement import place
 from schedc.solvers.driver.registry import constructive
-from schedc.solvers.heuristics.greedy import CHOOSING_BLOCKS, GreedyOptions, GreedyRule, choose_rule, greedy
+from schedc.solvers.heuristics.greedy import CHOOSING_BLOCKS, Greedy, GreedyRule, choose_rule
 from schedc.solvers.heuristics.warm_up_counts import in_flight_before_first_backward, round_trip_in_flight
 from schedc.solvers.kernel.list_scheduler import list_schedule
 from schedc.verify.schedule.checks import verify_schedule
@@ -67,9 +67,9 @@ def m70_sites(sites: int, latency: float, occupancy: float, case: int) -> Proble
 @examples(60)
 @given(problems(max_microbatches=8, min_duration_ns=0), st.integers(1, 5))
 def test_any_problem_gets_a_valid_schedule(problem: Problem, n_sub: int) -> None:
-    schedule = greedy(problem, GreedyOptions(n_sub=n_sub))
+    schedule = Greedy(n_sub=n_sub)(problem)
     assert verify_schedule(problem, schedule) == ()
-    assert schedule == greedy(problem, GreedyOptions(n_sub=n_sub))
+    assert schedule == Greedy(n_sub=n_sub)(problem)
     for peak, limit in zip(peak_bytes(problem, schedule), problem.memory_limit_bytes, strict=True):
         assert limit is None or peak <= limit
 
@@ -85,39 +85,39 @@ def test_its_choice_is_no_worse_than_its_default(problem: Problem) -> None:
 @pytest.mark.parametrize("placement", ["unidirectional", "loop", "wave", "bidirectional", [1, 0, 0, 2, 1]])
 def test_memory_for_one_microbatch_is_enough(placement: str | list[int]) -> None:
     problem = make_problem(3, 5, placement=placement, chunks=2 if placement in ("loop", "wave") else 1, in_flight=1)
-    assert verify_schedule(problem, greedy(problem)) == ()
+    assert verify_schedule(problem, Greedy()(problem)) == ()
 
 
 def test_memory_below_one_microbatch_is_refused() -> None:
     problem = make_problem(3, 5, placement="wave", chunks=2, activation=(2, 1), memory_limit_bytes=[4, 3, 4])
     with pytest.raises(Unsupported, match="rank 1: one microbatch holds 4 B of activations, more than the limit of 3 B"):
-        greedy(problem)
+        Greedy()(problem)
 
 
 @pytest.mark.parametrize("n_sub", [1, 2, 4])
 def test_without_delay_it_equals_zb_h1(n_sub: int) -> None:
     """CrossPipe 4.2.4; 2128 ms is ZB-H1's makespan, and proven optimal."""
     problem = m70(0, 0)
-    assert simulate(problem, greedy(problem, GreedyOptions(n_sub=n_sub))).makespan_ns == 2128 * MS
+    assert simulate(problem, Greedy(n_sub=n_sub)(problem)).makespan_ns == 2128 * MS
 
 
 @pytest.mark.parametrize(("sites", "latency", "occupancy", "case", "published"), CROSSPIPE_UDSUB)
 def test_it_is_as_good_as_crosspipes(sites: int, latency: float, occupancy: float, case: int, published: float) -> None:
     problem = m70_sites(sites, latency, occupancy, case)
-    per_microbatch_s = simulate(problem, greedy(problem)).makespan_ns / problem.microbatches / 1e9
+    per_microbatch_s = simulate(problem, Greedy()(problem)).makespan_ns / problem.microbatches / 1e9
     assert per_microbatch_s <= published
 
 
 def test_with_a_slow_link_it_is_close_to_the_optimum() -> None:
     """2736 ms is proven optimal."""
     problem = m70(2, 2)
-    assert 2736 * MS <= simulate(problem, greedy(problem)).makespan_ns <= 2750 * MS
+    assert 2736 * MS <= simulate(problem, Greedy()(problem)).makespan_ns <= 2750 * MS
 
 
 def test_parts_fill_gaps() -> None:
     """Sub-blocks are what CrossPipe's greedy gains by: here cut blocks are found, listed once, and help."""
     problem = m70(2, 2)
-    cut, whole = greedy(problem, GreedyOptions(n_sub=4)), greedy(problem, GreedyOptions(n_sub=1))
+    cut, whole = Greedy(n_sub=4)(problem), Greedy(n_sub=1)(problem)
     used = {op.stage for order in cut.orders for op in order if op.part != WHOLE}
     assert used
     assert {(parts.kind, parts.stage, parts.shares) for parts in cut.parts} == {(Kind.W, stage, (1, 1, 1, 1)) for stage in used}
@@ -127,7 +127,7 @@ def test_parts_fill_gaps() -> None:
 
 def test_fused_backward_has_no_parts() -> None:
     problem = make_problem(3, 6, split_backward=False, in_flight=3)
-    schedule = greedy(problem)
+    schedule = Greedy()(problem)
     assert schedule.parts == ()
     assert {op.kind for order in schedule.orders for op in order} == {Kind.F, Kind.BW}
     assert simulate(problem, schedule).makespan_ns == 240  # 1F1B's (m + p - 1)(F + B + W)
@@ -154,7 +154,7 @@ def test_it_is_as_good_as_the_best_peer_where_a_link_is_slow(
     links = {(link, link + 1): (delay_ms * MS, 0), (link + 1, link): (delay_ms * MS, 0)}
     costs_ns = (cost_ns, cost_ns, cost_ns)
     problem = make_problem(ranks, microbatches, placement=placement, chunks=chunks, costs_ns=costs_ns, in_flight=ranks, links=links)
-    assert simulate(problem, greedy(problem)).makespan_ns <= best_peer_ms * MS
+    assert simulate(problem, Greedy()(problem)).makespan_ns <= best_peer_ms * MS
 
 
 def test_the_reserve_costs_no_more_than_it_must() -> None:
@@ -170,7 +170,7 @@ def test_the_reserve_costs_no_more_than_it_must() -> None:
         in_flight=8,
         links={(3, 4): slow, (4, 3): slow},
     )
-    assert simulate(problem, greedy(problem)).makespan_ns <= 16 * 149 * MS
+    assert simulate(problem, Greedy()(problem)).makespan_ns <= 16 * 149 * MS
 
 
 def test_chunks_go_in_the_order_asked_for() -> None:
@@ -188,7 +188,7 @@ def test_a_large_problem_is_chosen_for_on_its_first_microbatches() -> None:
     base = make_problem(2, microbatches, in_flight=2)
     varied = tuple(10 + microbatch % 3 for microbatch in range(microbatches))
     problem = replace(base, stages=tuple(replace(stage, forward_ns=varied) for stage in base.stages))
-    schedule = greedy(problem, GreedyOptions(n_sub=1))
+    schedule = Greedy(n_sub=1)(problem)
     assert verify_schedule(problem, schedule) == ()
     work_ns = sum(varied) + 20 * microbatches
     assert simulate(problem, schedule).makespan_ns < 1.01 * work_ns
@@ -235,8 +235,8 @@ def test_options_are_kept() -> None:
     given_rule, _ = choose_rule(problem, 1, in_flight=None, alternate=True, weight_lag=2.0)
     assert (given_rule.in_flight, given_rule.alternate, given_rule.weight_lag) == (None, True, 2.0)
     text = "greedy{n_sub=1,in_flight=memory,alternate=true,weight_lag=2.0,look_ahead=0.25}"
-    assert constructive(text)(problem) == greedy(
-        problem, GreedyOptions(n_sub=1, in_flight="memory", alternate=True, weight_lag=2, look_ahead=0.25)
+    assert constructive(text)(problem) == Greedy(n_sub=1, in_flight="memory", alternate=True, weight_lag=2, look_ahead=0.25)(
+        problem
     )
 
 
@@ -307,4 +307,4 @@ def test_by_slack_it_is_no_worse_than_its_own_mixture() -> None:
 
 def test_where_nothing_is_split_all_backwards_are_fused() -> None:
     problem = make_problem(3, 6, split_backward=False, in_flight=3)
-    assert all(constructive(f"greedy{{fused={fused}}}")(problem) == greedy(problem) for fused in FUSED)
+    assert all(constructive(f"greedy{{fused={fused}}}")(problem) == Greedy()(problem) for fused in FUSED)

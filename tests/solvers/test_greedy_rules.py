@@ -20,7 +20,7 @@ from schedc.ir.ops import WHOLE, Kind, token
 from schedc.ir.problem import DataParallel, Problem
 from schedc.ir.schedule import Parts
 from schedc.solvers.kernel.list_scheduler import list_schedule
-from schedc.solvers.kernel.rule import Rule
+from schedc.solvers.kernel.scheduler_state import Rule
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from schedc.solvers.common.base import Limits
 from schedc.solvers.common.incumbent import Ended
 from schedc.solvers.common.interruption import Interruption, OutOfTime, wait_for
 from schedc.solvers.common.search_settings import SearchSettings
-from schedc.solvers.templates.one_f_one_b import one_f_one_b
+from schedc.solvers.templates.fused import OneFOneB
 from schedc.study.bench.instances import instances
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -256,11 +256,11 @@ def test_a_plan_is_written_though_the_checks_alone_break_the_time_limit(monkeypa
 def test_a_plan_whose_bounds_a_clock_cut_is_not_reproducible(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = m70(2, 2)
     made_by = MadeBy(schedc="0", method="1f1b")
-    full = certify(problem, one_f_one_b(problem), made_by)
+    full = certify(problem, OneFOneB()(problem), made_by)
     assert full.made_by.reproducible
     monkeypatch.setattr("schedc.compile.certify.LEAST_BOUNDS_S", 0.0)
     limits = Limits(time_s=0.0)
-    cut = certify(problem, one_f_one_b(problem), made_by, limits=limits)
+    cut = certify(problem, OneFOneB()(problem), made_by, limits=limits)
     assert not cut.made_by.reproducible
     assert cut.certificate.lower_bound_ns <= full.certificate.lower_bound_ns
     assert check_plan(cut) == ()

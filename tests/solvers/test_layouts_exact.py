@@ -20,7 +20,7 @@ from schedc.lower.placement import place
 from schedc.lower.problem import problem_of
 from schedc.solvers.common.base import Limits, SolverStatus
 from schedc.solvers.exact.cpsat import solve_cpsat
-from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
+from schedc.solvers.heuristics.greedy import Greedy
 from schedc.solvers.layout import exact
 from schedc.solvers.layout.exact import LayoutsKnown, has_room, search_layouts
 from schedc.solvers.layout.layout_arrays import LayoutArrays, ScheduledLayout, lay_out, timed
@@ -69,7 +69,7 @@ def optimum_by_cpsat(problem: Problem) -> int | None:
         held[stage.rank] += stage.activation_bytes
     if any(limit is not None and size > limit for size, limit in zip(held, problem.memory_limit_bytes, strict=True)):
         return None
-    found = solve_cpsat(problem, greedy(problem, GreedyOptions(n_sub=1)), limits=ONE)
+    found = solve_cpsat(problem, Greedy(n_sub=1)(problem), limits=ONE)
     assert found.lower_bound_ns == found.objective_ns
     return found.objective_ns
 
@@ -105,7 +105,7 @@ def test_a_search_that_begins_with_the_best_of_a_layout_ends_with_the_same(seed:
 
 def greedy_of(problem: Problem) -> Schedule:
     """The list scheduler's schedule."""
-    return greedy(problem, GreedyOptions(n_sub=1))
+    return Greedy(n_sub=1)(problem)
 
 
 @pytest.mark.slow
@@ -187,7 +187,7 @@ def test_too_many_layouts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_cpsat_proves_that_nothing_is_below_an_objective() -> None:
     problem = problem_of(tiny(2, layers=2), LayoutArrays((0, 1, 2), (0, 1), (False, False)).layout())
-    start = greedy(problem, GreedyOptions(n_sub=1))
+    start = Greedy(n_sub=1)(problem)
     best = solve_cpsat(problem, start, limits=ONE)
     none = solve_cpsat(problem, start, limits=ONE, below_ns=best.objective_ns)
     assert none.status is SolverStatus.INFEASIBLE and none.lower_bound_ns == best.objective_ns

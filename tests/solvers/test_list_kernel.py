@@ -19,12 +19,10 @@ from schedc.errors import CheckFailed
 from schedc.ir.ops import Kind, Op, token
 from schedc.ir.problem import DataParallel
 from schedc.ir.schedule import Schedule
-from schedc.solvers.kernel.arrays import as_arrays
 from schedc.solvers.kernel.list_kernel import run_rule
 from schedc.solvers.kernel.list_scheduler import list_schedule, list_schedule_of, run_compiled
-from schedc.solvers.kernel.rule import Rule
-from schedc.solvers.kernel.scheduler_state import scheduler_of, set_rule
-from schedc.solvers.kernel.tables import NEVER
+from schedc.solvers.kernel.scheduler_state import Rule, scheduler_of, set_rule
+from schedc.solvers.kernel.tables import NEVER, as_arrays
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.ir.ops import Kind
 from schedc.ir.problem import Objective
+from schedc.solvers.common.base import Climbing
 from schedc.solvers.search.local import local_search
 from schedc.solvers.search.polish import polish_schedule
 from schedc.verify.schedule.checks import verify_schedule
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 @examples(60)
 @given(problems(max_ranks=4, max_microbatches=5))
 def test_schedules_are_valid_on_any_placement(problem: Problem) -> None:
-    found = local_search(problem, evaluations=8, rounds=2)
+    found = local_search(problem, Climbing(evaluations=8, rounds=2))
     assert not verify_schedule(problem, found.schedule)
     assert not found.cut_short
 
@@ -34,7 +35,7 @@ def test_schedules_are_valid_on_any_placement(problem: Problem) -> None:
 @examples(60)
 @given(problems(max_ranks=4, max_microbatches=5, shared_trunks=False))
 def test_without_shared_trunks_its_clock_is_the_simulators(problem: Problem) -> None:
-    found = local_search(problem, evaluations=8, rounds=2)
+    found = local_search(problem, Climbing(evaluations=8, rounds=2))
     assert found.end_ns == simulate(problem, found.schedule).objective_ns(problem.objective)
 
 
@@ -42,19 +43,19 @@ def test_without_shared_trunks_its_clock_is_the_simulators(problem: Problem) -> 
 @given(problems(max_ranks=4, max_microbatches=5, shared_trunks=False))
 def test_mixed_backwards_are_valid_and_its_clock_the_simulators(problem: Problem) -> None:
     problem = with_fused_backward(dataclasses.replace(problem, split_backward=True), 8)
-    found = local_search(problem, evaluations=8, rounds=2)
+    found = local_search(problem, Climbing(evaluations=8, rounds=2))
     assert not verify_schedule(problem, found.schedule)
     assert found.end_ns == simulate(problem, found.schedule).objective_ns(problem.objective)
 
 
 def test_it_mixes_fused_and_split_backwards() -> None:
     problem = with_fused_backward(m70(2, 2), 9)
-    found = local_search(problem, evaluations=100, rounds=3)
+    found = local_search(problem, Climbing(evaluations=100, rounds=3))
     assert {op.kind for order in found.schedule.orders for op in order} == set(Kind)
 
 
 def test_the_same_seed_gives_the_same_schedule() -> None:
-    first, again = (local_search(m70(2, 2), evaluations=60, rounds=3, seed=1) for _ in range(2))
+    first, again = (local_search(m70(2, 2), Climbing(evaluations=60, rounds=3, seed=1)) for _ in range(2))
     assert first == again
 
 
@@ -66,14 +67,14 @@ def test_it_keeps_the_memory_limit_and_beats_zb_v_on_a_slow_wave() -> None:
     problem = make_problem(
         8, 16, placement="wave", chunks=2, costs_ns=(f // 2, b // 2, w // 2), in_flight=8, links={(3, 4): slow, (4, 3): slow}
     )
-    found = local_search(problem, rounds=3)
+    found = local_search(problem, Climbing(rounds=3))
     assert max(peak_bytes(problem, found.schedule)) <= 32
     assert simulate(problem, found.schedule).makespan_ns < 16 * 160_000_000
 
 
 def test_it_stops_when_the_objective_is_good_enough() -> None:
     problem = make_problem(1, 4, costs_ns=(3, 4, 5))
-    found = local_search(problem, rounds=10**6, good_enough_ns=48)
+    found = local_search(problem, Climbing(rounds=10**6, good_enough_ns=48))
     assert found.end_ns == 48
 
 
@@ -81,20 +82,20 @@ def test_it_stops_when_the_objective_is_good_enough() -> None:
 def test_where_every_rule_strands_without_reserves_it_keeps_them() -> None:
     problem = make_problem(2, 3, placement=[0, 1, 0, 1], activation=(1, 0), memory_limit_bytes=[2, 2])
     for rounds in (1, 2):
-        assert not verify_schedule(problem, local_search(problem, evaluations=5, rounds=rounds).schedule)
+        assert not verify_schedule(problem, local_search(problem, Climbing(evaluations=5, rounds=rounds)).schedule)
 
 
 def test_memory_for_less_than_one_microbatch_is_refused() -> None:
     """One unit of memory for two chunks of one unit each: no schedule exists."""
     problem = make_problem(1, 1, placement=[0, 0], activation=(1, 0), memory_limit_bytes=[1])
     with pytest.raises(Unsupported, match="rank 0: one microbatch holds 2 B"):
-        local_search(problem, evaluations=5, rounds=2)
+        local_search(problem, Climbing(evaluations=5, rounds=2))
 
 
 @pytest.mark.slow
 def test_stage_span_is_what_it_minimizes_when_asked() -> None:
     problem = dataclasses.replace(m70(0, 0), objective=Objective.STAGE_SPAN)
-    found = local_search(problem, rounds=4)
+    found = local_search(problem, Climbing(rounds=4))
     assert found.end_ns == simulate(problem, found.schedule).stage_span_ns
 
 
@@ -103,8 +104,8 @@ def test_ops_of_many_stages_have_codes_of_their_own() -> None:
     stages = 10_923
     problem = make_problem(2, 1, placement=[stage % 2 for stage in range(stages)], links={(0, 1): (3, 2), (1, 0): (3, 2)})
     problem = dataclasses.replace(problem, paths=((stages - 2, stages - 1), tuple(range(stages - 2))))
-    found = local_search(problem, evaluations=1, rounds=1)
+    found = local_search(problem, Climbing(evaluations=1, rounds=1))
     assert not verify_schedule(problem, found.schedule)
-    better = polish_schedule(problem, found.schedule, evaluations=5, rounds=1)
+    better = polish_schedule(problem, found.schedule, Climbing(evaluations=5, rounds=1))
     assert not verify_schedule(problem, better.schedule)
     assert found.end_ns == better.end_ns == simulate(problem, better.schedule).makespan_ns == 60

@@ -16,18 +16,18 @@ from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.ir.ops import Kind
-from schedc.solvers.common.base import Limits
+from schedc.solvers.common.base import Climbing, Limits
 from schedc.solvers.common.incumbent import Incumbent
 from schedc.solvers.common.microbatch_order import entry_order, known_orders, order_is_open, permuted, renamed
 from schedc.solvers.common.search_settings import SearchSettings
-from schedc.solvers.driver import searches
 from schedc.solvers.driver.portfolio import candidate_names, solve
 from schedc.solvers.driver.registry import constructive
-from schedc.solvers.driver.searches import LocalOptions
-from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
+from schedc.solvers.heuristics.greedy import Greedy
 from schedc.solvers.heuristics.rule_table import table_of_rules
 from schedc.solvers.kernel.climb import Climber, climbing_scheduler
-from schedc.solvers.search.microbatch_order import _Line, search_microbatch_order
+from schedc.solvers.search.fused_ranges import FusedRanges
+from schedc.solvers.search.local import Local
+from schedc.solvers.search.microbatch_order import MicrobatchOrder, _Line, search_microbatch_order
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
@@ -46,14 +46,14 @@ def found(problem: Problem, *, rounds: int = 2, evaluations: int = 60, seed: int
     """The schedules of a search from the given order."""
     schedules: list[Schedule] = []
     start = tuple(range(problem.microbatches))
-    options = {"rounds": rounds, "evaluations": evaluations, "seed": seed}
-    assert not search_microbatch_order(problem, start=start, on_schedule=schedules.append, **options)
+    climbing = Climbing(rounds=rounds, evaluations=evaluations, seed=seed)
+    assert not search_microbatch_order(problem, start, climbing, schedules.append)
     return schedules
 
 
 def incumbent_of(problem: Problem) -> Incumbent:
     incumbent = Incumbent(problem=problem)
-    incumbent.offer(greedy(problem, GreedyOptions(n_sub=1)), "greedy")
+    incumbent.offer(Greedy(n_sub=1)(problem), "greedy")
     return incumbent
 
 
@@ -65,7 +65,7 @@ def test_a_schedule_of_the_permuted_problem_is_one_of_the_problem(seed: int) -> 
         Random(seed).shuffle(microbatches)
     order = tuple(shuffled[path].pop() for path in problem.path_of)
     other = permuted(problem, order)
-    schedule = greedy(other)
+    schedule = Greedy()(other)
     named = renamed(schedule, order)
     assert verify_schedule(problem, named) == ()
     assert simulate(problem, named).makespan_ns == simulate(other, schedule).makespan_ns
@@ -132,7 +132,7 @@ def test_it_finds_better_orders_than_the_given_one() -> None:
     (*_, best) = found(LONG_FIRST)
     assert verify_schedule(LONG_FIRST, best) == ()
     assert best == found(LONG_FIRST)[-1]
-    assert objective_ns(LONG_FIRST, best) < 0.8 * objective_ns(LONG_FIRST, greedy(LONG_FIRST))
+    assert objective_ns(LONG_FIRST, best) < 0.8 * objective_ns(LONG_FIRST, Greedy()(LONG_FIRST))
     assert objective_ns(LONG_FIRST, best) >= best_bound(LONG_FIRST).value_ns
     assert entry_order(LONG_FIRST, best)[0] != 0
 
@@ -148,16 +148,16 @@ def test_it_keeps_memory_and_fuses_where_that_pays() -> None:
 
 def test_other_searches_go_on_from_the_order_that_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
     incumbent = incumbent_of(LONG_FIRST)
-    searches.microbatch_order(incumbent, Limits(), options=LocalOptions(rounds=1, evaluations=40))
+    MicrobatchOrder(rounds=1, evaluations=40).improve(incumbent, Limits())
     assert incumbent.whole is not None
     order = entry_order(LONG_FIRST, incumbent.whole)
     assert order[0] != 0
     taken: list[tuple[int, ...]] = []
     monkeypatch.setattr(Incumbent, "offer_valid", lambda self, schedule, by: taken.append(entry_order(self.problem, schedule)))
-    searches.local(incumbent, Limits(), options=LocalOptions(rounds=1, evaluations=10))
+    Local(rounds=1, evaluations=10).improve(incumbent, Limits())
     cheaper = incumbent_of(with_fused_backward(LONG_FIRST, 7))
     cheaper.offer(incumbent.whole, "microbatch-order")
-    searches.fused_ranges(cheaper, Limits(), options=LocalOptions(rounds=1, evaluations=2))
+    FusedRanges(rounds=1, evaluations=2).improve(cheaper, Limits())
     assert set(taken) == {order} and len(taken) > 1
 
 
@@ -166,8 +166,8 @@ def test_greedy_with_sorted_microbatches() -> None:
     for problem in (LONG_FIRST, *map(differing_problem, range(10))):
         schedule = constructive("sorted")(problem)
         assert verify_schedule(problem, schedule) == ()
-        assert objective_ns(problem, schedule) <= objective_ns(problem, greedy(problem))
-    assert objective_ns(LONG_FIRST, constructive("sorted")(LONG_FIRST)) < 0.8 * objective_ns(LONG_FIRST, greedy(LONG_FIRST))
+        assert objective_ns(problem, schedule) <= objective_ns(problem, Greedy()(problem))
+    assert objective_ns(LONG_FIRST, constructive("sorted")(LONG_FIRST)) < 0.8 * objective_ns(LONG_FIRST, Greedy()(LONG_FIRST))
     assert "sorted" in candidate_names(LONG_FIRST) and "sorted" not in candidate_names(make_problem(2, 2))
     with pytest.raises(Unsupported, match="sorted needs microbatches that differ"):
         constructive("sorted")(make_problem(2, 2))
@@ -176,7 +176,7 @@ def test_greedy_with_sorted_microbatches() -> None:
 def test_it_refuses_what_is_in_order() -> None:
     for problem in (replace(LONG_FIRST, in_order=True), make_problem(2, 2)):
         with pytest.raises(Unsupported, match="alike, or enter in the given order"):
-            searches.microbatch_order(incumbent_of(problem), Limits())
+            MicrobatchOrder().improve(incumbent_of(problem), Limits())
 
 
 @pytest.mark.parametrize("method", ["cpsat", pytest.param("auto", marks=pytest.mark.slow)])

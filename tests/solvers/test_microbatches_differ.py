@@ -15,15 +15,14 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.ir.ops import Kind
 from schedc.ir.problem import Objective, Problem, groups_of
-from schedc.models.blocks import blocks_of
-from schedc.models.grid import TimeGrid
-from schedc.solvers.common.base import NO_LIMITS, Limits
+from schedc.models.blocks import TimeGrid, blocks_of
+from schedc.solvers.common.base import NO_LIMITS, Climbing, Limits
 from schedc.solvers.driver.portfolio import candidate_names
 from schedc.solvers.driver.registry import constructive
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.exact.milp import solve_milp
 from schedc.solvers.exact.refute import refute
-from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
+from schedc.solvers.heuristics.greedy import Greedy
 from schedc.solvers.search.periodic import periodic
 from schedc.solvers.search.polish import polish_schedule
 from schedc.verify.schedule.checks import verify_schedule
@@ -41,7 +40,7 @@ def compared(problem: Problem) -> tuple[bool, bool] | None:
     assert best_ns is not None
     for bound in lower_bounds(problem):
         assert bound.value_ns <= best_ns
-    start = greedy(problem, GreedyOptions(n_sub=1))
+    start = Greedy(n_sub=1)(problem)
     tight = []
     for found in (solve_cpsat(problem, start, limits=LIMITS), solve_milp(problem, start, limits=NO_LIMITS)):
         assert found.status == "OPTIMAL"
@@ -106,7 +105,7 @@ def test_every_method_enters_in_order_and_is_no_better_than_the_optimum(seeds: r
             if verify_schedule(problem, schedule) == () and not schedule.parts:
                 tried += 1
                 assert best_ns is not None and simulate(problem, schedule).objective_ns(problem.objective) >= best_ns, name
-        found = polish_schedule(problem, greedy(problem, GreedyOptions(n_sub=1)), evaluations=100, rounds=1)
+        found = polish_schedule(problem, Greedy(n_sub=1)(problem), Climbing(evaluations=100, rounds=1))
         assert verify_schedule(problem, found.schedule) == ()
     assert tried > 5 * len(seeds)
 

@@ -20,7 +20,7 @@ from schedc.ir.problem import Objective
 from schedc.ir.schedule import Schedule
 from schedc.solvers.common.base import NO_LIMITS, Limits
 from schedc.solvers.exact.milp import MOST_TICKS, solve_milp
-from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
+from schedc.solvers.heuristics.greedy import Greedy
 from schedc.verify.schedule.checks import verify_schedule
 
 SLOW_MIDDLE = {(1, 2): (7, 5), (2, 1): (7, 5)}
@@ -35,7 +35,7 @@ def test_four_stages_and_eight_microbatches(middle_ns: int, limit_bytes: int, op
     latency = {(0, 1): 1, (1, 2): middle_ns, (2, 3): 1}
     links = {pair: (ns, 0) for (a, b), ns in latency.items() for pair in ((a, b), (b, a))}
     problem = make_problem(4, 8, costs_ns=(5, 6, 4), memory_limit_bytes=[limit_bytes] * 4, links=links)
-    found = solve_milp(problem, greedy(problem, GreedyOptions(n_sub=1)), limits=NO_LIMITS)
+    found = solve_milp(problem, Greedy(n_sub=1)(problem), limits=NO_LIMITS)
     assert (found.status, found.objective_ns, found.lower_bound_ns) == ("OPTIMAL", optimum_ns, optimum_ns)
     assert verify_schedule(problem, found.schedule) == ()
     assert simulate(problem, found.schedule).makespan_ns == optimum_ns
@@ -59,7 +59,7 @@ def test_improves_a_poor_incumbent_and_reports_what_it_finds() -> None:
 
 def test_keeps_an_optimal_incumbent() -> None:
     problem = make_problem(3, 4, links=SLOW_MIDDLE)
-    best = solve_milp(problem, greedy(problem, GreedyOptions(n_sub=1)), limits=NO_LIMITS).schedule
+    best = solve_milp(problem, Greedy(n_sub=1)(problem), limits=NO_LIMITS).schedule
     heard: list[Schedule] = []
     again = solve_milp(problem, best, limits=NO_LIMITS, on_schedule=heard.append)
     assert again.schedule is best
@@ -69,15 +69,12 @@ def test_keeps_an_optimal_incumbent() -> None:
 
 def test_the_seed_decides() -> None:
     problem = small_problem(26)
-    runs = [solve_milp(problem, greedy(problem, GreedyOptions(n_sub=1)), limits=Limits(seed=7)) for _ in range(2)]
+    runs = [solve_milp(problem, Greedy(n_sub=1)(problem), limits=Limits(seed=7)) for _ in range(2)]
     assert runs[0] == runs[1]
 
 
 def test_the_log_names_the_model() -> None:
-    logs = [
-        solve_milp(small_problem(seed), greedy(small_problem(seed), GreedyOptions(n_sub=1)), limits=NO_LIMITS).log
-        for seed in (26, 26, 27)
-    ]
+    logs = [solve_milp(small_problem(seed), Greedy(n_sub=1)(small_problem(seed)), limits=NO_LIMITS).log for seed in (26, 26, 27)]
     assert logs[0] == logs[1]
     assert logs[0][0].startswith("solver HiGHS 1.")
     assert "random_seed: 0" in logs[0][1]
@@ -87,7 +84,7 @@ def test_the_log_names_the_model() -> None:
 
 def test_a_deterministic_limit_gives_the_same_every_time() -> None:
     problem = make_problem(4, 8, costs_ns=(5, 6, 4), memory_limit_bytes=[8] * 4)
-    incumbent = greedy(problem, GreedyOptions(n_sub=1))
+    incumbent = Greedy(n_sub=1)(problem)
     runs = [solve_milp(problem, incumbent, limits=Limits(deterministic=0.4)) for _ in range(2)]
     assert runs[0] == runs[1]
     assert runs[0].status == "FEASIBLE"
@@ -96,20 +93,20 @@ def test_a_deterministic_limit_gives_the_same_every_time() -> None:
 
 def test_a_gap_is_good_enough() -> None:
     problem = make_problem(4, 8, costs_ns=(5, 6, 4), memory_limit_bytes=[8] * 4)
-    found = solve_milp(problem, greedy(problem, GreedyOptions(n_sub=1)), limits=Limits(gap=0.5))
+    found = solve_milp(problem, Greedy(n_sub=1)(problem), limits=Limits(gap=0.5))
     assert found.objective_ns / 2 <= found.lower_bound_ns < found.objective_ns
 
 
 def test_a_known_bound_ends_the_search() -> None:
     problem = make_problem(3, 4, in_flight=2, links=SLOW_MIDDLE)
-    best = solve_milp(problem, greedy(problem, GreedyOptions(n_sub=1)), limits=NO_LIMITS)
+    best = solve_milp(problem, Greedy(n_sub=1)(problem), limits=NO_LIMITS)
     again = solve_milp(problem, best.schedule, limits=NO_LIMITS, known_bound_ns=best.objective_ns)
     assert again.lower_bound_ns == best.objective_ns
 
 
 def test_no_time_at_all_returns_the_incumbent() -> None:
     problem = make_problem(4, 6, in_flight=3, links=SLOW_MIDDLE)
-    incumbent = greedy(problem, GreedyOptions(n_sub=1))
+    incumbent = Greedy(n_sub=1)(problem)
     found = solve_milp(problem, incumbent, limits=Limits(time_s=0.0))
     assert found.schedule is incumbent
     assert found.status in ("FEASIBLE", "UNKNOWN")
@@ -119,7 +116,7 @@ def test_no_time_at_all_returns_the_incumbent() -> None:
 def test_a_coarse_grid_bounds_the_true_problem() -> None:
     """Durations that share no divisor, of enough nanoseconds that ticks are rounded: the bound stays below, by next to nothing."""
     problem = make_problem(2, 3, costs_ns=(10_000_019, 11_000_027, 9_000_011))
-    found = solve_milp(problem, greedy(problem, GreedyOptions(n_sub=1)), limits=NO_LIMITS)
+    found = solve_milp(problem, Greedy(n_sub=1)(problem), limits=NO_LIMITS)
     optimum_ns = optimum(problem)
     assert optimum_ns is not None
     assert found.objective_ns == optimum_ns
@@ -129,7 +126,7 @@ def test_a_coarse_grid_bounds_the_true_problem() -> None:
 
 def test_a_coarse_grid_does_not_bound_the_stage_span() -> None:
     problem = replace(make_problem(2, 3, costs_ns=(10_000_019, 11_000_027, 9_000_011)), objective=Objective.STAGE_SPAN)
-    assert solve_milp(problem, greedy(problem, GreedyOptions(n_sub=1)), limits=NO_LIMITS).lower_bound_ns == 0
+    assert solve_milp(problem, Greedy(n_sub=1)(problem), limits=NO_LIMITS).lower_bound_ns == 0
 
 
 def test_a_bound_where_fused_backwards_are_faster() -> None:
@@ -143,7 +140,7 @@ def test_a_bound_where_fused_backwards_are_faster() -> None:
 def test_cut_weights_fill_gaps() -> None:
     """A problem whose gaps are shorter than its W."""
     problem = small_problem(275, may_be_odd=False)
-    whole = solve_milp(problem, greedy(problem, GreedyOptions(n_sub=1)), limits=NO_LIMITS)
+    whole = solve_milp(problem, Greedy(n_sub=1)(problem), limits=NO_LIMITS)
     cut = solve_milp(problem, whole.schedule, limits=NO_LIMITS, weight_parts=2)
     assert cut.status == "OPTIMAL"
     assert verify_schedule(problem, cut.schedule) == ()
@@ -152,7 +149,7 @@ def test_cut_weights_fill_gaps() -> None:
 
 def test_missing_highs_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = make_problem(2, 1)
-    incumbent = greedy(problem, GreedyOptions(n_sub=1))
+    incumbent = Greedy(n_sub=1)(problem)
     with monkeypatch.context() as patched:
         patched.setitem(sys.modules, "highspy", None)
         with pytest.raises(Unsupported, match=r"loading highspy failed .*; install them with: pip install pulp 'highspy<1.15'"):
@@ -186,7 +183,7 @@ def test_blocks_without_duration(seed: int) -> None:
         for index, stage in enumerate(problem.stages)
     )
     problem = replace(problem, stages=stages)
-    found = solve_milp(problem, greedy(problem, GreedyOptions(n_sub=1)), limits=NO_LIMITS)
+    found = solve_milp(problem, Greedy(n_sub=1)(problem), limits=NO_LIMITS)
     assert found.status == "OPTIMAL"
     assert verify_schedule(problem, found.schedule) == ()
     assert found.lower_bound_ns <= found.objective_ns == simulate(problem, found.schedule).makespan_ns

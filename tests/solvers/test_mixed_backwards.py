@@ -19,13 +19,12 @@ from schedc.errors import Unsupported
 from schedc.ir.ops import Kind, Op
 from schedc.ir.problem import Objective
 from schedc.ir.schedule import Parts, Schedule
-from schedc.models.blocks import blocks_of
-from schedc.models.grid import TimeGrid
+from schedc.models.blocks import TimeGrid, blocks_of
 from schedc.solvers.common.base import Limits
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.exact.milp import solve_milp
 from schedc.solvers.exact.refute import refute
-from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
+from schedc.solvers.heuristics.greedy import Greedy
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def compared(seed: int, *, most_states: int) -> bool | None:
     if problem.num_ops > SEARCHED_OPS:
         return None
     try:
-        start = greedy(problem, GreedyOptions(n_sub=1))
+        start = Greedy(n_sub=1)(problem)
         best_ns = optimum(problem, symmetry=seed % 4 != 0, most_states=most_states)
     except (SearchTooLarge, Unsupported):
         return None
@@ -116,7 +115,7 @@ def test_weights_in_halves_beside_fused_backwards(seed: int) -> None:
     except SearchTooLarge:
         return
     assert best_ns is not None
-    compare(problem, best_ns, solve_milp(problem, greedy(problem, GreedyOptions(n_sub=1)), limits=LIMITS, weight_parts=2))
+    compare(problem, best_ns, solve_milp(problem, Greedy(n_sub=1)(problem), limits=LIMITS, weight_parts=2))
 
 
 @pytest.mark.parametrize("solve", [solve_cpsat, solve_milp])
@@ -148,4 +147,4 @@ def test_a_fused_release_overtakes_a_weight_that_waits() -> None:
             continue
         best_ns = optimum(held, symmetry=False, most_states=20_000)
         assert best_ns is not None
-        compare(held, best_ns, solve_cpsat(held, greedy(held, GreedyOptions(n_sub=1)), limits=LIMITS))
+        compare(held, best_ns, solve_cpsat(held, Greedy(n_sub=1)(held), limits=LIMITS))

@@ -18,9 +18,8 @@ from schedc.errors import Unsupported
 from schedc.ir.ops import Kind
 from schedc.ir.schedule import Schedule
 from schedc.solvers.common.base import NO_LIMITS, Limits
-from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
+from schedc.solvers.heuristics.greedy import Greedy, GreedySpread, spread_problem
 from schedc.solvers.search.periodic import periodic, solve_wave, unroll, wave_of_greedy
-from schedc.solvers.search.spread import SpreadOptions, spread, spread_problem
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ def test_tiled_waves_are_the_same_schedule() -> None:
 def test_pacing_never_makes_greedy_worse_and_helps_a_link_with_latency(n_sub: int) -> None:
     slow = (76_000_000, 9_500_000)
     problem = make_problem(16, 32, costs_ns=M70_NS, in_flight=16, links={(7, 8): slow, (8, 7): slow})
-    better, plain = spread(problem, SpreadOptions(n_sub=n_sub)), greedy(problem, GreedyOptions(n_sub=n_sub))
+    better, plain = GreedySpread(n_sub=n_sub)(problem), Greedy(n_sub=n_sub)(problem)
     assert verify_schedule(problem, better) == ()
     assert simulate(problem, better).makespan_ns < simulate(problem, plain).makespan_ns
 
@@ -92,7 +91,7 @@ def test_pacing_never_makes_greedy_worse_and_helps_a_link_with_latency(n_sub: in
 def test_an_order_takes_no_longer_on_the_problem_s_links_than_on_spread_ones(problem: Problem, share: float) -> None:
     without_trunks = replace(problem, links=tuple(replace(link, trunk=None) for link in problem.links))
     slower = spread_problem(without_trunks, share)
-    schedule = greedy(slower)
+    schedule = Greedy()(slower)
     assert simulate(without_trunks, schedule).makespan_ns <= simulate(slower, schedule).makespan_ns
 
 
@@ -141,9 +140,11 @@ def test_a_wave_may_fuse_some_backwards_and_split_others() -> None:
 def test_a_hint_whose_waves_fuse_differently_is_compared_op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy's own schedule, every other backward of the first rank fused: a wave of it names what it fuses."""
 
-    def every_other(problem: Problem, options: GreedyOptions) -> Schedule:
+    construct = Greedy.construct
+
+    def every_other(greedy: Greedy, problem: Problem) -> Schedule:
         orders = []
-        for order in greedy(problem, options).orders:
+        for order in construct(greedy, problem).orders:
             kept = [op for op in order if op.kind is not Kind.W or op.stage or op.microbatch % 2]
             fused = [
                 op._replace(kind=Kind.BW) if op.kind is Kind.B and not op.stage and not op.microbatch % 2 else op for op in kept
@@ -152,7 +153,7 @@ def test_a_hint_whose_waves_fuse_differently_is_compared_op_by_op(monkeypatch: p
         return Schedule(orders=tuple(orders))
 
     problem = with_fused(make_problem(2, 30, costs_ns=(10, 12, 8)), 17)
-    monkeypatch.setattr("schedc.solvers.search.periodic.greedy", every_other)
+    monkeypatch.setattr(Greedy, "construct", every_other)
     wave = wave_of_greedy(problem, 1)
     assert len(wave.start_ns) in (5, 6)
     assert wave.period_ns >= 27

@@ -17,14 +17,7 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput, Unsupported
 from schedc.ir.ops import Kind
 from schedc.solvers.driver.registry import constructive
-from schedc.solvers.heuristics.pipemorph import (
-    PipeMorphOptions,
-    Policy,
-    adapted_warm_up,
-    initial_warm_up,
-    pipemorph,
-    planned_warm_up,
-)
+from schedc.solvers.heuristics.pipemorph import PipeMorph, Policy, adapted_warm_up, initial_warm_up, planned_warm_up
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
@@ -39,7 +32,7 @@ def paper_problem(first_link_ms: int = 0) -> Problem:
 
 def test_section_3_1() -> None:
     """390 ms without delay; the same order takes 400 and 440 ms with a first link of 10 and 20 ms."""
-    schedule = pipemorph(paper_problem(), PipeMorphOptions(warm_up=(7, 5, 3, 1)))
+    schedule = PipeMorph(warm_up=(7, 5, 3, 1))(paper_problem())
     assert simulate(paper_problem(), schedule).makespan_ns == 390 * MS
     assert simulate(paper_problem(10), schedule).makespan_ns == 400 * MS
     assert simulate(paper_problem(20), schedule).makespan_ns == 440 * MS
@@ -48,7 +41,7 @@ def test_section_3_1() -> None:
 def test_adapting_absorbs_the_delay_of_section_3_1() -> None:
     """Only the link's own delay remains: there and back for the first microbatch, less what warm-up hides."""
     problem = paper_problem(20)
-    assert simulate(problem, pipemorph(problem)).makespan_ns == 410 * MS
+    assert simulate(problem, PipeMorph()(problem)).makespan_ns == 410 * MS
 
 
 def test_initial_warm_up_by_hand() -> None:
@@ -126,15 +119,15 @@ def test_policies_plan_differently() -> None:
 def test_warm_up_runs_forwards_only() -> None:
     """The first B of stage 1 could run at 11, long before its other F come at 20, 30 and 40; it waits for them."""
     problem = make_problem(2, 6, costs_ns=[(10, 1, 1), (1, 1, 1)])
-    schedule = pipemorph(problem, PipeMorphOptions(warm_up=(5, 4)))
+    schedule = PipeMorph(warm_up=(5, 4))(problem)
     assert [op.kind for op in schedule.orders[0][:6]] == [Kind.F] * 5 + [Kind.B]
     assert [op.kind for op in schedule.orders[1][:5]] == [Kind.F] * 4 + [Kind.B]
-    assert [op.kind for op in pipemorph(problem, PipeMorphOptions(warm_up=(0, 0))).orders[1][:3]] == [Kind.F, Kind.B, Kind.W]
+    assert [op.kind for op in PipeMorph(warm_up=(0, 0))(problem).orders[1][:3]] == [Kind.F, Kind.B, Kind.W]
 
 
 def test_ranks_may_be_permuted() -> None:
     problem = make_problem(4, 12, placement=[2, 0, 3, 1], costs_ns=(10 * MS, 10 * MS, 10 * MS))
-    schedule = pipemorph(problem, PipeMorphOptions(warm_up=(7, 5, 3, 1)))
+    schedule = PipeMorph(warm_up=(7, 5, 3, 1))(problem)
     assert simulate(problem, schedule).makespan_ns == 390 * MS
     assert [op.kind for op in schedule.orders[2][:8]] == [Kind.F] * 7 + [Kind.B]
 
@@ -146,9 +139,9 @@ def test_ranks_may_be_permuted() -> None:
 )
 def test_any_one_stage_per_rank_problem_gets_a_valid_schedule(problem: Problem, plan: Policy | tuple[int, ...]) -> None:
     """Warm-up counts may be above N, above memory, or rise along the path: then they cannot be met, and are lowered."""
-    options = PipeMorphOptions(policy=plan) if isinstance(plan, Policy) else PipeMorphOptions(warm_up=plan[: problem.ranks])
-    schedule = pipemorph(problem, options)
-    assert schedule == pipemorph(problem, options)
+    options = PipeMorph(policy=plan) if isinstance(plan, Policy) else PipeMorph(warm_up=plan[: problem.ranks])
+    schedule = options(problem)
+    assert schedule == options(problem)
     assert schedule.parts == ()
     assert verify_schedule(problem, schedule) == ()
     for peak, limit in zip(peak_bytes(problem, schedule), problem.memory_limit_bytes, strict=True):
@@ -159,12 +152,12 @@ def test_any_one_stage_per_rank_problem_gets_a_valid_schedule(problem: Problem, 
 def test_other_placements_are_refused(placement: str | list[int]) -> None:
     problem = make_problem(2, 4, placement=placement, chunks=2 if placement in ("loop", "wave") else 1)
     with pytest.raises(Unsupported, match="one path and one stage on each rank"):
-        pipemorph(problem)
+        PipeMorph()(problem)
 
 
 def test_memory_below_one_microbatch_is_refused() -> None:
     with pytest.raises(Unsupported, match="rank 1: one microbatch holds"):
-        pipemorph(make_problem(2, 4, memory_limit_bytes=[2, 1]))
+        PipeMorph()(make_problem(2, 4, memory_limit_bytes=[2, 1]))
 
 
 def test_options_that_mean_nothing() -> None:

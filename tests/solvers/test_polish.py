@@ -23,13 +23,11 @@ from schedc.errors import Unsupported
 from schedc.ir.ops import Kind
 from schedc.ir.problem import Objective
 from schedc.ir.schedule import Parts, Schedule
+from schedc.solvers.common.base import Climbing
 from schedc.solvers.driver.registry import constructive
-from schedc.solvers.kernel.order_evaluator import time_orders, workspace_of
-from schedc.solvers.kernel.problem_arrays import problem_arrays_of
-from schedc.solvers.kernel.sampled_orders import value_of
+from schedc.solvers.kernel.order_evaluator import problem_arrays_of, time_orders, value_of, workspace_of
 from schedc.solvers.kernel.tables import NEVER as STRANDED
-from schedc.solvers.search.polish import durations_by_visit_ns, packed_orders, polish_schedule
-from schedc.solvers.search.polish_sampled import sampled_of
+from schedc.solvers.search.polish import durations_by_visit_ns, packed_orders, polish_schedule, sampled_of
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
@@ -43,7 +41,7 @@ def test_never_worse_valid_and_timed_right(problem: Problem, seed: int) -> None:
         start = constructive("greedy{n_sub=1}")(problem)
     except Unsupported:
         return
-    found = polish_schedule(problem, start, evaluations=50, rounds=2, seed=seed)
+    found = polish_schedule(problem, start, Climbing(evaluations=50, rounds=2, seed=seed))
     assert not verify_schedule(problem, found.schedule)
     assert found.end_ns == simulate(problem, found.schedule).objective_ns(problem.objective)
     assert found.end_ns <= simulate(problem, start).objective_ns(problem.objective)
@@ -77,7 +75,7 @@ def test_it_repairs_an_order_that_is_plainly_bad() -> None:
     start = constructive("zb-h1")(problem)
     worse = constructive("zb-h1")(make_problem(3, 6))
     assert start.orders == worse.orders
-    found = polish_schedule(problem, start, rounds=4)
+    found = polish_schedule(problem, start, Climbing(rounds=4))
     assert found.end_ns < simulate(problem, start).makespan_ns
 
 
@@ -87,7 +85,7 @@ def test_it_beats_the_best_peer_on_a_v_with_little_memory() -> None:
     from schedc.study.bench.instances import instances
 
     problem = next(instance.problem for instance in instances("zero-bubble") if instance.name == "zb-1.5B-p8-n24-V-p")
-    found = polish_schedule(problem, constructive("zb-v")(problem), rounds=10)
+    found = polish_schedule(problem, constructive("zb-v")(problem), Climbing(rounds=10))
     assert simulate(problem, found.schedule).makespan_ns < 1_188_500_000
 
 
@@ -96,7 +94,8 @@ def test_the_same_seed_gives_the_same_schedule() -> None:
         4, 8, placement="wave", chunks=2, costs_ns=(3, 4, 5), in_flight=4, links={(1, 2): (9, 3), (2, 1): (9, 3)}
     )
     start = constructive("greedy{n_sub=1}")(problem)
-    assert polish_schedule(problem, start, rounds=2, seed=4) == polish_schedule(problem, start, rounds=2, seed=4)
+    climbing = Climbing(rounds=2, seed=4)
+    assert polish_schedule(problem, start, climbing) == polish_schedule(problem, start, climbing)
 
 
 @examples(60)
@@ -105,14 +104,14 @@ def test_a_mixture_is_timed_right_and_its_memory_kept(data: st.DataObject) -> No
     problem = data.draw(problems(max_ranks=3, max_microbatches=4))
     problem = with_fused_backward(problem, *data.draw(st.sampled_from([(1, 2), (9, 10), (1, 1), (11, 10)])))
     start = data.draw(random_schedules(problem, whole=True))
-    timed = polish_schedule(problem, start, evaluations=1, rounds=1, seed=0)
+    timed = polish_schedule(problem, start, Climbing(evaluations=1, rounds=1, seed=0))
     limits = problem.memory_limit_bytes
     fits = all(limit is None or peak <= limit for peak, limit in zip(peak_bytes(problem, start), limits, strict=True))
     if not fits:
         assert timed.end_ns >= STRANDED
         return
     assert timed.end_ns == simulate(problem, timed.schedule).objective_ns(problem.objective)
-    found = polish_schedule(problem, start, evaluations=200, rounds=2, seed=data.draw(st.integers(0, 5)))
+    found = polish_schedule(problem, start, Climbing(evaluations=200, rounds=2, seed=data.draw(st.integers(0, 5))))
     assert not verify_schedule(problem, found.schedule)
     assert found.end_ns == simulate(problem, found.schedule).objective_ns(problem.objective)
     assert found.end_ns <= timed.end_ns
@@ -122,7 +121,7 @@ def test_a_mixture_is_timed_right_and_its_memory_kept(data: st.DataObject) -> No
 def test_it_mixes_where_the_fused_backward_is_cheaper(start: str) -> None:
     """From a schedule that fuses all, and from one that splits all."""
     problem = with_fused_backward(make_problem(3, 6, costs_ns=(30, 40, 30), in_flight=3), 9, 10)
-    found = polish_schedule(problem, constructive(start)(problem), rounds=4)
+    found = polish_schedule(problem, constructive(start)(problem), Climbing(rounds=4))
     kinds = {op.kind for order in found.schedule.orders for op in order}
     assert kinds == set(Kind)
     assert found.end_ns < min(
@@ -133,7 +132,7 @@ def test_it_mixes_where_the_fused_backward_is_cheaper(start: str) -> None:
 def test_where_fusing_cannot_pay_no_backward_is_fused_or_split() -> None:
     problem = make_problem(3, 5, costs_ns=[(3, 4, 5), (5, 3, 4), (4, 5, 3)])
     start = constructive("1f1b")(problem)
-    found = polish_schedule(problem, start, rounds=3)
+    found = polish_schedule(problem, start, Climbing(rounds=3))
     assert sorted(op for order in found.schedule.orders for op in order) == sorted(op for order in start.orders for op in order)
 
 
@@ -141,7 +140,7 @@ def test_durations_that_differ_by_microbatch_count() -> None:
     problem = make_problem(2, 3, costs_ns=(5, 6, 4))
     stages = tuple(replace(stage, forward_ns=(5, 9, 2), backward_ns=(9, 7, 12)) for stage in problem.stages)
     problem = replace(problem, stages=stages)
-    found = polish_schedule(problem, constructive("1f1b")(problem), rounds=2)
+    found = polish_schedule(problem, constructive("1f1b")(problem), Climbing(rounds=2))
     assert not verify_schedule(problem, found.schedule)
     assert found.end_ns == simulate(problem, found.schedule).makespan_ns
 
@@ -158,7 +157,7 @@ def test_blocks_that_are_cut_are_refused() -> None:
         for order in constructive("zb-h1")(problem).orders
     )
     with pytest.raises(ValueError, match="whole block"):
-        polish_schedule(problem, Schedule(orders=orders, parts=(cut,)))
+        polish_schedule(problem, Schedule(orders=orders, parts=(cut,)), Climbing())
 
 
 @pytest.mark.parametrize("seeds", [range(16), pytest.param(range(16, 60), marks=pytest.mark.slow)])
@@ -177,7 +176,7 @@ def test_it_reaches_the_best_mixture_of_tiny_problems(seeds: range) -> None:
         except (SearchTooLarge, Unsupported):
             continue
         start = min(starts, key=reached_ns)
-        found = polish_schedule(problem, start, evaluations=300, rounds=4, seed=seed)
+        found = polish_schedule(problem, start, Climbing(evaluations=300, rounds=4, seed=seed))
         assert not verify_schedule(problem, found.schedule)
         assert reached_ns(found.schedule) == best_ns
         compared += 1

@@ -15,15 +15,16 @@ from schedc.errors import InvalidInput, Unsupported
 from schedc.formats.plan.plan_file import plan_json
 from schedc.ir.plan import BoundName, MadeBy
 from schedc.ir.problem import Objective
-from schedc.solvers.common.base import Limits
+from schedc.solvers.common.base import Climbing, Limits
 from schedc.solvers.common.incumbent import Ended
 from schedc.solvers.common.search_settings import SearchSettings
-from schedc.solvers.driver import portfolio, searches
-from schedc.solvers.driver.portfolio import ONE_RULE, candidate_names, solve, try_methods
-from schedc.solvers.driver.registry import TEMPLATE_NAMES, constructive
-from schedc.solvers.driver.searches import LocalOptions
+from schedc.solvers.driver import portfolio
+from schedc.solvers.driver.portfolio import candidate_names, solve, try_methods
+from schedc.solvers.driver.registry import constructive, search_of
 from schedc.solvers.heuristics import greedy
+from schedc.solvers.heuristics.greedy import ONE_RULE
 from schedc.solvers.kernel.list_scheduler import ListScheduler
+from schedc.solvers.templates import TEMPLATES
 from schedc.verify.schedule.checks import verify_schedule
 from schedc.view.terminal.results import compiled_json
 
@@ -32,9 +33,10 @@ if TYPE_CHECKING:
 
     from schedc.ir.problem import Problem
     from schedc.solvers.common.incumbent import Incumbent
+    from schedc.solvers.common.method import LocalSearch, Search
     from schedc.solvers.common.search_settings import Improvement
     from schedc.solvers.kernel.list_scheduler import ListSchedule
-    from schedc.solvers.kernel.rule import Rule
+    from schedc.solvers.kernel.scheduler_state import Rule
 
 MS = 1_000_000
 
@@ -99,10 +101,10 @@ def test_no_time_leaves_the_constructive_methods() -> None:
 
 
 def test_an_interruption_keeps_the_best_plan_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(_incumbent: Incumbent, _limits: Limits) -> None:
+    def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(searches, "cpsat", interrupted)
+    replace_search(monkeypatch, "cpsat", interrupted)
     compiled = compile_problem(m70(2, 0.25, microbatches=32, in_flight=10), SearchSettings(method="cpsat"))
     assert compiled.plan.certificate.makespan_ns < 4000 * MS
     assert not compiled.plan.made_by.reproducible
@@ -126,11 +128,11 @@ def test_only_a_clock_lets_others_go_before_what_is_not_compiled_yet(
     """Otherwise the plan depended on whether the machine is fresh."""
     begun: list[str] = []
 
-    def interrupted(*_: object, options: LocalOptions = LocalOptions()) -> None:
+    def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     for name in ("local", "cpsat"):
-        monkeypatch.setattr(searches, name, interrupted)
+        replace_search(monkeypatch, name, interrupted)
     monkeypatch.setattr(portfolio, "at_hand", lambda _: False)
     monkeypatch.setattr(portfolio, "compile_ahead", lambda *_: None)
     monkeypatch.setattr(portfolio, "try_methods", lambda incumbent, *_, **__: try_methods(incumbent, ("1f1b",)))
@@ -168,13 +170,13 @@ def test_the_searches_share_a_deterministic_limit(spent: float, total: float | N
     """What one leaves, the others get; together they never get more than there is."""
     given: list[float] = []
 
-    def spend(incumbent: Incumbent, limits: Limits) -> None:
+    def spend(_search: Search, incumbent: Incumbent, limits: Limits) -> None:
         assert limits.deterministic is not None
         given.append(limits.deterministic)
         incumbent.work += spent * limits.deterministic
 
     for name in ("cpsat", "refute"):
-        monkeypatch.setattr(searches, name, spend)
+        replace_search(monkeypatch, name, spend)
     without_local_search(monkeypatch)
     compile_problem(SEVERAL_CHUNKS, SearchSettings(limits=Limits(deterministic=8.0)))
     assert len(given) == 3
@@ -185,29 +187,27 @@ def test_the_searches_share_a_deterministic_limit(spent: float, total: float | N
 def without_local_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes long, and ends by its rounds, not by a limit."""
 
-    def nothing(_incumbent: Incumbent, _limits: Limits, *, options: LocalOptions = LocalOptions()) -> None:
-        del options
-
     for name in ("local", "polish"):
-        monkeypatch.setattr(searches, name, nothing)
+        replace_search(monkeypatch, name, lambda *_: None)
+
+
+def replace_search(monkeypatch: pytest.MonkeyPatch, name: str, improve: Callable[..., None]) -> None:
+    monkeypatch.setattr(type(search_of(name)), "improve", improve)
 
 
 @pytest.mark.slow
 def test_while_a_clock_leaves_time_the_local_searches_go_on_from_other_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[tuple[str, int, int]] = []
 
-    def search(name: str) -> Callable[..., None]:
-        def run(_incumbent: Incumbent, limits: Limits, *, options: LocalOptions = LocalOptions()) -> None:
-            begun.append((name, options.rounds, limits.seed))
-            if limits.seed == 9 and name == "polish":
-                raise KeyboardInterrupt
-
-        return run
+    def improve(search: LocalSearch, _incumbent: Incumbent, limits: Limits) -> None:
+        begun.append((search.name, search.rounds, limits.seed))
+        if limits.seed == 9 and search.name == "polish":
+            raise KeyboardInterrupt
 
     for name in ("local", "polish"):
-        monkeypatch.setattr(searches, name, search(name))
+        replace_search(monkeypatch, name, improve)
     for name in ("cpsat", "refute"):
-        monkeypatch.setattr(searches, name, lambda *_: None)
+        replace_search(monkeypatch, name, lambda *_: None)
     assert compile_problem(SEVERAL_CHUNKS, SearchSettings(limits=Limits(time_s=600, seed=7))).ended == Ended.INTERRUPTED
     assert begun[-4:] == [("local", 16, 8), ("polish", 16, 8), ("local", 32, 9), ("polish", 32, 9)]
     assert {seed for _, _, seed in begun[:-4]} == {7}
@@ -218,11 +218,11 @@ def test_while_a_clock_leaves_time_the_local_searches_go_on_from_other_seeds(mon
 
 
 def test_where_no_search_works_nothing_is_left_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unsupported(*_: object, options: LocalOptions = LocalOptions()) -> None:
+    def unsupported(*_: object) -> None:
         raise Unsupported("no")
 
     for name in ("local", "polish", "cpsat", "refute"):
-        monkeypatch.setattr(searches, name, unsupported)
+        replace_search(monkeypatch, name, unsupported)
     assert compile_problem(SEVERAL_CHUNKS, SearchSettings(limits=Limits(time_s=60))).ended == Ended.EXHAUSTED
 
 
@@ -241,8 +241,8 @@ def test_no_more_is_spent_than_the_deterministic_limit(monkeypatch: pytest.Monke
 def test_a_deterministic_limit_ends_local_searches_too(search: str, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[int] = []
 
-    def climb(*_: object, rounds: int, **__: object) -> None:
-        given.append(rounds)
+    def climb(*arguments: object) -> None:
+        given.append(next(each.rounds for each in arguments if isinstance(each, Climbing)))
         raise Unsupported("enough is known")
 
     monkeypatch.setattr(f"schedc.solvers.search.{kernel}", climb)
@@ -259,6 +259,7 @@ def test_bounds_and_methods_without_time_leave_a_plan(monkeypatch: pytest.Monkey
     monkeypatch.setattr("schedc.compile.certify.LEAST_BOUNDS_S", 0.0)
     monkeypatch.setattr("schedc.solvers.driver.portfolio.CONSTRUCTIVE_S", 0.0)
     monkeypatch.setattr("schedc.solvers.driver.portfolio.SMALL_OPS", 0)
+    monkeypatch.setattr("schedc.solvers.heuristics.greedy.SMALL_OPS", 0)
     for method in ("auto", "cpsat"):
         compiled = compile_problem(SEVERAL_CHUNKS, SearchSettings(method=method, limits=Limits(time_s=0.0)))
         claims = compiled.plan.certificate
@@ -273,7 +274,7 @@ def test_of_a_large_problem_one_rule_comes_before_several(monkeypatch: pytest.Mo
     small, large = m70(2, 0.25, microbatches=8), m70(2, 0.25, microbatches=256)
     assert ONE_RULE not in candidate_names(small)
     names = candidate_names(large)
-    assert names.index(TEMPLATE_NAMES[-1]) < names.index(ONE_RULE) < names.index("greedy")
+    assert names.index([*TEMPLATES][-1]) < names.index(ONE_RULE) < names.index("greedy")
     rules: list[Rule] = []
 
     class Counting(ListScheduler):

@@ -17,7 +17,7 @@ from schedc.errors import Unsupported
 from schedc.ir.problem import Objective
 from schedc.solvers.common.base import Limits
 from schedc.solvers.exact.refute import Refuted, refute
-from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
+from schedc.solvers.heuristics.greedy import Greedy
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
@@ -29,7 +29,7 @@ STARVED = make_problem(2, 2, placement="loop", chunks=2, costs_ns=(2, 2, 1), in_
 
 
 def refuted(problem: Problem, *, bound_ns: int = 0, limits: Limits = LIMITS) -> Refuted:
-    known = simulate(problem, greedy(problem, GreedyOptions(n_sub=1))).makespan_ns
+    known = simulate(problem, Greedy(n_sub=1)(problem)).makespan_ns
     return refute(problem, bound_ns=bound_ns, objective_ns=known, limits=limits)
 
 
@@ -67,7 +67,7 @@ def test_never_above_the_optimum_on_a_coarse_grid(tick_ns: int) -> None:
 
 def test_is_the_optimum_where_memory_and_links_decide_all() -> None:
     """Where compute is short, when ranks may do how much is of no account; brute force agrees."""
-    known = simulate(STARVED, greedy(STARVED, GreedyOptions(n_sub=1))).makespan_ns
+    known = simulate(STARVED, Greedy(n_sub=1)(STARVED)).makespan_ns
     heard: list[tuple[int, tuple[str, ...]]] = []
     found = refute(STARVED, bound_ns=0, objective_ns=known, limits=LIMITS, on_bound=lambda bound, log: heard.append((bound, log)))
     least_ns = optimum(STARVED)
@@ -81,7 +81,7 @@ def test_is_the_optimum_where_memory_and_links_decide_all() -> None:
 
 def test_starts_from_the_bound_that_is_known() -> None:
     assert refuted(STARVED, bound_ns=270).lower_bound_ns == 297
-    known = simulate(STARVED, greedy(STARVED, GreedyOptions(n_sub=1))).makespan_ns
+    known = simulate(STARVED, Greedy(n_sub=1)(STARVED)).makespan_ns
     assert refute(STARVED, bound_ns=known, objective_ns=known, limits=LIMITS) == Refuted(lower_bound_ns=known, cut_short=False)
 
 

@@ -16,7 +16,7 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.ir.ops import Kind
 from schedc.ir.problem import Objective
-from schedc.solvers.heuristics.rule_table import RuleTableOptions, rule_table
+from schedc.solvers.heuristics.rule_table import RuleTable
 from schedc.solvers.kernel.climb import Climber, PackedRule, climbing_scheduler
 from schedc.solvers.kernel.tables import NEVER
 from schedc.study.bench.instances import instances
@@ -30,34 +30,32 @@ if TYPE_CHECKING:
 @examples(30)
 @given(problems(max_ranks=4, max_microbatches=4))
 def test_schedules_are_valid_on_any_placement(problem: Problem) -> None:
-    assert verify_schedule(problem, rule_table(problem, RuleTableOptions(climb_ops=200))) == ()
+    assert verify_schedule(problem, RuleTable(climb_ops=200)(problem)) == ()
 
 
 def test_the_same_problem_gives_the_same_schedule() -> None:
-    assert rule_table(m70(2, 2)) == rule_table(m70(2, 2))
+    assert RuleTable()(m70(2, 2)) == RuleTable()(m70(2, 2))
 
 
 @pytest.mark.parametrize(("latency", "optimum_ms", "most"), [(0, 2128, 1.0), (2, 2736, 1.03)])
 def test_it_is_near_the_proven_optimum(latency: float, optimum_ms: int, most: float) -> None:
     """M70, 8 ranks, 16 microbatches, memory for 8 (design notes, values to check against)."""
     problem = m70(latency, latency)
-    assert simulate(problem, rule_table(problem)).makespan_ns <= most * optimum_ms * 1_000_000
+    assert simulate(problem, RuleTable()(problem)).makespan_ns <= most * optimum_ms * 1_000_000
 
 
 @pytest.mark.parametrize("microbatches", [96, 128, 256])
 def test_it_fills_the_warm_up_as_zero_bubble_does(microbatches: int) -> None:
     """ZB-2p's published rates of 28.3B (Zero Bubble, table 5), which only an unhindered first backward reaches."""
     (instance,) = (each for each in instances("zero-bubble-span") if each.name == f"zb-28.3B-p32-n{microbatches}-linear-2p-span")
-    span_ns = simulate(instance.problem, rule_table(instance.problem, RuleTableOptions(climb_ops=0))).objective_ns(
-        Objective.STAGE_SPAN
-    )
+    span_ns = simulate(instance.problem, RuleTable(climb_ops=0)(instance.problem)).objective_ns(Objective.STAGE_SPAN)
     work_ns = microbatches * sum(instance.problem.duration_ns(kind, 0, 0) for kind in (Kind.F, Kind.B, Kind.W))
     assert round(1 - work_ns / span_ns, 4) <= instance.published["ZB-2p"]
 
 
 def test_climbs_make_it_better() -> None:
     (problem,) = (instance.problem for instance in instances("random") if instance.name == "random-09")
-    climbed, table = (simulate(problem, rule_table(problem, RuleTableOptions(climb_ops=ops))).makespan_ns for ops in (40_000, 0))
+    climbed, table = (simulate(problem, RuleTable(climb_ops=ops)(problem)).makespan_ns for ops in (40_000, 0))
     assert climbed < table
 
 
@@ -67,20 +65,20 @@ def test_climbs_make_it_better() -> None:
 def test_where_fusing_pays_it_is_never_worse_than_split(problem: Problem, tenths: int) -> None:
     fused = with_fused_backward(dataclasses.replace(problem, split_backward=True), tenths)
     split = with_fused_backward(fused, 10)
-    options = RuleTableOptions(climb_ops=200)
-    found = rule_table(fused, options)
+    options = RuleTable(climb_ops=200)
+    found = options(fused)
     assert verify_schedule(fused, found) == ()
-    without = simulate(split, rule_table(split, options)).objective_ns(split.objective)
+    without = simulate(split, options(split)).objective_ns(split.objective)
     # On a shared trunk the kernel's clock is not quite the simulator's.
     assert any(link.trunk for link in fused.links) or simulate(fused, found).objective_ns(fused.objective) <= without
 
 
 def test_it_mixes_fused_and_split_backwards() -> None:
     problem = with_fused_backward(m70(2, 2), 9)
-    found = rule_table(problem)
+    found = RuleTable()(problem)
     assert {op.kind for order in found.orders for op in order} == set(Kind)
     unsplit = dataclasses.replace(problem, split_backward=False)
-    only = (rule_table(with_fused_backward(problem, 10)), rule_table(unsplit))
+    only = (RuleTable()(with_fused_backward(problem, 10)), RuleTable()(unsplit))
     assert simulate(problem, found).makespan_ns < min(simulate(problem, each).makespan_ns for each in only)
 
 
@@ -90,7 +88,7 @@ def test_where_every_rule_strands_without_reserves_it_keeps_them() -> None:
     rule = PackedRule([3] * 4, [0] * 4, [0] * 12, [0], [])
     assert climb_plain(climbing_scheduler(problem), rule) == NEVER
     assert climb_plain(climbing_scheduler(problem, reserves=True), rule) < NEVER
-    assert verify_schedule(problem, rule_table(problem, RuleTableOptions(climb_ops=0))) == ()
+    assert verify_schedule(problem, RuleTable(climb_ops=0)(problem)) == ()
 
 
 def climb_plain(scheduler: SchedulerState, rule: PackedRule) -> int:
@@ -100,4 +98,4 @@ def climb_plain(scheduler: SchedulerState, rule: PackedRule) -> int:
 
 def test_a_limit_below_one_microbatch_is_refused() -> None:
     with pytest.raises(Unsupported, match="one microbatch holds"):
-        rule_table(make_problem(2, 3, in_flight=0))
+        RuleTable()(make_problem(2, 3, in_flight=0))

@@ -16,7 +16,8 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.ir.ops import WHOLE, Kind, Op
 from schedc.lower.placement import PLACEMENTS
-from schedc.solvers.driver.registry import TEMPLATE_NAMES
+from schedc.solvers.common.method import Template
+from schedc.solvers.driver.registry import methods
 from schedc.solvers.templates import TEMPLATES
 from schedc.verify.schedule.checks import verify_schedule
 
@@ -83,7 +84,7 @@ def peaks(name: str, ranks: int, microbatches: int, placement: str, chunks: int)
 
 
 def test_names() -> None:
-    assert tuple(TEMPLATES) == TEMPLATE_NAMES
+    assert tuple(methods(Template)) == tuple(TEMPLATES)
     assert all(name == template.name for name, template in TEMPLATES.items())
     assert set(PLACES) == set(TEMPLATES)
 

@@ -21,9 +21,10 @@ from schedc.ir.conditions import Conditions, LinkState
 from schedc.ir.ops import Kind, Op
 from schedc.ir.schedule import Schedule
 from schedc.lower.problem import problem_under
+from schedc.solvers.common.base import Climbing
 from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.driver.registry import constructive
-from schedc.solvers.search.polish_sampled import polish_sampled_schedules
+from schedc.solvers.search.polish import polish_sampled_schedules
 from schedc.study.robust.robust import SEARCHED, compile_robust, ends_of
 from schedc.study.robust.scenarios import MEAN, Criterion, Scenarios, shifted
 
@@ -94,14 +95,12 @@ def test_the_kernel_times_orders_as_the_simulator_does(percentile: float) -> Non
         problems = [problem_under(problem, each) for each in slower]
         ends_ns = ends_of(problems, schedule)
         least_ns = [best_bound(each).value_ns for each in problems]
-        polished = partial(
-            polish_sampled_schedules, problems, states.weights, [schedule], percentile=percentile, least_ns=least_ns, evaluations=60
-        )
-        timed = polished(rounds=0)
+        polished = partial(polish_sampled_schedules, problems, states.weights, [schedule], percentile=percentile, least_ns=least_ns)
+        timed = polished(Climbing(evaluations=60, rounds=0))
         aim = Criterion(100 * percentile) if percentile else MEAN
         assert timed.value_ns == pytest.approx(aim.of(ends_ns, states.weights))
         assert timed.schedule == schedule
-        found = polished(rounds=2)
+        found = polished(Climbing(evaluations=60, rounds=2))
         assert found.value_ns == pytest.approx(aim.of(ends_of(problems, found.schedule), states.weights))
         assert found.value_ns <= timed.value_ns
         assert runs(problem, found.schedule)

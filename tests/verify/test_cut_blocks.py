@@ -8,8 +8,7 @@ from inputs.problems import make_problem
 
 from schedc.ir.ops import Kind
 from schedc.ir.schedule import Parts
-from schedc.models.blocks import blocks_of
-from schedc.models.grid import TimeGrid
+from schedc.models.blocks import TimeGrid, blocks_of
 from schedc.solvers.driver.registry import constructive
 from schedc.verify.schedule.checks import verify_schedule
 

@@ -17,7 +17,7 @@ from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.formats.plan.plan_file import write_plan
 from schedc.ir.ops import token
-from schedc.solvers.heuristics.greedy import greedy
+from schedc.solvers.heuristics.greedy import Greedy
 from schedc.view.perfetto import perfetto_of_plan
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def test_it_has_every_op_and_what_ranks_hold(case: tuple[Problem, Schedule]) -> 
 
 def test_the_command_writes_it(tmp_path: Path) -> None:
     problem = make_problem(2, 3, links={(0, 1): (5, 2), (1, 0): (5, 2)})
-    plan = plan_of(problem, greedy(problem))
+    plan = plan_of(problem, Greedy()(problem))
     write_plan(plan, tmp_path / "plan.json")
     done = schedc("export", "perfetto", tmp_path / "plan.json", "-o", tmp_path / "out.json", width=400)
     assert (done.returncode, done.stderr) == (0, "")

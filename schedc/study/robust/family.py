@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
-    from schedc.solvers.common.failure import Failure
+    from schedc.solvers.common.incumbent import Failure
     from schedc.solvers.common.search_settings import SearchSettings
 
 AS_PLANNED_NAME = "as planned"

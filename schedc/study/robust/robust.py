@@ -21,11 +21,12 @@ from schedc.compiled.compiler import compile_ahead
 from schedc.errors import Defect
 from schedc.ir.plan import MadeBy
 from schedc.lower.problem import checked_under, problem_under
+from schedc.solvers.common.base import Climbing
 from schedc.solvers.common.incumbent import Ended
 from schedc.solvers.common.search_settings import SearchSettings
-from schedc.solvers.heuristics.rule_table import rule_table, schedules_of_table
-from schedc.solvers.kernel.sampled_orders import polish_sampled
-from schedc.solvers.search.polish_sampled import polish_sampled_schedules
+from schedc.solvers.heuristics.rule_table import RuleTable, schedules_of_table
+from schedc.solvers.kernel.order_climb import polish_sampled
+from schedc.solvers.search.polish import polish_sampled_schedules
 from schedc.study.robust.scenarios import MEAN, Criterion, Scenarios, clustered, shifted
 
 if TYPE_CHECKING:
@@ -165,17 +166,20 @@ def compile_robust(
         rounds = min(rounds, int((1 - sum(SEARCHED.values())) * limits.deterministic / WORK_PER_ROUND))
     whole = {name: schedule for name, schedule in candidates.items() if not schedule.parts}
     cut = {name: ends_of(problems, schedule) for name, schedule in candidates.items() if schedule.parts}
-    found = polish_sampled_schedules(
-        problems,
-        states.weights,
-        list(whole.values()),
-        percentile=0.0 if aim.percentile is None else aim.percentile / 100,
-        least_ns=least_ns,
+    climbing = Climbing(
         evaluations=evaluations,
         rounds=0 if interruption.requested or (left_s is not None and left_s <= 0) else rounds,
         seed=limits.seed,
         time_s=left_s,
         good_enough_ns=bound_ns / (1 - limits.gap),
+    )
+    found = polish_sampled_schedules(
+        problems,
+        states.weights,
+        list(whole.values()),
+        climbing,
+        percentile=0.0 if aim.percentile is None else aim.percentile / 100,
+        least_ns=least_ns,
         interruption=interruption,
     )
     mean_schedule = for_mean.plan.schedule()
@@ -229,10 +233,10 @@ def _of_tables(problem: Problem, states: Scenarios) -> dict[str, Schedule]:
     named += [(f"state {number}", each) for number, each in enumerate(few.conditions, start=1)]
     timed_ops = len(named) * len(states.conditions) * problem.num_ops
     rules = min(MOST_RULES, TABLE_OPS // max(1, timed_ops))
-    found = {"as planned": rule_table(problem)}
+    found = {"as planned": RuleTable()(problem)}
     for name, conditions in named:
         under = problem_under(problem, conditions)
-        found[f"{name}, by the rule table"] = rule_table(under)
+        found[f"{name}, by the rule table"] = RuleTable()(under)
         for number, schedule in enumerate(schedules_of_table(under, rules) if rules else ()):
             found[f"{name}, by rule {number} of the table"] = schedule
     first: dict[Schedule, str] = {}

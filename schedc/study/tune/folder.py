@@ -17,7 +17,8 @@ from schedc.formats.plan.plan_file import plan_json
 from schedc.frontend.job import load_job
 from schedc.io.outputs import check_outputs, write_atomically
 from schedc.ir.workload import Semantics
-from schedc.solvers.driver.registry import FUSED, METHODS, MIXED
+from schedc.solvers.common.method import Constructive
+from schedc.solvers.driver.registry import method_named
 from schedc.study.tune.candidates import rows_csv
 from schedc.study.tune.problems import CandidateProblem, bytes_per_parameter
 from schedc.study.tune.request import PROFILE, TuneRequest
@@ -69,7 +70,7 @@ def write_folder(folder: Path, request: TuneRequest, tuned: Tuned) -> None:
     profile = request.profiles[tuned.best.candidate.microbatch_size].encode()
     each, table = tuned.best.candidate, job_table(request, tuned.best.candidate, tuned.problem)
     method = tuned.plan.made_by.method
-    if method.removesuffix(MIXED).removesuffix(FUSED).partition("{")[0] in METHODS:
+    if issubclass(method_named(method) or object, Constructive):
         table["solver"] = {"method": method}  # one that makes the same plan again
     document = tomlkit.document()
     for line in (

@@ -18,11 +18,12 @@ from schedc.compile.certify import certify
 from schedc.compile.driver import checks_s, compile_problem, defects_named
 from schedc.errors import Infeasible, InvalidInput, NoPlanFound, Unsupported
 from schedc.ir.plan import MadeBy, Plan
-from schedc.solvers.common.fusing import fusing_frees, fusing_saves_time
 from schedc.solvers.common.incumbent import Incumbent
+from schedc.solvers.common.method import fusing_frees, fusing_saves_time
 from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.driver.portfolio import try_methods
-from schedc.solvers.driver.registry import TEMPLATE_NAMES, is_auto
+from schedc.solvers.driver.registry import is_auto
+from schedc.solvers.templates import TEMPLATES
 from schedc.study.tune.candidates import CandidateState, TuneRow, candidates
 from schedc.study.tune.estimates import Totals, about_ns, no_room, simple_bound_ns, totals_of, what_fits, work_bound_ns
 from schedc.study.tune.problems import CandidateProblem, candidate_problem
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from schedc.ir.problem import Problem
-    from schedc.solvers.common.failure import Failure
+    from schedc.solvers.common.incumbent import Failure
     from schedc.study.tune.request import TuneRequest
 
 MOST_SEARCHED_OPS = 50_000
@@ -325,7 +326,7 @@ def baseline_of(problem: Problem, settings: SearchSettings, failures: list[Failu
     fused = (GREEDY_FUSED,) if fusing_saves_time(problem) or fusing_frees(problem) else ()
     with defects_named(problem.name, "the baselines"):
         try:
-            try_methods(incumbent, (*TEMPLATE_NAMES, GREEDY, *fused), mix=fusing_saves_time(problem))
+            try_methods(incumbent, (*TEMPLATES, GREEDY, *fused), mix=fusing_saves_time(problem))
             if incumbent.schedule is None:
                 try_methods(incumbent, ("sequential",))
         except KeyboardInterrupt:

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from schedc.ir.layout import Layout
     from schedc.ir.schedule import Schedule
     from schedc.lower.layout_report import LayoutReport
-    from schedc.solvers.common.failure import Failure
-    from schedc.solvers.common.incumbent import Candidate
-    from schedc.solvers.templates import Template
+    from schedc.solvers.common.incumbent import Candidate, Failure
+    from schedc.solvers.common.method import Template
     from schedc.verify.violation import Violation
 
 MOST_STAGES = 64

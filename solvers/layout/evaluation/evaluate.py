@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from schedc.compiled.compiler import at_hand, compiled
-from schedc.solvers.kernel.arrays import example_scheduler
 from schedc.solvers.kernel.list_scheduler import ListSchedule
-from schedc.solvers.kernel.tables import COLUMNS, NEVER, ROW, SchedulerState
+from schedc.solvers.kernel.tables import COLUMNS, NEVER, ROW, SchedulerState, example_scheduler
 from schedc.solvers.layout.evaluation.kernel import KernelResult, Sketch, evaluate
 from schedc.solvers.layout.evaluation.tables import costs_of
 from schedc.solvers.layout.layout_arrays import scheduled_layout

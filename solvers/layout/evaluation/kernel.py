@@ -80,7 +80,7 @@ class KernelResult(NamedTuple):
 def _example() -> tuple[Any, ...]:
     import numpy as np
 
-    from schedc.solvers.kernel.arrays import example_scheduler
+    from schedc.solvers.kernel.tables import example_scheduler
 
     row, grid = np.zeros(1, np.int64), np.zeros((1, 1), np.int64)
     two = {"forward", "backward_input", "backward_weight", "backward", "forward_again", "occupancy_on", "occupancy_back"}

@@ -26,7 +26,7 @@ from schedc.errors import CheckFailed, InvalidInput, Unsupported
 from schedc.formats.plan.plan_file import parse_plan, plan_json
 from schedc.ir.ops import Kind
 from schedc.ir.plan import MadeBy
-from schedc.solvers.heuristics.greedy import GreedyOptions, greedy
+from schedc.solvers.heuristics.greedy import Greedy
 from schedc.verify.plan.checks import RANKS
 from schedc.verify.problem import check_costs, check_pipeline, verify_problem
 from schedc.verify.schedule.checks import verify_schedule
@@ -362,7 +362,7 @@ def mutated_plans(random: Random, folder: Path, mutants: int = 20) -> Iterator[t
     problem = load(job_text(job), folder)
     schedule = random_schedule(random, problem) if random.random() < 0.5 else None
     try:
-        plan = certify(problem, schedule or greedy(problem, GreedyOptions(n_sub=2)), MadeBy(schedc="0", method="test"))
+        plan = certify(problem, schedule or Greedy(n_sub=2)(problem), MadeBy(schedc="0", method="test"))
     except Unsupported:  # the job's memory is below one microbatch
         return
     content = plan_json(plan)

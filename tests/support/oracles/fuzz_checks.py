@@ -37,12 +37,13 @@ from schedc.ir.plan import BoundName, Certificate, MadeBy
 from schedc.ir.problem import Objective
 from schedc.ir.schedule import Parts
 from schedc.lower.plan import lower
-from schedc.models.grid import grid_of
+from schedc.models.blocks import grid_of
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.search_settings import SearchSettings
-from schedc.solvers.driver.registry import TEMPLATE_NAMES, constructive
+from schedc.solvers.driver.registry import constructive
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.exact.milp import MOST_TICKS, solve_milp
+from schedc.solvers.templates import TEMPLATES
 from schedc.verify.plan.channels import needs_of
 from schedc.verify.plan.checks import verify_plan
 from schedc.verify.plan.replay import replay
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
     from schedc.ir.schedule import Schedule
 
 CONSTRUCTIVE = (
-    *TEMPLATE_NAMES,
+    *TEMPLATES,
     "greedy",
     "greedy{n_sub=1}",
     "greedy{n_sub=2}",
@@ -258,7 +259,7 @@ def _cheap(problem: Problem, checks: _Checks) -> list[_Known]:
     for name, schedule in schedules:
         with checks.step(f"checked {name.partition('{')[0]}"):
             if violations := verify_schedule(problem, schedule):
-                if name not in TEMPLATE_NAMES or any(violation.rule != "memory-limit" for violation in violations):
+                if name not in TEMPLATES or any(violation.rule != "memory-limit" for violation in violations):
                     checks.fail(f"{name.partition('{')[0]}: rule {violations[0].rule}", violations[0])
                 continue
             if infeasible:

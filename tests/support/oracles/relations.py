@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from schedc.ir.problem import Problem, Stage
-    from schedc.solvers.common.failure import Failure
+    from schedc.solvers.common.incumbent import Failure
 
 MISSED = 0.01
 """The share of an answer that a search may miss."""

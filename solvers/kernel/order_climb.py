@@ -1,0 +1,286 @@
+"""Local search over the orders themselves: change an order, time it, keep what is no worse; kernels, compiled.
+
+Orders are codes of `order_evaluator`. They are run on one problem, or under many conditions: then the mean of their ends counts, or
+a percentile.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from schedc.compiled.compiler import compiled
+from schedc.compiled.kernel import kernel
+from schedc.solvers.kernel.draws import Draws, below, draw, fraction
+from schedc.solvers.kernel.order_evaluator import (
+    BW,
+    B,
+    F,
+    Orders,
+    ProblemArrays,
+    Sampled,
+    Workspace,
+    example_facts,
+    time_orders,
+    value_of,
+    workspace_of,
+)
+from schedc.solvers.kernel.tables import NEVER as STRANDED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+DRAWS = 16
+"""Random numbers that a move takes, at most but for rare cases."""
+
+
+def _example() -> tuple[Any, ...]:
+    facts, row, duration = example_facts(), np.zeros(1, np.int64), np.zeros((4, 1, 1), np.int64)
+    orders = Orders(np.zeros((1, 1), np.int64), row)
+    return facts, duration, orders, orders, orders, workspace_of(facts), row, (0,) * 3, 0, draw(0, 1), 0.0, np.zeros(1, np.bool_)
+
+
+@kernel(_example, lean=True)
+def polish(
+    facts: ProblemArrays,
+    duration: Any,
+    orders: Orders,
+    current: Orders,
+    best: Orders,
+    scratch: Workspace,
+    before: Any,
+    ranges: Any,
+    evaluations: int,
+    draws: Draws,
+    heat: float,
+    stop: Any,
+) -> Any:
+    """Change the orders this many times, one op at a time; `orders` becomes the best found, whose end is returned.
+
+    `current` and `best` are room for orders, `before` for one rank's. `ranges` has 2, how far an op may be moved, and one in how
+    many changes fuses or splits a backward, 0 for none; from outside, as numba would compile `below` anew for each number written
+    here. `stop[0]` set to true, by another thread, ends it after the change at hand.
+    """
+    blocks = len(facts.stage_rank) * scratch.ready.shape[2]
+    current_ns = time_orders(facts, duration, orders, scratch)
+    best_ns = current_ns
+    copy_orders(orders, current)
+    copy_orders(orders, best)
+    for number in range(evaluations):
+        if stop[0]:
+            break
+        change = change_at_random(current, before, blocks, ranges, draws)
+        if change[0] < 0:
+            continue
+        moved_ns = time_orders(facts, duration, current, scratch)
+        warm = heat * (1.0 - number / evaluations)
+        if moved_ns <= current_ns or (
+            moved_ns < STRANDED and warm > 0 and fraction(draws) < math.exp((current_ns - moved_ns) / (warm * best_ns))
+        ):
+            current_ns = moved_ns
+            if moved_ns < best_ns:
+                best_ns = moved_ns
+                copy_orders(current, best)
+        else:
+            take_back(current, before, change)
+    copy_orders(best, orders)
+    return best_ns
+
+
+@kernel(inline=True)
+def change_at_random(orders: Orders, before: Any, blocks: int, ranges: Any, draws: Draws) -> Any:
+    """Move one op of one rank, or fuse or split a backward; `take_back` undoes what this returns.
+
+    Args:
+        orders: changed.
+        before: room for one rank's order, as it was where a backward is fused or split.
+        blocks: how many codes a kind has.
+        ranges: as of `polish`.
+        draws: random numbers.
+
+    Returns:
+        The rank, or -1 where nothing has changed; whether a backward was fused or split; how many ops the rank had; from where the
+        op was moved, and to where.
+    """
+    two, reach, exchanges = ranges
+    codes, lengths = orders
+    rank = below(len(lengths), draws)
+    length = lengths[rank]
+    if length < 2:
+        return -1, False, length, 0, 0
+    source = below(length, draws)
+    if exchanges > 0 and below(exchanges, draws) == 0:
+        for position in range(length):
+            before[position] = codes[rank, position]
+        if exchange(orders, rank, source, blocks, below(two, draws), below(reach, draws)):
+            return rank, True, length, source, source
+    distance = 1 + below(reach, draws)
+    if below(two, draws) == 0:
+        distance = -distance
+    target = min(length - 1, max(0, source + distance))
+    if source == target:
+        return -1, False, length, 0, 0
+    move_op(codes, rank, source, target)
+    return rank, False, length, source, target
+
+
+@kernel(inline=True)
+def take_back(orders: Orders, before: Any, change: Any) -> None:
+    """Undo what `change_at_random` has done."""
+    codes, lengths = orders
+    rank, exchanged, length, source, target = change
+    if exchanged:
+        for position in range(length):
+            codes[rank, position] = before[position]
+        lengths[rank] = length
+    else:
+        move_op(codes, rank, target, source)
+
+
+@kernel()
+def exchange(orders: Orders, rank: int, at: int, blocks: int, side: int, apart: int) -> bool:
+    """Fuse the backward that the rank has at this position, or split it; returns whether there is one.
+
+    Args:
+        orders: changed.
+        rank: whose order.
+        at: a position in it.
+        blocks: how many codes a kind has.
+        side: 0: BW takes the place of B, or B that of BW; 1: the same of W.
+        apart: this many ops come between B and W where BW is split, or as many as there are.
+    """
+    codes, lengths = orders
+    code, length = codes[rank, at], lengths[rank]
+    kind = code // blocks
+    if kind == F:
+        return False
+    if kind == BW:
+        codes[rank, length] = code - blocks
+        lengths[rank] = length + 1
+        if side == 0:
+            codes[rank, at] = code - 2 * blocks
+            move_op(codes, rank, length, min(length, at + 1 + apart))
+        else:
+            codes[rank, at] = code - 2 * blocks
+            move_op(codes, rank, length, at + 1)
+            move_op(codes, rank, at, max(0, at - apart))
+        return True
+    step = 1 if kind == B else -1
+    half = code + step * blocks
+    other = at + step
+    while 0 <= other < length and codes[rank, other] != half:
+        other += step
+    if not 0 <= other < length:
+        return False
+    keep, leave = (min(at, other), max(at, other)) if side == 0 else (max(at, other), min(at, other))
+    codes[rank, keep] = code + (BW - kind) * blocks
+    move_op(codes, rank, leave, length - 1)
+    lengths[rank] = length - 1
+    return True
+
+
+@kernel()
+def copy_orders(orders: Orders, target: Orders) -> None:
+    """Make `target` the same."""
+    for rank in range(len(orders.lengths)):
+        target.lengths[rank] = orders.lengths[rank]
+        for position in range(orders.lengths[rank]):
+            target.codes[rank, position] = orders.codes[rank, position]
+
+
+@kernel()
+def move_op(codes: Any, rank: int, source: int, target: int) -> None:
+    """Move what a rank has at one position to another; what is between makes room."""
+    code = codes[rank, source]
+    step = 1 if target > source else -1
+    while source != target:
+        codes[rank, source] = codes[rank, source + step]
+        source += step
+    codes[rank, target] = code
+
+
+class OrderClimber:
+    """A compiled kernel that climbs over orders at work on one problem, for one thread."""
+
+    def __init__(self, kernel: Callable[..., Any], given: tuple[Any, ...], reach: int, exchanges: int = 0) -> None:
+        """Waits until the kernel is compiled.
+
+        Args:
+            kernel: `polish`, or another one that takes the same, from the orders on.
+            given: what it takes before the orders, `ProblemArrays` first.
+            reach: how far an op may be moved.
+            exchanges: one in this many changes fuses or splits a backward; 0: none.
+        """
+        self._given, self._ranges = given, (2, reach, exchanges)
+        self._room, self._polish = workspace_of(given[0]), compiled(kernel)
+
+    def climb(self, orders: Orders, evaluations: int, seed: int, heat: float, stop: NDArray[np.bool_]) -> Any:
+        """The best value of that many changes of the orders, which become the best."""
+        rooms, draws = (orders.copy(), orders.copy()), draw(seed, DRAWS * evaluations)
+        before = np.empty_like(orders.codes[0])
+        return self._polish(*self._given, orders, *rooms, self._room, before, self._ranges, evaluations, draws, heat, stop)
+
+
+def _sampled_example() -> tuple[Any, ...]:
+    facts, duration, *rest = _example()
+    table, shares = np.zeros((1, 1), np.int64), np.zeros(1, np.float64)
+    sampled = Sampled(table, table, duration[None], shares, 0.0, shares, np.zeros(1, np.int64))
+    return facts, duration, sampled, *rest
+
+
+@kernel(_sampled_example, lean=True)
+def polish_sampled(
+    facts: ProblemArrays,
+    duration: Any,
+    sampled: Sampled,
+    orders: Orders,
+    current: Orders,
+    best: Orders,
+    scratch: Workspace,
+    before: Any,
+    ranges: Any,
+    evaluations: int,
+    draws: Draws,
+    heat: float,
+    stop: Any,
+) -> Any:
+    """Change the orders this many times, one op at a time; `orders` becomes the best found, whose value is returned.
+
+    As `order_evaluator.polish`, whose arguments these are, but for the samples.
+    """
+    blocks = len(facts.stage_rank) * scratch.ready.shape[2]
+    current_ns = value_of(facts, duration, sampled, orders, scratch, 1.0 * STRANDED)
+    best_ns = current_ns
+    copy_orders(orders, current)
+    copy_orders(orders, best)
+    for number in range(evaluations):
+        if stop[0]:
+            break
+        change = change_at_random(current, before, blocks, ranges, draws)
+        if change[0] < 0:
+            continue
+        limit_ns = current_ns
+        warm = heat * (1.0 - number / evaluations)
+        if warm > 0:
+            limit_ns = current_ns - warm * best_ns * math.log(1.0 - fraction(draws))
+        moved_ns = value_of(facts, duration, sampled, current, scratch, limit_ns)
+        if moved_ns <= limit_ns and moved_ns < STRANDED:
+            current_ns = moved_ns
+            if moved_ns < best_ns:
+                best_ns = moved_ns
+                copy_orders(current, best)
+        else:
+            take_back(current, before, change)
+    copy_orders(best, orders)
+    return best_ns
+
+
+def sampled_climber(facts: ProblemArrays, sampled: Sampled, reach: int, exchanges: int = 0) -> OrderClimber:
+    """A climber over orders of the problem that are run under its samples; it changes nothing that it is given."""
+    own = facts._replace(latency=facts.latency.copy(), occupancy=facts.occupancy.copy())
+    given = own, sampled.duration[0].copy(), sampled._replace(ends_ns=sampled.ends_ns.copy())
+    return OrderClimber(polish_sampled, given, reach, exchanges)

@@ -1,0 +1,141 @@
+"""GPipe, 1F1B, with one stage per rank or interleaved on a loop, and one microbatch after another: all with fused backwards."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+
+from schedc.ir.ops import Kind, Op
+from schedc.ir.schedule import Schedule
+from schedc.solvers.common.method import Constructive, Template
+from schedc.solvers.templates.shape import LINE_OR_LOOP, LOOP, Grid, grid_for, schedule_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from schedc.ir.problem import Problem
+
+
+class GPipe(Template, frozen=True):
+    """GPipe (Huang et al., 2019): all forwards, then all backwards; every rank holds m activations of each of its stages.
+
+    Exists for every placement. A rank with several stages finishes one for all microbatches before it starts the next (the
+    breadth-first order of Lamy-Poirier, 2022).
+    """
+
+    name, place = "gpipe", 10
+    summary = "all forwards, then all backwards; holds m activations"
+    placements = "any"
+    source = "Huang et al., 2019"
+
+    def construct(self, problem: Problem) -> Schedule:
+        """The schedule."""
+        depth = [{stage: index for index, stage in enumerate(path)} for path in problem.paths]
+        orders: list[list[tuple[int, int, int]]] = [[] for _ in range(problem.ranks)]
+        for stage, microbatch in problem.blocks():
+            orders[problem.stages[stage].rank].append((depth[problem.path_of[microbatch]][stage], microbatch, stage))
+        return Schedule(
+            orders=tuple(
+                tuple(Op(Kind.F, stage, microbatch) for _, microbatch, stage in sorted(order))
+                + tuple(Op(Kind.BW, stage, microbatch) for _, microbatch, stage in sorted(order, key=lambda at: (-at[0], at[1])))
+                for order in orders
+            )
+        )
+
+
+class OneFOneB(Template, frozen=True):
+    """1F1B (PipeDream-flush, Narayanan et al., 2021): position i of p holds p − i activations; on a loop, `interleaved`."""
+
+    name, place = "1f1b", 20
+    summary = "one forward, one backward; holds at most p activations; on a loop it is interleaved"
+    placements = "unidirectional or loop"
+    source = "Narayanan et al., 2021"
+
+    def construct(self, problem: Problem) -> Schedule:
+        """The schedule.
+
+        Raises:
+            Unsupported: the placement is neither unidirectional nor a loop.
+        """
+        grid = grid_for(problem, self.name, LINE_OR_LOOP)
+        if grid.chunks > 1:
+            return _interleaved(problem, grid)
+
+        def order(position: int) -> Iterator[Op]:
+            (stage,) = grid.stages[position]
+            warm_up = min(grid.positions - 1 - position, problem.microbatches)
+            for index in range(problem.microbatches + warm_up):
+                if index < problem.microbatches:
+                    yield Op(Kind.F, stage, index)
+                if index >= warm_up:
+                    yield Op(Kind.BW, stage, index - warm_up)
+
+        return schedule_of(problem, grid, order)
+
+
+class Interleaved(Template, frozen=True):
+    """Interleaved 1F1B (Narayanan et al., 2021, section 2.2): position i of p, v chunks, warms up with (v−1)g + 2(p−1−i) forwards.
+
+    Microbatches pass each chunk in groups of g. Where p divides m, g = p, as in Megatron-LM. Else the groups share m as equally as
+    they can with at least p each, as PyTorch has them where they come out equal; a last group below p, which Megatron-LM refuses,
+    would let the ranks wait for each other in a cycle. Should that exceed a memory limit, g = p again, and the last group lacks
+    some: slower, but never more than Megatron-LM's (v−1)p + 2(p−1−i) + 1 chunks.
+    """
+
+    name, place = "interleaved", 30
+    summary = "1F1B over the chunks of a rank; holds at most (v - 1) p + 2 p - 1 activations of chunks"
+    placements = "loop"
+    source = "Narayanan et al., 2021, section 2.2"
+
+    def construct(self, problem: Problem) -> Schedule:
+        """The schedule.
+
+        Raises:
+            Unsupported: the placement is not a loop.
+        """
+        return _interleaved(problem, grid_for(problem, self.name, LOOP))
+
+
+class Sequential(Constructive, frozen=True):
+    """Every microbatch goes there and back, each backward whole, before the next begins: slow, and there where nothing else fits.
+
+    No schedule holds less: each rank's peak is the least limit with which any exists (`minimum_limit_bytes`, and its proof).
+    """
+
+    name, place = "sequential", 150
+
+    def construct(self, problem: Problem) -> Schedule:
+        """The schedule; it exists for any problem."""
+        orders: list[list[Op]] = [[] for _ in range(problem.ranks)]
+        for microbatch in range(problem.microbatches):
+            path = problem.path(microbatch)
+            blocks = [(Kind.F, stage) for stage in path] + [(Kind.BW, stage) for stage in reversed(path)]
+            for op in (Op(*block, microbatch) for block in blocks):
+                orders[problem.rank_of(op)].append(op)
+        return Schedule(orders=tuple(map(tuple, orders)))
+
+
+def _interleaved(problem: Problem, grid: Grid) -> Schedule:
+    from schedc.analysis.simulation.memory import exceeded_limit  # imports numpy, which the others do not need
+
+    count, positions = problem.microbatches, grid.positions
+    rounds = max(1, count // positions)
+    equal = _with_groups(problem, grid, [count // rounds + (index < count % rounds) for index in range(rounds)])
+    if count % positions == 0 or exceeded_limit(problem, equal) is None:
+        return equal
+    return _with_groups(problem, grid, [positions] * -(-count // positions))
+
+
+def _with_groups(problem: Problem, grid: Grid, sizes: Sequence[int]) -> Schedule:
+    edges = [0, *accumulate(sizes)]
+    groups = [range(first, last) for first, last in pairwise(edges)]
+
+    def order(position: int) -> list[Op]:
+        forth = grid.stages[position]
+        forwards = [Op(Kind.F, stage, microbatch) for group in groups for stage in forth for microbatch in group]
+        backwards = [Op(Kind.BW, stage, microbatch) for group in groups for stage in reversed(forth) for microbatch in group]
+        warm_up = min((grid.chunks - 1) * sizes[0] + 2 * (grid.positions - 1 - position), len(forwards))
+        steady = [op for pair in zip(forwards[warm_up:], backwards, strict=False) for op in pair]
+        return forwards[:warm_up] + steady + backwards[len(forwards) - warm_up :]
+
+    return schedule_of(problem, grid, order)
