@@ -113,7 +113,10 @@ def _agenda_or_refusal(options: argparse.Namespace, ranks: int) -> Agenda | Sche
         check_outputs({"-o": Path(options.output)}, () if options.plan is None else (Path(options.plan),))
         if options.repeats < 1:
             raise InvalidInput(f"--repeats: found {options.repeats}, expected at least 1")
-        sizes = set(_sizes(options.sizes))
+        try:
+            sizes = set(map(parse_bytes, options.sizes.split(",")))
+        except ValueError as error:
+            raise InvalidInput(f"--sizes: found {options.sizes!r}, {error}, and others after commas") from error
         _sites(options, ranks)
         if options.plan is None:
             ring = ((rank, (rank + 1) % ranks) for rank in range(ranks))
@@ -133,13 +136,6 @@ def _agenda_or_refusal(options: argparse.Namespace, ranks: int) -> Agenda | Sche
     except SchedcError as error:
         return error
     return Agenda(pairs=tuple(pairs), sizes=tuple(sorted(sizes)), repeats=options.repeats)
-
-
-def _sizes(text: str) -> list[int]:
-    try:
-        return [parse_bytes(part) for part in text.split(",")]
-    except ValueError as error:
-        raise InvalidInput(f"--sizes: found {text!r}, {error}, and others after commas") from error
 
 
 def _sites(options: argparse.Namespace, ranks: int) -> tuple[int, ...]:

@@ -22,9 +22,9 @@ from schedc.errors import CheckFailed, InvalidInput, Unsupported
 from schedc.formats.plan.plan_file import parse_plan, plan_sha256
 from schedc.runtime.emulation.rank import RankFailure, RankRequest, RankResult
 from schedc.runtime.measure.recording import RankRecord, trace_of
+from schedc.runtime.session.acceptance import read
 from schedc.runtime.session.swap import Swap
 from schedc.units import format_duration_ns
-from schedc.verify.plan.checks import verify_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -229,10 +229,7 @@ def emulated(request: RankRequest, report: Callable[[int], None]) -> Emulation:
         raise InvalidInput(f"scale: found {scale:g}, expected a number above 0")
     if runs < 1:
         raise InvalidInput(f"runs: found {runs}, expected at least 1")
-    violations = verify_plan(plan)
-    if violations:
-        more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
-        raise CheckFailed(f"plan {plan.name!r} breaks a rule: {violations[0]}{more}")
+    read(plan, verify=True)
     schedule = plan.schedule()
     durations_ns = {schedule.duration_ns(plan.problem, op) for entry in plan.ranks for op in entry.compute} - {0}
     shortest_ns = min(durations_ns, default=SHORTEST_OP_NS)

@@ -125,9 +125,8 @@ class ForwardBackward:
             )
         iterators = data_iterator if isinstance(data_iterator, list) else [data_iterator]
         check_call(self.plan, len(chunks), iterators, num_microbatches)
-        call = Call(
-            forward_step_func, iterators, num_microbatches, _device_of(chunks), forward_only, collect_non_loss_data, first_val_step
-        )
+        device = next((weight.device for chunk in chunks for weight in chunk.parameters()), torch.device("cpu"))
+        call = Call(forward_step_func, iterators, num_microbatches, device, forward_only, collect_non_loss_data, first_val_step)
         if config.timers is not None:
             config.timers("forward-backward", log_level=1).start(barrier=config.barrier_with_L1_time)
         nothing: list[tuple[()]] = [()] * num_microbatches
@@ -236,10 +235,6 @@ def _scaled(config: Any, loss: torch.Tensor, _: object) -> torch.Tensor:
     if loss.numel() != 1:
         raise InvalidInput(f"the loss function must give a scalar tensor as loss; found the shape {list(loss.shape)}")
     return loss.reshape(())
-
-
-def _device_of(chunks: Sequence[nn.Module]) -> torch.device:
-    return next((weight.device for chunk in chunks for weight in chunk.parameters()), torch.device("cpu"))
 
 
 def _groups_of_megatron() -> Any:

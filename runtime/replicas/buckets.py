@@ -208,7 +208,15 @@ class ShardedBucket:
         self._whole = torch.zeros(self._chunk * group.size(), dtype=first.dtype, device=first.device)
         begin = group.rank() * self._chunk
         self._own = self._whole[begin : begin + self._chunk]
-        self._places = _laid_out(parameters, self._whole)
+        self._places: list[int] = []
+        """Where each weight begins."""
+        at = 0
+        for parameter in parameters:
+            view = self._whole[at : at + parameter.numel()].view(parameter.shape)
+            view.copy_(parameter.detach())
+            parameter.data = view
+            self._places.append(at)
+            at += parameter.numel()
         kind = gradient_type(first)
         self._master = self._own if kind == first.dtype else self._own.to(kind)
         self.shards: list[Shard] = []
@@ -275,18 +283,6 @@ class ShardedBucket:
             total, before = share[start:stop], shard.weight.grad
             if used[number]:
                 shard.weight.grad = total if before is None else before.add_(total)
-
-
-def _laid_out(parameters: Sequence[nn.Parameter], whole: torch.Tensor) -> list[int]:
-    """Make the parameters views of a flat tensor, one after the other; where each begins."""
-    places, at = [], 0
-    for parameter in parameters:
-        view = whole[at : at + parameter.numel()].view(parameter.shape)
-        view.copy_(parameter.detach())
-        parameter.data = view
-        places.append(at)
-        at += parameter.numel()
-    return places
 
 
 def saved_buffers(module: nn.Module) -> Iterator[torch.Tensor]:

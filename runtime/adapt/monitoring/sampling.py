@@ -60,7 +60,9 @@ class Sampling:
         self._ended_ns.append(now_ns)
         try:
             if self._rank == 0 and _takes(step + AHEAD):
-                self._store.set(_key(step + AHEAD), str(self._found()))
+                step_ns = median(after - before for before, after in pairwise(self._ended_ns))
+                every = max(1, math.ceil(self._least_gap_s * 1e9 / max(1.0, step_ns)))
+                self._store.set(_key(step + AHEAD), str(every))
             if _takes(step):
                 self.every = int(self._store.get(_key(step)))
         except RuntimeError as error:
@@ -69,11 +71,6 @@ class Sampling:
                 f" {str(error).splitlines()[0]}"
             ) from error
         self.now = (step + 1) % self.every == 0
-
-    def _found(self) -> int:
-        """Every how many steps to measure."""
-        step_ns = median(after - before for before, after in pairwise(self._ended_ns))
-        return max(1, math.ceil(self._least_gap_s * 1e9 / max(1.0, step_ns)))
 
 
 def _takes(step: int) -> bool:

@@ -107,16 +107,12 @@ class OutLink(_Link):
         assert self.kind is not None
         message = torch.zeros(self.kind.shape, dtype=self.kind.dtype, device="cpu")
         sent_ns = []
-        with self.lock:
+        with self.lock, suppress(ConnectionLost):  # the next step's messages say so
             self._pings.clear()  # they have come long ago, as later ones were asked for
             for _ in range(PINGS):
                 sent_ns.append(perf_counter_ns())
-                try:
-                    self._pings.append(self.end.send(message, PING_TAG))
-                except ConnectionLost:
-                    return  # the next step's messages say so
-            with suppress(ConnectionLost):
-                self._pings.append(self.end.send(torch.tensor(sent_ns, device="cpu"), PING_TAG))
+                self._pings.append(self.end.send(message, PING_TAG))
+            self._pings.append(self.end.send(torch.tensor(sent_ns, device="cpu"), PING_TAG))
 
 
 class InLink(_Link):
@@ -163,12 +159,8 @@ class InLink(_Link):
             self._pings[0].set_exception(error)
             return True
         self._pings = [self._pings_in_turn.submit(partial(_arrival, ping)) for ping in coming]
-        self._pings[-1].add_done_callback(self._end_of_pings)
+        self._pings[-1].add_done_callback(lambda _: self.pings_lost or self._on_pings())
         return True
-
-    def _end_of_pings(self, _: object) -> None:
-        if not self.pings_lost:
-            self._on_pings()
 
     @property
     def pings_ns(self) -> list[int] | None:
@@ -213,10 +205,8 @@ def _arrival(ping: Incoming) -> tuple[int, torch.Tensor]:
 
 def _discard(stamp: Incoming) -> None:
     """Nobody reads it; but its receive must end before its memory does."""
-    try:
+    with suppress(ConnectionLost, NoAnswer):
         stamp.wait(FOREVER_S)
-    except (ConnectionLost, NoAnswer):
-        return
 
 
 class StampedEnd:
