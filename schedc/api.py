@@ -241,9 +241,9 @@ def lower_bounds(job: Job) -> tuple[Bound, ...]:
         Infeasible: no layout has room on its ranks.
     """
     if job.open_layout is not None:
-        from schedc.solvers.driver.layouts import bound_over_layouts
+        from schedc.analysis.bounds.layouts.layout_bound import layout_bound
 
-        return (bound_over_layouts(job.workload, job.open_layout),)
+        return (layout_bound(job.workload, job.open_layout),)
     from schedc.analysis.bounds import lower_bounds as of_problem
 
     return of_problem.lower_bounds(job.problem)

@@ -197,14 +197,15 @@ def results(first_seed: int, done: Container[int]) -> Iterator[Result]:
         found_ns = lower_bound_ns = None
         evaluated = 0
         begun = time.perf_counter()
+        over_all_ns = None
         try:
+            over_all_ns = layout_bound(workload, open_layout).value_ns
             outcome = search_layouts(workload, open_layout, Limits(time_s=LIMIT_S, workers=2))
             found_ns = None if outcome.best is None else outcome.best.objective_ns
             lower_bound_ns, evaluated = outcome.lower_bound_ns, outcome.evaluated
         except Infeasible:
             pass
         search_s = time.perf_counter() - begun
-        over_all_ns = layout_bound(workload, open_layout).value_ns
         result = Result(
             seed=seed,
             group=group,

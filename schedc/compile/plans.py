@@ -12,7 +12,7 @@ from schedc.analysis.bounds.lower_bounds import Bound, bounds_in_time
 from schedc.analysis.gap import relative_gap
 from schedc.analysis.simulation.engines import Transfers, simulate_engine
 from schedc.compile.certify import first_of
-from schedc.errors import CheckFailed
+from schedc.errors import CheckFailed, Infeasible
 from schedc.ir.plan import BoundName, Plan, Scope
 from schedc.lower.problem import layout_of, problem_of
 from schedc.verify.layout import verify_open_layout
@@ -95,8 +95,9 @@ def check_scope(plan: Plan, job: Job) -> tuple[Violation, ...]:
     claims = plan.certificate
     if claims.scope is not Scope.LAYOUT or job.open_layout is None:
         return ()
-    bound_ns = layout_bound(job.workload, job.open_layout).value_ns
-    if bound_ns is None:
+    try:
+        bound_ns = layout_bound(job.workload, job.open_layout).value_ns
+    except Infeasible:
         return (Violation("scope", "certificate.lower_bound_ns", "claims a bound, but no layout of the job has room"),)
     if bound_ns > claims.objective_ns:
         message = f"the plan's {claims.objective} of {claims.objective_ns} ns is below the bound over layouts of {bound_ns} ns"

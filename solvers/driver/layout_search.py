@@ -98,8 +98,11 @@ def search_exactly(work: LayoutWork) -> None:
         return
     is_whole = not work.open_layout.recompute_is_open
     if not is_whole:
-        least_ns = layout_bound(work.workload, open_layout).value_ns  # None: no layout of these has room
-        if least_ns is None or (work.best is not None and least_ns >= work.best.objective_ns):
+        try:
+            least_ns = layout_bound(work.workload, open_layout).value_ns
+        except Infeasible:
+            return
+        if work.best is not None and least_ns >= work.best.objective_ns:
             return
     from schedc.solvers.layout.exact import search_layouts  # loads CP-SAT
 

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.clock import Clock, never
 from schedc.analysis.bounds.layouts.layout_bound import layout_bound
-from schedc.analysis.bounds.lower_bounds import Bound
 from schedc.compiled.compiler import compile_ahead
-from schedc.errors import Infeasible, NoPlanFound, Unsupported
+from schedc.errors import NoPlanFound, Unsupported
 from schedc.ir.plan import BoundName
 from schedc.solvers.common.incumbent import Candidate, Ended
 from schedc.solvers.common.search_settings import ignore
@@ -72,7 +71,7 @@ def solve_layouts(workload: Workload, open_layout: OpenLayout, settings: SearchS
     """
     clock_s = settings.limits.clock_s
     until = never if clock_s is None else Clock(clock_s)
-    bound = bound_over_layouts(workload, open_layout)
+    bound = layout_bound(workload, open_layout)
     work = LayoutWork(
         workload=workload,
         open_layout=open_layout,
@@ -90,18 +89,6 @@ def solve_layouts(workload: Workload, open_layout: OpenLayout, settings: SearchS
     work.end(ended, interrupted=work.interrupted)
     work.cut_short |= work.ended is Ended.INTERRUPTED
     return work
-
-
-def bound_over_layouts(workload: Workload, open_layout: OpenLayout) -> Bound:
-    """The lower bound over all layouts that are open.
-
-    Raises:
-        Infeasible: no layout has room on its ranks.
-    """
-    bound = layout_bound(workload, open_layout)
-    if bound.value_ns is None:
-        raise Infeasible(f"{workload.name}: {bound.detail}")
-    return Bound(name=BoundName.LAYOUTS, value_ns=bound.value_ns, detail=bound.detail)
 
 
 def _run(work: LayoutWork) -> None:

@@ -132,8 +132,6 @@ class _Search:
     def __init__(self, workload: Workload, open_layout: OpenLayout, limits: Limits, start: ScheduledLayout | None) -> None:
         """Bound all layouts quickly; those that a quick look refutes are dropped."""
         bound = layout_bound(workload, open_layout)
-        if bound.value_ns is None:
-            raise Infeasible(f"{workload.name}: {bound.detail}")
         self._workload, self._name, self._limits, self._over_all_ns = workload, open_layout.placement_name, limits, bound.value_ns
         self._begun, self._work, self._evaluated = time.perf_counter(), 0.0, 0
         self.best, self.interrupted = start, False

@@ -75,7 +75,7 @@ def test_the_plan_is_sound_and_its_bound_holds_for_all_layouts(opening: int, met
         assert check_plan(plan) == ()
         assert simulate(plan.problem, plan.schedule()).objective_ns(plan.problem.objective) == certificate.objective_ns
         bound_ns = layout_bound(workload, open_layout).value_ns
-        assert bound_ns is not None and bound_ns <= certificate.lower_bound_ns <= certificate.objective_ns
+        assert bound_ns <= certificate.lower_bound_ns <= certificate.objective_ns
         assert certificate.scope is Scope.LAYOUT
         assert certificate.bound in (BoundName.LAYOUTS, BoundName.CPSAT)
         assert not (certificate.bound is BoundName.CPSAT and (plan.parts or open_layout.recompute_is_open))

@@ -17,6 +17,7 @@ from inputs.layout_relations import MORE_CHOICE, OpenJob, random_open_job
 from inputs.odd_numbers import odd
 
 from oracles.fuzz_checks import Finding
+from schedc.analysis.bounds.layouts.layout_bound import layout_bound
 from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.compile.driver import check_feasible, compile_layouts, compile_problem
 from schedc.errors import Infeasible, NoPlanFound, Unsupported
@@ -25,7 +26,6 @@ from schedc.ir.plan import Scope
 from schedc.ir.problem import Objective
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.search_settings import SearchSettings
-from schedc.solvers.driver.layouts import bound_over_layouts
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -169,7 +169,7 @@ def _answer(job: Problem | OpenJob, work: float, method: str = "auto") -> _Answe
     limits = Limits(deterministic=work, workers=1, gap=SETTLED)
     try:
         if isinstance(job, OpenJob):
-            bound = bound_over_layouts(job.workload, job.open_layout)
+            bound = layout_bound(job.workload, job.open_layout)
             made = compile_layouts(job.workload, job.open_layout, SearchSettings(method=method, limits=limits))
         else:
             check_feasible(job)

@@ -5,11 +5,14 @@ Takes a workload and what is open; gives one number. It shares no code with what
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.layouts.one_stage import one_stage_bound
 from schedc.analysis.bounds.layouts.shared_ranks import shared_ranks_bound
+from schedc.analysis.bounds.lower_bounds import Bound
+from schedc.errors import Infeasible
+from schedc.ir.plan import BoundName
 from schedc.ir.problem import Objective
 from schedc.ir.workload import Device
 
@@ -20,17 +23,7 @@ if TYPE_CHECKING:
 MOST_EXACT = 2**53
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutBound:
-    """A lower bound over layouts."""
-
-    value_ns: int | None
-    """No layout has a schedule with a smaller objective; None: no layout has room on its ranks, or links between its neighbours."""
-    detail: str
-    """By what argument; or why there is no layout, for people."""
-
-
-def layout_bound(workload: Workload, open_layout: OpenLayout) -> LayoutBound:
+def layout_bound(workload: Workload, open_layout: OpenLayout) -> Bound:
     """The largest lower bound known on the objective of every schedule of every layout that is open.
 
     Proofs: `one_stage_bound`, where every rank has one stage; `shared_ranks_bound`. Both count compute and the pipeline's messages.
@@ -41,6 +34,12 @@ def layout_bound(workload: Workload, open_layout: OpenLayout) -> LayoutBound:
     Args:
         workload: a workload that `schedc.verify.workload` accepts.
         open_layout: what may be chosen; there are at least as many layers as ranks.
+
+    Returns:
+        The bound; its detail is by what argument.
+
+    Raises:
+        Infeasible: no layout has room on its ranks, or links between its neighbours.
     """
     if open_layout.recompute_is_open:
         workload = _without_in_flight(workload)
@@ -48,17 +47,14 @@ def layout_bound(workload: Workload, open_layout: OpenLayout) -> LayoutBound:
     if parallel is not None and workload.objective is Objective.MAKESPAN:
         around_ns = min(parallel.reduce_scatter_ns) + min(parallel.all_gather_ns, default=0)
     if _everything_ns(workload) >= MOST_EXACT:
-        return LayoutBound(value_ns=around_ns, detail="too long for exact arithmetic")
+        return Bound(name=BoundName.LAYOUTS, value_ns=around_ns, detail="too long for exact arithmetic")
     shared_ns = shared_ranks_bound(workload, open_layout)
     stages = min(open_layout.stages or open_layout.chunks * workload.ranks, len(workload.layers))
-    if stages > workload.ranks:
-        return LayoutBound(value_ns=around_ns + shared_ns, detail="all ranks together")
-    one_ns = one_stage_bound(workload, open_layout)
+    one_ns = one_stage_bound(workload, open_layout) if stages <= workload.ranks else 0
     if one_ns is None:
-        return LayoutBound(value_ns=None, detail=_why_none(workload, open_layout))
-    if one_ns >= shared_ns:
-        return LayoutBound(value_ns=around_ns + one_ns, detail="one stage on each rank")
-    return LayoutBound(value_ns=around_ns + shared_ns, detail="all ranks together")
+        raise Infeasible(f"{workload.name}: {_why_none(workload, open_layout)}")
+    detail = "all ranks together" if stages > workload.ranks or one_ns < shared_ns else "one stage on each rank"
+    return Bound(name=BoundName.LAYOUTS, value_ns=around_ns + max(one_ns, shared_ns), detail=detail)
 
 
 def _why_none(workload: Workload, open_layout: OpenLayout) -> str:
