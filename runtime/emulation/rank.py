@@ -41,6 +41,7 @@ from schedc.runtime.emulation.injected import Injection
 from schedc.runtime.emulation.waiting import EmulatedPipe, keep_sharp
 from schedc.runtime.execution.online import OnlineRunner
 from schedc.runtime.execution.runner import PipelineRunner
+from schedc.runtime.execution.wiring import Wiring
 from schedc.runtime.measure.recording import RankRecord, Recorder
 from schedc.runtime.transports.base import only
 from schedc.runtime.transports.delegate import connect_delegate
@@ -157,8 +158,8 @@ def run_rank(rank: int, request: RankRequest, ran: Callable[[int], None]) -> Ran
         measured = partial(monitor.wrap, plan.problem, groups, torch.device("cpu"), around=lambda *_: injection.wrap)
         wrap = measured() if request.adapt else injection.wrap
         channels = only(connect_delegate if request.delegate else connect_gloo)
-        parts = plan, groups, request.timeout_s, channels, wrap
-        runner = OnlineRunner(*parts, scale=scale) if request.choose else PipelineRunner(*parts)
+        wired = partial(Wiring, plan, groups, request.timeout_s, channels)
+        runner = OnlineRunner(wired, wrap, scale=scale) if request.choose else PipelineRunner(wired, wrap)
         parallel = plan.problem.data_parallel
         trunk = None if parallel is None or parallel.trunk is None else injection.trunks[parallel.trunk]
         pipe = EmulatedPipe(plan, groups, runner, monitor if request.adapt else recorder, scale, trunk)

@@ -11,13 +11,14 @@ and what should come is zeros. So every rank runs all its ops, with all collecti
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
 from schedc.ir.ops import Op, token
 from schedc.runtime.common.boundary import HEADER, MAX_TENSORS, TensorMeta, decode, encode
-from schedc.runtime.common.failure import ConnectionLost, NoAnswer, waiting_failed
+from schedc.runtime.common.failure import ConnectionLost, NoAnswer, TransferFailed, waiting_failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,35 +58,41 @@ def _header_tag(at: int) -> int:
     return at * TAGS + HEADER_TAG
 
 
+@dataclass(eq=False)
 class _End:
     """What both ends of a wire have in common."""
 
-    def __init__(
-        self, wire: Wire, peer: int, ends: Ends, boundaries: BoundaryMeta, timeout_s: float, failing: Failing | None
-    ) -> None:
-        """Take the wire to this peer. `failing` is called once, when it fails; None: no other channel can take over."""
-        self._wire = wire
-        self._peer = peer
-        self._data, self._control = ends.data, ends.control
-        self._boundaries = boundaries
-        self._timeout_s = timeout_s
-        self._failing = failing
+    wire: Wire
+    ends: Ends
+    boundaries: BoundaryMeta
+    timeout_s: float
+    failing: Failing | None = None
+    """Called once, when the wire fails; None: no other channel can take over."""
+
+    def __post_init__(self) -> None:
+        """Nothing is known to have failed."""
         self._failed = False
 
     def _note(self, doing: str, error: Exception) -> None:
         """The wire has failed; return if another channel can take over."""
-        if self._failing is None:
-            raise waiting_failed(doing, error, self._timeout_s, self._peer) from error
-        self._failing(doing, error)
+        if self.failing is None:
+            raise self._lost(doing, error) from error
+        self.failing(doing, error)
         self._failed = True
+
+    def _lost(self, doing: str, error: Exception) -> TransferFailed:
+        """What to raise where no other channel can take over."""
+        peer = self.wire.destination if isinstance(self, Sender) else self.wire.source
+        return waiting_failed(doing, error, self.timeout_s, peer)
 
 
 class Sender(_End):
     """The sending end of a wire."""
 
-    def __init__(self, wire: Wire, ends: Ends, boundaries: BoundaryMeta, timeout_s: float, failing: Failing | None = None) -> None:
-        super().__init__(wire, wire.destination, ends, boundaries, timeout_s, failing)
-        self._introduced = set(boundaries)  # those of another plan that this one takes over
+    def __post_init__(self) -> None:
+        """Nothing is under way."""
+        super().__post_init__()
+        self._introduced = set(self.boundaries)  # those of another plan that this one takes over
         self._under_way: dict[int, list[Outgoing]] = {}
 
     def send(self, at: int, value: Value) -> None:
@@ -96,20 +103,20 @@ class Sender(_End):
             Unsupported: one is no plain tensor.
             TransferFailed: the connection is lost.
         """
-        message = self._wire.messages[at]
-        kinds = self._boundaries.learn(value, message)
+        message = self.wire.messages[at]
+        kinds = self.boundaries.learn(value, message)
         sends = self._under_way.setdefault(at, [])
         if not message.gradient and message.boundary not in self._introduced:
             self._introduced.add(message.boundary)
             try:
-                sends.append(self._control.send(encode(kinds), _header_tag(at)))
+                sends.append(self.ends.control.send(encode(kinds), _header_tag(at)))
             except ConnectionLost as error:
-                raise waiting_failed(self._doing(at), error, self._timeout_s, self._peer) from error
+                raise self._lost(self._doing(at), error) from error
         for tag, (kind, tensor) in enumerate(zip(kinds, value, strict=True), at * TAGS):
             if tensor is not None and (kind.gradient or not message.gradient) and not self._failed:
                 try:
                     plain = tensor.detach().resolve_conj().resolve_neg()  # what is sent is memory, without these marks
-                    sends.append(self._data.send(plain.contiguous(), tag))
+                    sends.append(self.ends.data.send(plain.contiguous(), tag))
                 except ConnectionLost as error:
                     self._note(self._doing(at), error)
 
@@ -118,7 +125,7 @@ class Sender(_End):
         for sent in self._under_way.pop(at, ()):
             if not self._failed:
                 try:
-                    sent.wait(self._timeout_s)
+                    sent.wait(self.timeout_s)
                 except (ConnectionLost, NoAnswer) as error:
                     self._note(self._doing(at), error)
 
@@ -132,28 +139,22 @@ class Sender(_End):
             self.arrived(at)
 
     def _doing(self, at: int) -> str:
-        wire = self._wire
+        wire = self.wire
         return f"rank {wire.source} sends {token(wire.transfers[at])} to rank {wire.destination} on {wire.name}"
 
 
+@dataclass(eq=False)
 class Receiver(_End):
     """The receiving end of a wire."""
 
-    def __init__(
-        self,
-        wire: Wire,
-        ends: Ends,
-        boundaries: BoundaryMeta,
-        timeout_s: float,
-        failing: Failing | None = None,
-        device: torch.device | None = None,
-        shape_timeout_s: float | None = None,
-    ) -> None:
-        super().__init__(wire, wire.source, ends, boundaries, timeout_s, failing)
-        self._device = device
-        """Where the zeros are that come when the wire has failed."""
-        self._shape_timeout_s = timeout_s if shape_timeout_s is None else shape_timeout_s
-        """Of a header, which nothing can take the place of: its sender may have to find out first that a channel has failed."""
+    device: torch.device | None = None
+    """Where the zeros are that come when the wire has failed; None: the CPU."""
+    shape_timeout_s: float | None = None
+    """For a header, which nothing can take the place of: its sender may have to find out first that a channel has failed."""
+
+    def __post_init__(self) -> None:
+        """Nothing is expected."""
+        super().__post_init__()
         self._posted: dict[int, list[Incoming | None]] = {}
         self._headers: dict[int, tuple[int, Incoming]] = {}
         self._next = 0
@@ -162,12 +163,12 @@ class Receiver(_End):
     def begin(self) -> None:
         """Before a step's first op: post the receives of the headers of all boundaries that are not known yet."""
         self._next = self._due = 0
-        for at, message in enumerate(self._wire.messages):
-            if not message.gradient and message.boundary not in self._boundaries and message.boundary not in self._headers:
+        for at, message in enumerate(self.wire.messages):
+            if not message.gradient and message.boundary not in self.boundaries and message.boundary not in self._headers:
                 try:
-                    self._headers[message.boundary] = at, self._control.receive(HEADER, _header_tag(at))
+                    self._headers[message.boundary] = at, self.ends.control.receive(HEADER, _header_tag(at))
                 except ConnectionLost as error:
-                    raise waiting_failed(self._posting(at), error, self._timeout_s, self._peer) from error
+                    raise self._lost(self._posting(at), error) from error
 
     def post(self, at: int) -> None:
         """Post the receives of transfer `at`; in the first step, where its shapes are not known yet, `take` does it.
@@ -177,8 +178,8 @@ class Receiver(_End):
         """
         self._due = max(self._due, at + 1)
         while self._next < self._due:
-            message = self._wire.messages[self._next]
-            kinds = self._boundaries.get(message.boundary)
+            message = self.wire.messages[self._next]
+            kinds = self.boundaries.get(message.boundary)
             if kinds is None:
                 return
             self._posted[self._next] = [
@@ -198,18 +199,19 @@ class Receiver(_End):
         Raises:
             TransferFailed: it does not come.
         """
-        message = self._wire.messages[at]
-        for boundary in [earlier.boundary for earlier in self._wire.messages[self._next : at + 1]]:
+        message = self.wire.messages[at]
+        for boundary in [earlier.boundary for earlier in self.wire.messages[self._next : at + 1]]:
             if boundary in self._headers:
                 first, header = self._headers.pop(boundary)
+                limit_s = self.shape_timeout_s or self.timeout_s
                 try:
-                    found = header.wait(self._shape_timeout_s)
+                    found = header.wait(limit_s)
                 except (ConnectionLost, NoAnswer) as error:
                     doing = self._waiting(op, first, "waits for the shape of")
-                    raise waiting_failed(doing, error, self._shape_timeout_s, self._peer) from error
-                self._boundaries.setdefault(boundary, decode(found))
+                    raise waiting_failed(doing, error, limit_s, self.wire.source) from error
+                self.boundaries.setdefault(boundary, decode(found))
         self.post(at)
-        kinds = self._boundaries[message.boundary]
+        kinds = self.boundaries[message.boundary]
         crossing = [kind for kind in kinds if kind.gradient or not message.gradient]
         come = [self._await(incoming, op, at, kind) for kind, incoming in zip(crossing, self._posted.pop(at), strict=True)]
         if not come:
@@ -224,25 +226,25 @@ class Receiver(_End):
     def _await(self, incoming: Incoming | None, op: Op, at: int, kind: TensorMeta) -> torch.Tensor:
         if incoming is not None and not self._failed:
             try:
-                return incoming.wait(self._timeout_s)
+                return incoming.wait(self.timeout_s)
             except (ConnectionLost, NoAnswer) as error:
                 self._note(self._waiting(op, at, "waits for"), error)
-        return torch.zeros(kind.shape, dtype=kind.dtype, device=self._device or "cpu")
+        return torch.zeros(kind.shape, dtype=kind.dtype, device=self.device or "cpu")
 
     def _start(self, at: int, kind: TensorMeta, tag: int) -> Incoming | None:
         if not self._failed:
             try:
-                return self._data.receive(kind, tag)
+                return self.ends.data.receive(kind, tag)
             except ConnectionLost as error:
                 self._note(self._posting(at), error)
         return None
 
     def _waiting(self, op: Op, at: int, waits_for: str) -> str:
-        wire = self._wire
+        wire = self.wire
         what = f"{token(op)} {waits_for} {token(wire.transfers[at])}"
         return f"rank {wire.destination}: {what} from rank {wire.source} on {wire.receiver_name}"
 
     def _posting(self, at: int) -> str:
-        wire = self._wire
+        wire = self.wire
         what = f"the receive of {token(wire.transfers[at])}"
         return f"rank {wire.destination} posts {what} from rank {wire.source} on {wire.receiver_name}"

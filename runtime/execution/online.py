@@ -60,12 +60,8 @@ from schedc.runtime.execution.runner import Executor, PipelineRunner
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import torch
-
     from schedc.ir.plan import Plan
-    from schedc.runtime.common.groups import Groups
-    from schedc.runtime.execution.wiring import Wrap
-    from schedc.runtime.transports.base import ChannelsOf
+    from schedc.runtime.execution.wiring import Wiring, Wrap
 
 AHEAD = 4
 """How many receives of each wire are posted that have not been taken: what may be under way on a slow link without waiting for the
@@ -113,8 +109,6 @@ class OnlineExecutor(Executor):
     """`earliest_ns` of it."""
     arrivals: Arrivals
     """What has come on the wiring's ends."""
-    timeout_s: float
-    """How long to wait for another rank."""
     scale: float
     """By how much slower than the plan's costs all of it runs."""
 
@@ -186,7 +180,7 @@ class OnlineExecutor(Executor):
             if slot is not None:
                 self.wiring.receivers[slot.wire].post(slot.at)
 
-        given_up_ns = perf_counter_ns() + round(self.timeout_s * 1e9)
+        given_up_ns = perf_counter_ns() + round(self.wiring.timeout_s * 1e9)
         with self.arrivals.changed:
             while True:
                 now_ns = perf_counter_ns()
@@ -218,34 +212,23 @@ class OnlineExecutor(Executor):
 class OnlineRunner(PipelineRunner):
     """As `PipelineRunner`, for a rank that dispatches its ops by what has come (docs/choosing.md)."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        groups: Groups,
-        timeout_s: float,
-        channels: ChannelsOf,
-        wrap: Wrap | None = None,
-        device: torch.device | None = None,
-        *,
-        scale: float = 1.0,
-    ) -> None:
+    def __init__(self, wired: Callable[[Wrap | None], Wiring], wrap: Wrap | None = None, *, scale: float = 1.0) -> None:
         """As `PipelineRunner`; `scale` is by how much slower than the plan's costs all of it runs."""
-        self._rank = groups.rank
         self._arrivals = Arrivals()
-        self._made = partial(OnlineExecutor, arrivals=self._arrivals, timeout_s=timeout_s, scale=scale)
+        self._scale = scale
         self._prepared: tuple[Plan | None, list[int]] = None, []
         """The newest plan of which it is known when each op may run, and that."""
-        super().__init__(plan, groups, timeout_s, channels, self._arrivals.around(wrap), device)
+        super().__init__(wired, self._arrivals.around(wrap))
 
     def prepare(self, plan: Plan) -> None:
         """As `PipelineRunner.prepare`."""
-        self._prepared = plan, earliest_ns(plan, self._rank)
+        self._prepared = plan, earliest_ns(plan, self.wiring.rank)
 
     def _executor_of(self, plan: Plan) -> Callable[..., Executor]:
         prepared, earliest = self._prepared
         if prepared is not plan:
-            earliest = earliest_ns(plan, self._rank)
-        return partial(self._made, plan=plan, earliest=earliest)
+            earliest = earliest_ns(plan, self.wiring.rank)
+        return partial(OnlineExecutor, plan=plan, earliest=earliest, arrivals=self._arrivals, scale=self._scale)
 
 
 def _choices(plan: Plan, program: Program) -> list[_Choice]:

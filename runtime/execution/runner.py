@@ -8,25 +8,20 @@ it gives. What the ops compute is given for each plan: training of stages, or wa
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import permutations
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Protocol
 
 from schedc.ir.ops import token
 from schedc.runtime.common.boundary import TensorMeta
 from schedc.runtime.common.hooks import Observer, OpTimes, ReplicaHooks
-from schedc.runtime.execution.wiring import Wiring, Wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import torch
-
     from schedc.ir.plan import Plan
     from schedc.runtime.common.boundary import Value
-    from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.program import Instruction, Message, Program
-    from schedc.runtime.transports.base import ChannelsOf
+    from schedc.runtime.execution.wiring import Wiring, Wrap
 
 
 class Compute(Protocol):
@@ -145,34 +140,17 @@ class PipelineRunner:
     executor: Executor
     """Of the plan that runs."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        groups: Groups,
-        timeout_s: float,
-        channels: ChannelsOf,
-        wrap: Wrap | None = None,
-        device: torch.device | None = None,
-    ) -> None:
+    def __init__(self, wired: Callable[[Wrap | None], Wiring], wrap: Wrap | None = None) -> None:
         """Connect the wires; all ranks do this together.
 
         Args:
-            plan: the first plan.
-            groups: of its ranks.
-            timeout_s: how long an op waits for another rank.
-            channels: the ways to connect two ranks; where there are several, one takes over from another that fails.
-            wrap: what is put around the ends of a wire; None: nothing.
-            device: where the stages are; None: the CPU.
+            wired: connects them, with what is put around the ends of each.
+            wrap: that; None: nothing.
 
         Raises:
             TransferFailed: another rank does not come.
         """
-        wiring: type[Wiring] = Wiring
-        if any(len(channels(*pair)) > 1 for pair in permutations(range(groups.size), 2)):
-            from schedc.runtime.execution.failover import FailoverWiring
-
-            wiring = FailoverWiring
-        self.wiring = wiring(plan, groups, timeout_s, channels, wrap, device)
+        self.wiring = wired(wrap)
 
     def prepare(self, plan: Plan) -> None:
         """Simulate a plan that is going to run, in any thread, so that the step's thread need not; nothing to do but online.

@@ -12,18 +12,30 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from schedc.errors import InvalidInput
 from schedc.runtime.common.failure import BatchRefused
-from schedc.runtime.stage.batches import Batch, Microbatch, Microbatches, Weights, check_weights, checked_inputs, cut, same_samples
-from schedc.runtime.transports.words import BEGINNING, PeerWords
+from schedc.runtime.stage.batches import (
+    Batch,
+    Microbatch,
+    Microbatches,
+    Shares,
+    Weights,
+    check_weights,
+    checked_inputs,
+    cut,
+    same_samples,
+    weigh,
+)
+from schedc.runtime.transports.gloo import BEGINNING, PeerWords
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
-
-    import torch
 
     from schedc.ir.problem import Problem
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.hooks import ReplicaHooks
     from schedc.runtime.execution.runner import Executor
+
+
+WAITS, SAYS = "rank {rank} waits until rank {peer} begins", "rank {rank} says to rank {peer} that it begins"
 
 
 class Given(NamedTuple):
@@ -42,6 +54,16 @@ class Given(NamedTuple):
     def is_even(self) -> bool:
         """Whether all microbatches count the same, and gradients are not scaled."""
         return self.weights is None and self.divide_by is None and self.scale == 1
+
+
+class PipeCall(NamedTuple):
+    """What a rank has of a call that begins."""
+
+    batch: Microbatches
+    shares: Shares | None
+    """Of the microbatches, where they are not even and this rank needs them."""
+    way: tuple[float, float]
+    """What this pipeline's losses are divided by, and the scale of the gradients."""
 
 
 class Beginning:
@@ -66,12 +88,13 @@ class Beginning:
         self._samples = self._samples or (same_samples(inputs, shapes) if inputs else None)
         self._has_run = True
 
-    def agree(self, given: Given, hooks: ReplicaHooks, executor: Executor) -> Microbatches:
-        """What this rank has of the batch. All ranks of all pipelines call it together.
+    def agree(self, given: Given, hooks: ReplicaHooks, executor: Executor) -> PipeCall:
+        """What this rank has of the call. All ranks of all pipelines call it together.
 
         Raises:
             BatchRefused: what a rank was given does not fit, and nothing has run.
-            InvalidInput: this rank's does not fit, and others may have begun; or pipelines are called for something else.
+            InvalidInput: this rank's does not fit, and others may have begun; or pipelines are called for something else; or the
+                weights of all pipelines are 0.
             TransferFailed: another rank has ended, or does not answer.
         """
         own, refusal, steps = None, None, given.call == "step"
@@ -83,7 +106,10 @@ class Beginning:
             if refusal is not None:
                 raise refusal
             assert own is not None
-            return own
+            shares, count = None, self._count
+            if self._groups.rank in self._ending and not given.is_even:
+                shares = weigh(given.weights, given.divide_by, given.scale, self._groups.rank, count, hooks)
+            return PipeCall(own, shares, (float(count * hooks.pipelines), 1.0) if shares is None else shares.way)
         line = None if refusal is None else str(refusal)
         for others in (self._groups, *self._groups.beside):
             line = next(filter(None, others.exchange(line)), None)
@@ -105,37 +131,24 @@ class Beginning:
     def _begins(self, given: Given, hooks: ReplicaHooks, executor: Executor | None, *, fits: bool) -> bool:
         """Whether the call begins, on any rank; what this one was given `fits`. The executor is that of a step."""
         rank, starts = self._groups.rank, self._groups.rank in self._starting
-        self._finish()  # what is left of the call before
+        self._words.finish(self._patience_s)  # what is left of the call before
         if executor is None or not self._has_run:
-            said = self._expect(self._starting | self._ending if starts else ())
+            said = self._words.expect(self._starting | self._ending if starts else (), WAITS)
             if starts or rank in self._ending:
-                self._say(fits, self._starting)
-            self._finish()
+                self._words.say(fits, self._starting, SAYS)
+            self._words.finish(self._patience_s)
             fits = fits and all(map(bool, said.values()))
         weighed = given.weights is not None and given.divide_by is None and rank in self._ending
         hooks.begin_call(f"{given.call} with weights" if weighed else given.call, fits=fits)
-        begun = self._expect(self._starting)
+        begun = self._words.expect(self._starting, WAITS)
         if starts:
             begins = hooks.begins(fits)
             if self._all_see is not None:
                 begins = self._all_see(begins)
-            self._say(begins, range(self._groups.size))
+            self._words.say(begins, range(self._groups.size), SAYS)
             if begins:
                 return True
         elif executor is not None:
             executor.prepare()
-        self._words.hear(self._patience_s)
+        self._words.finish(self._patience_s, sent=False)
         return any(map(bool, begun.values()))
-
-    def _finish(self) -> None:
-        self._words.hear(self._patience_s)
-        self._words.flush(self._patience_s)
-
-    def _expect(self, peers: Collection[int]) -> dict[int, torch.Tensor]:
-        """Begin to receive the word of each; what it is, once it is heard."""
-        rank = self._groups.rank
-        return self._words.expect(sorted({*peers} - {rank}), f"rank {rank} waits until rank {{peer}} begins")
-
-    def _say(self, word: bool, peers: Collection[int]) -> None:
-        rank = self._groups.rank
-        self._words.say(word, sorted({*peers} - {rank}), f"rank {rank} says to rank {{peer}} that it begins")

@@ -13,6 +13,7 @@ from schedc.runtime.common.program import replicas_of, wires_of
 from schedc.runtime.session.acceptance import check_fit
 from schedc.runtime.session.agreement import Report, agree
 from schedc.runtime.session.pipe import Pipe
+from schedc.runtime.session.swap import SwapGroup
 from schedc.runtime.stage.training import with_loss
 from schedc.runtime.transports.base import QUEUES
 from schedc.runtime.transports.choice import (
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from schedc.runtime.common.hooks import Observer
     from schedc.runtime.execution.wiring import Wrap
     from schedc.runtime.replicas.pipelines import Pipelines
-    from schedc.runtime.session.swap import SwapGroup
     from schedc.runtime.transports.base import ChannelsOf
 
 
@@ -110,8 +110,6 @@ def load(
             pipelines = Pipelines(timeout_s, data_parallel_group)
             beside.append(pipelines)
         if swap_group is not None:
-            from schedc.runtime.session.swap import SwapGroup
-
             peers = SwapGroup(timeout_s, swap_group)
             beside.append(peers)
         fits = partial(

@@ -13,17 +13,20 @@ import torch
 
 from schedc.errors import InvalidInput
 from schedc.runtime.common.failure import BatchRefused, NonFiniteLoss
-from schedc.runtime.common.program import program_of
-from schedc.runtime.execution.runner import PipelineRunner
-from schedc.runtime.session.beginning import Beginning, Given
-from schedc.runtime.stage.batches import Shares, Weights, weigh
+from schedc.runtime.common.hooks import check_same_way
+from schedc.runtime.common.program import forward_only, program_of
+from schedc.runtime.execution.runner import Executor, PipelineRunner
+from schedc.runtime.execution.wiring import Wiring
+from schedc.runtime.session.beginning import Beginning, Given, PipeCall
+from schedc.runtime.session.retry import StepStart
+from schedc.runtime.session.swap import PlanSwapper
 from schedc.runtime.stage.losses import Losses, non_finite
-from schedc.runtime.stage.training import Training
+from schedc.runtime.stage.training import Forward, Training
 from schedc.runtime.transports.choice import stage_device
 from schedc.runtime.transports.gloo import hang_up
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+    from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -36,9 +39,8 @@ if TYPE_CHECKING:
     from schedc.runtime.execution.wiring import Wrap
     from schedc.runtime.replicas.buckets import Shard
     from schedc.runtime.replicas.copies import TiedSums
-    from schedc.runtime.session.retry import StepStart
-    from schedc.runtime.session.swap import PlanSwapper, Received, Swap, SwapGroup
-    from schedc.runtime.stage.batches import Batch, Microbatches
+    from schedc.runtime.session.swap import Received, Swap, SwapGroup
+    from schedc.runtime.stage.batches import Batch, Weights
     from schedc.runtime.transports.base import ChannelsOf
 
 
@@ -85,10 +87,9 @@ class Pipe:
             from schedc.runtime.measure.device_clock import clock_on
 
             self._observer, self._now = clock_on(device, observe)
-        self._fits = fits
         self._recompute = recompute
         self._check_loss = check_loss
-        self._runner = self.runner(plan, groups, timeout_s, channels, wrap, device)
+        self._runner = self.runner(partial(Wiring, plan, groups, timeout_s, channels, device=device), wrap)
         self._wiring = self._runner.wiring
         self.retries = self._wiring.retries
         """Whether a step may have to run again; the same in all pipelines that `load` connects."""
@@ -98,9 +99,7 @@ class Pipe:
         self._training: Training
         self._use(plan)
         self.swap_group = swap_group
-        self._mover: PlanSwapper | None = None
-        if swap_group is not None:
-            self._make_mover()  # with the peers
+        self._swapper = PlanSwapper(groups, swap_group, fits, hooks)
         self._losses = torch.zeros(0, dtype=torch.float64, device="cpu")
         self._steps = 0
         self._open = True
@@ -145,10 +144,9 @@ class Pipe:
         """
         ending, refused = self._losses_of, None
         with self._closing_on_errors():
-            given = Given("step", inputs, targets, weights, divide_by, scale)
-            total = self._step(self._beginning.agree(given, self.hooks, self._runner.executor), self._shares(given))
-            if self._mover is not None and self._mover.pending and self._offered:
-                refused = self._mover.settle(self._steps, self._plan, self._wiring, self._use)
+            total = self._step(self._begin(Given("step", inputs, targets, weights, divide_by, scale)))
+            if self._swapper.pending and self._offered:
+                refused = self._swapper.settle(self._steps, self._plan, self._wiring, self._use)
                 if refused is None and self._observer is not None:
                     self._observer.swapped(self._plan)
         if refused is not None:
@@ -181,16 +179,29 @@ class Pipe:
             The loss as `step` gives it, and not checked; `losses` has those of the microbatches.
         """
         with self._closing_on_errors():
-            from schedc.runtime.session.evaluation import evaluate
-            from schedc.runtime.stage.training import Forward
+            call = self._begin(Given("evaluation", inputs, targets, weights, divide_by, outputs=outputs is not None))
+            self.hooks.gather()
+            # what is known of boundaries is kept for steps: without a graph tensors are others, and the batch may have another size
+            known, forward = self._wiring.boundaries, forward_only(self._plan)
+            self._wiring.move(forward)
+            way: Sequence[float] = ()
 
-            given = Given("evaluation", inputs, targets, weights, divide_by, outputs=outputs is not None)
-            batch = self._beginning.agree(given, self.hooks, self._runner.executor)
-            losses_for = partial(self._losses_for, 0, self._shares(given))
-            compute_for = partial(Forward, self._plan.problem, self.stages, self._loss_fn, batch, outputs)
-            parts = self.groups.rank, self._wiring, self.hooks, losses_for, compute_for
-            total, self._losses = evaluate(self._plan, *parts, lambda run: self._until_it_counts(run, batch))
-        return total
+            def run() -> tuple[torch.Tensor, bool]:
+                nonlocal way
+                losses = self._losses_for(call)
+                compute = Forward(self._plan.problem, self.stages, self._loss_fn, call.batch, outputs, losses)
+                Executor(program=program_of(forward, self.groups.rank), wiring=self._wiring, compute=compute).run()
+                here = self._wiring.finish()
+                self._losses, way = losses.gather(), losses.way()
+                return losses.mean(), here
+
+            mean = self._until_it_counts(run, call.batch)
+            self._wiring.move(self._plan, known)
+            divisor, count = way[0], self.hooks.pipelines
+            common = self.hooks.total(torch.tensor(divisor, dtype=torch.float64, device="cpu")).item() / count
+            if not math.isclose(common, divisor, rel_tol=1e-9):
+                check_same_way([(divisor, 1.0), (common, 1.0)], "pipelines, in the mean,")
+            return self.hooks.total(mean) / count
 
     @property
     def losses(self) -> torch.Tensor:
@@ -247,7 +258,7 @@ class Pipe:
             TransferFailed: the job's store is lost.
         """
         self._check_open()
-        return (self._mover or self._make_mover()).offer(self._plan, plan)
+        return self._swapper.offer(self._plan, plan)
 
     def prepare(self, plan: Plan) -> None:
         """As `PipelineRunner.prepare`, of a plan that is going to be given to `swap`, in any thread."""
@@ -309,28 +320,20 @@ class Pipe:
                 raise refusal from error
             raise
 
-    def _losses_for(self, word: int | Callable[[], int], shares: Shares | None) -> Losses:
+    def _begin(self, given: Given) -> PipeCall:
+        return self._beginning.agree(given, self.hooks, self._runner.executor)
+
+    def _losses_for(self, call: PipeCall, word: int | Callable[[], int] = 0) -> Losses:
         """What takes the losses of a step or an evaluation."""
-        own = None if shares is None else shares.losses
-        return Losses(self.groups.all, self.groups.rank, self._losses_of, self._timeout_s, word, own, self._way(shares))
+        own = None if call.shares is None else call.shares.losses
+        return Losses(self.groups.all, self._losses_of, self._timeout_s, word, own, call.way)
 
-    def _way(self, shares: Shares | None) -> tuple[float, float]:
-        """What this pipeline's losses are divided by, and the scale of the gradients."""
-        return (float(self._plan.problem.microbatches * self.hooks.pipelines), 1.0) if shares is None else shares.way
-
-    def _shares(self, given: Given) -> Shares | None:
-        """Of the microbatches, where they are not even and this rank needs them."""
-        if self.groups.rank not in self._losses_of or given.is_even:
-            return None
-        how = given.weights, given.divide_by, given.scale
-        return weigh(*how, self.groups.rank, self._plan.problem.microbatches, self.hooks)
-
-    def _step(self, batch: Microbatches, shares: Shares | None) -> torch.Tensor:
+    def _step(self, call: PipeCall) -> torch.Tensor:
         if self.swap_group is not None:
-            self.swap_group.way = self._way(shares)
+            self.swap_group.way = call.way
         word = self._all_have_offered if self.swap_group is None else self._all_have_offered()
-        loss = self._until_it_counts(partial(self._run_ops, batch, word, shares), batch, self._end_step)
-        self._beginning.ran(batch.inputs, [kinds[0].shape for kinds in self._wiring.boundaries.values()])
+        loss = self._until_it_counts(partial(self._run_ops, call, word), call.batch, self._end_step)
+        self._beginning.ran(call.batch.inputs, [kinds[0].shape for kinds in self._wiring.boundaries.values()])
         if self._observer is not None:
             self._observer.end_step(self._steps, perf_counter_ns())
         self._steps += 1
@@ -338,7 +341,7 @@ class Pipe:
 
     def _all_have_offered(self) -> int:
         """1: this rank looks for the others, and sees that all have called `swap`; else 0."""
-        return int(self.groups.rank == self._looking and self._mover is not None and self._mover.all_have_offered())
+        return int(self.groups.rank == self._looking and self._swapper.all_have_offered())
 
     def _until_it_counts(
         self,
@@ -355,26 +358,36 @@ class Pipe:
 
         Returns:
             The loss.
+
+        Raises:
+            Unsupported: it cannot run again.
         """
 
         def attempt() -> tuple[torch.Tensor, bool, bool]:
+            """The loss, and whether the step counts for this pipeline, and for all."""
             loss, here = run()
             counts = here if self.swap_group is None or not self.retries else self.swap_group.all_see(here)
             return (loss, here, counts) if end is None else (end(loss, counts), here, self.hooks.step_counts)
 
         if not self.retries:
             return attempt()[0]
-        from schedc.runtime.session.retry import StepStart
+        start = self._start = self._start or StepStart(self.modules.values(), self.hooks, stage_device(self.stages))
+        start.keep(batch)
+        loss, here, everywhere = attempt()
+        while not everywhere:
+            start.put_back()
+            if not here:
+                self._wiring.change()
+            loss, here, everywhere = attempt()
+        start.let_go()
+        return loss
 
-        self._start = self._start or StepStart(self.modules.values(), self.hooks, stage_device(self.stages))
-        return self._start.run(attempt, self._wiring.change, batch)
-
-    def _run_ops(self, batch: Microbatches, word: int | Callable[[], int], shares: Shares | None) -> tuple[torch.Tensor, bool]:
+    def _run_ops(self, call: PipeCall, word: int | Callable[[], int]) -> tuple[torch.Tensor, bool]:
         """Run all ops of a step once: the loss, and whether the step counts for this pipeline."""
         if self._observer is not None:
             self._observer.begin_step(self._steps, perf_counter_ns())
-        losses = self._losses_for(word, shares)
-        self._training.begin(batch, losses, None if shares is None else shares.gradients)
+        losses = self._losses_for(call, word)
+        self._training.begin(call.batch, losses, None if call.shares is None else call.shares.gradients)
         for tie in self.ties:
             tie.begin_step()
         self.hooks.begin_step()
@@ -383,7 +396,7 @@ class Pipe:
         here = self._wiring.finish()
         self._losses = losses.gather()
         self.hooks.way = losses.way()
-        self._offered = bool(losses.word(self._looking))
+        self._offered = bool(losses.word_of(self._looking))
         return losses.mean(), here
 
     def _end_step(self, loss: torch.Tensor, counts: bool) -> torch.Tensor:
@@ -397,12 +410,6 @@ class Pipe:
     def _check_open(self) -> None:
         if not self._open:
             raise InvalidInput("the pipe is closed, by close() or by a failed step; load the plan again")
-
-    def _make_mover(self) -> PlanSwapper:
-        from schedc.runtime.session.swap import PlanSwapper
-
-        self._mover = PlanSwapper(self.groups, self.swap_group, self._fits, self.hooks)
-        return self._mover
 
     def _use(self, plan: Plan) -> None:
         """Run this plan from now on; its wires are laid."""

@@ -7,7 +7,8 @@ What a step should not change is not copied, but looked at: weights, and the bat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -30,20 +31,20 @@ class _Gradient(NamedTuple):
     """Whether the weight has this attribute."""
 
 
+@dataclass(eq=False)
 class StepStart:
     """What one rank had at the start of a step."""
 
-    def __init__(self, modules: Iterable[nn.Module], hooks: ReplicaHooks, device: torch.device) -> None:
-        """Take what may change.
+    modules: Collection[nn.Module]
+    """The stages, and the loss function where it is a module, with their weights and buffers."""
+    hooks: ReplicaHooks
+    """Whose shards get gradients as well."""
+    device: torch.device
+    """Of the stages."""
 
-        Args:
-            modules: the stages, and the loss function where it is a module, with their weights and buffers.
-            hooks: whose shards get gradients as well.
-            device: of the stages.
-        """
-        self._modules = tuple(modules)
-        self._shards = tuple(shard.weight for shard in shards_of(hooks) or ())
-        self._device = device
+    def __post_init__(self) -> None:
+        """Nothing is kept yet."""
+        self._shards = tuple(shard.weight for shard in shards_of(self.hooks) or ())
         self._gradients: Sequence[_Gradient] = ()
         self._buffers: Sequence[KeptBuffer] = ()
         self._registered: Sequence[tuple[nn.Module, dict[str, torch.Tensor | None]]] = ()
@@ -54,32 +55,9 @@ class StepStart:
         """The buffers that have changed so far, or that a step has made; None: no step has run yet."""
         self._random: RandomStates | None = None
 
-    def run(
-        self, attempt: Callable[[], tuple[torch.Tensor, bool, bool]], change: Callable[[], None], batch: object
-    ) -> torch.Tensor:
-        """Run a step until it counts; the loss.
-
-        Args:
-            attempt: runs all its ops once; gives the loss, and whether the step counts for this pipeline, and for all.
-            change: puts other channels in the place of those that have failed in this pipeline.
-            batch: the inputs and targets.
-
-        Raises:
-            Unsupported: it cannot run again.
-        """
-        self.keep(batch)
-        loss, here, everywhere = attempt()
-        while not everywhere:
-            self.put_back()
-            if not here:
-                change()
-            loss, here, everywhere = attempt()
-        self.let_go()
-        return loss
-
     def keep(self, batch: Any = ()) -> None:
         """Before a step, whose inputs and targets are in `batch`."""
-        own = dict.fromkeys(weight for module in self._modules for weight in module.parameters())
+        own = dict.fromkeys(weight for module in self.modules for weight in module.parameters())
         self._gradients = [
             _Gradient(weight, name, value, None if value is None else value.detach().clone(), hasattr(weight, name))
             for weight in dict.fromkeys((*own, *self._shards))
@@ -91,10 +69,10 @@ class StepStart:
             for what, tensors in (("a weight", tuple(own)), ("the batch", batch))
             for tensor in _tensors(tensors)
         ]
-        owners = dict.fromkeys(owner for module in self._modules for owner in module.modules())
+        owners = dict.fromkeys(owner for module in self.modules for owner in module.modules())
         self._registered = [(owner, dict(owner._buffers)) for owner in owners]
         self._buffers = kept_buffers(owners, self._changing)
-        self._random = RandomStates.now([self._device])
+        self._random = RandomStates.now([self.device])
 
     def let_go(self) -> None:
         """After a step that counts: its start is not needed any more."""

@@ -19,8 +19,9 @@ pipeline send each other what they see, at the beginning of every step, and only
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
@@ -34,7 +35,7 @@ from schedc.runtime.session.agreement import Offer, disagreement, plan_digest
 from schedc.runtime.transports.gloo import finish
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     import torch.distributed as dist
@@ -104,89 +105,16 @@ class Received:
     """Why there is no plan."""
 
 
+@dataclass(eq=False)
 class Swap:
     """What has become of one `Pipe.swap`, as its rank knows it."""
 
-    def __init__(self) -> None:
-        self.state: Literal["pending", "done", "refused"] = "pending"
-        """`pending` until all ranks have called `swap`; then `done` or `refused`, the same on all of them."""
-        self.step: int | None = None
-        """The number of the first step of the new plan, or the first for which its refusal was known."""
-        self.reason: str | None = None
-        """Why it was refused."""
-
-    def __repr__(self) -> str:
-        """Its state."""
-        return f"Swap(state={self.state!r}, step={self.step}, reason={self.reason!r})"
-
-
-class Handshake:
-    """One rank's side of the handshakes of a pipe, one after the other."""
-
-    def __init__(self, store: Store, rank: int, size: int) -> None:
-        """Take the ranks' store.
-
-        Args:
-            store: where the offers are; all ranks see the same.
-            rank: this one.
-            size: how many there are.
-        """
-        self._store = store
-        self._rank = rank
-        self._size = size
-        self._number = 0
-
-    def offer(self, offer: Offer) -> None:
-        """Make this rank's next offer; the one before it is settled.
-
-        Raises:
-            TransferFailed: the store is lost.
-        """
-        key = self._key(self._rank)
-        try:
-            self._store.set(key, json.dumps(offer))
-            self._store.wait([key])  # `set` returns before the store has it
-        except RuntimeError as error:
-            raise self._lost("offers a plan to the others") from error
-
-    def complete(self) -> bool:
-        """Whether all ranks have made the offer that this rank has made; returns at once.
-
-        Raises:
-            TransferFailed: the store is lost.
-        """
-        try:
-            return self._store.check([self._key(rank) for rank in range(self._size)])
-        except RuntimeError as error:
-            raise self._lost("looks who has offered a plan") from error
-
-    def settle(self) -> list[Offer]:
-        """All ranks' offers, which are complete; each rank calls it once.
-
-        Raises:
-            TransferFailed: the store is lost.
-        """
-        try:
-            offers = [json.loads(self._store.get(self._key(rank))) for rank in range(self._size)]
-            if self._number:  # all have read it, or they would not have made the next
-                self._store.delete_key(self._key(self._rank, before=1))
-        except RuntimeError as error:
-            raise self._lost("reads the offers of the others") from error
-        self._number += 1
-        return [Offer(*offer) for offer in offers]
-
-    def _key(self, rank: int, before: int = 0) -> str:
-        return f"swap/{self._number - before}/{rank}"
-
-    def _lost(self, doing: str) -> TransferFailed:
-        return TransferFailed(f"rank {self._rank} {doing}: the job's store is lost; the process that holds it has ended")
-
-
-class _Pending(NamedTuple):
-    """A plan that this rank has offered to move to; the plan is None where this rank refuses it."""
-
-    swap: Swap
-    plan: Plan | None
+    state: Literal["pending", "done", "refused"] = "pending"
+    """`pending` until all ranks have called `swap`; then `done` or `refused`, the same on all of them."""
+    step: int | None = None
+    """The number of the first step of the new plan, or the first for which its refusal was known."""
+    reason: str | None = None
+    """Why it was refused."""
 
 
 class PlanSwapper:
@@ -206,8 +134,11 @@ class PlanSwapper:
         self._size = groups.size
         self._swap_group = swap_group
         everybody = (groups.store, groups.rank, groups.size) if swap_group is None else swap_group.everybody(groups)
-        self._handshake = Handshake(*everybody)
-        self._pending: _Pending | None = None
+        self._store, self._rank, self._ranks = everybody
+        self._number = 0
+        """How many offers are settled."""
+        self._pending: tuple[Swap, Plan | None] | None = None
+        """The plan that this rank has offered to move to; None instead of it where this rank refuses it."""
 
     @property
     def pending(self) -> bool:
@@ -237,9 +168,13 @@ class PlanSwapper:
             plan = found
         except SchedcError as error:
             offer = Offer(str(error))
-        pending = self._pending = _Pending(Swap(), plan)
-        self._handshake.offer(offer)  # from here on the step's thread may settle it, where another one offers
-        return pending.swap
+        swap = Swap()
+        self._pending = swap, plan
+        with self._reaching_others("offers a plan to the others"):
+            key = self._key(self._rank)
+            self._store.set(key, json.dumps(offer))  # from here on the step's thread may settle it, where another one offers
+            self._store.wait([key])  # `set` returns before the store has it
+        return swap
 
     def all_have_offered(self) -> bool:
         """Whether this rank, which looks for the others, sees all offers; and so do those of the pipelines that move with it.
@@ -247,7 +182,10 @@ class PlanSwapper:
         Raises:
             TransferFailed: the store or a peer is lost.
         """
-        seen = self._pending is not None and self._handshake.complete()
+        seen = False
+        if self._pending is not None:
+            with self._reaching_others("looks who has offered a plan"):
+                seen = self._store.check([self._key(rank) for rank in range(self._ranks)])
         return seen if self._swap_group is None else self._swap_group.all_see(seen)
 
     def settle(self, step: int, running: Plan, wiring: Wiring, use: Callable[[Plan], None]) -> str | None:
@@ -267,8 +205,13 @@ class PlanSwapper:
         """
         assert self._pending is not None
         (swap, plan), self._pending = self._pending, None
+        with self._reaching_others("reads the offers of the others"):
+            offers = [Offer(*json.loads(self._store.get(self._key(rank)))) for rank in range(self._ranks)]
+            if self._number:  # all have read it, or they would not have made the next
+                self._store.delete_key(self._key(self._rank, before=1))
+        self._number += 1
         swap.step = step
-        swap.reason = disagreement(self._handshake.settle(), self._size)
+        swap.reason = disagreement(offers, self._size)
         if swap.reason is not None or plan is None:
             swap.state = "refused"
             return swap.reason
@@ -278,6 +221,17 @@ class PlanSwapper:
         use(plan)
         swap.state = "done"
         return None
+
+    def _key(self, rank: int, before: int = 0) -> str:
+        return f"swap/{self._number - before}/{rank}"
+
+    @contextmanager
+    def _reaching_others(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            lost = "the job's store is lost; the process that holds it has ended"
+            raise TransferFailed(f"rank {self._rank} {doing}: {lost}") from error
 
 
 def _taken(other: Path | str | Plan | Received) -> tuple[Plan, str]:

@@ -3,77 +3,77 @@
 They are sent when the last one is known, long before the other ranks have ended their backwards, so that nobody waits for them.
 With them go their part of the step's loss, what it is divided by and scaled with, and a *word*: a number that their rank sends to
 all others with this step.
+
+Backwards start from each microbatch's share of the mean. In half precision a share that is no power of two is rounded, and every
+gradient of the step would have the error of that one number (1/12 in bfloat16: 0.195 %). Where a scalar of a loss has such a type,
+the backward starts from a power of two, and what leaves the loss for the last stage is multiplied by the rest of the share, element
+by element: each rounds on its own.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from schedc.errors import InvalidInput, Unsupported
 from schedc.runtime.common.failure import NonFiniteLoss
 from schedc.runtime.common.hooks import check_same_way
-from schedc.runtime.transports.words import LOSSES, PeerWords
+from schedc.runtime.transports.gloo import LOSSES, PeerWords
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     import torch.distributed as dist
+    from torch.autograd.graph import Node
 
 BESIDES = 4
 """How many numbers go with a rank's losses: the two of its way, its part of the step's loss, the word."""
 
 
+@dataclass(eq=False)
 class Losses:
-    """The losses of one step."""
+    """The losses of one step, whose receives are posted when it is made.
 
-    def __init__(
-        self,
-        group: dist.ProcessGroup,
-        rank: int,
-        expected: Mapping[int, Sequence[int]],
-        timeout_s: float,
-        word: int | Callable[[], int] = 0,
-        shares: Sequence[float] | None = None,
-        way: Sequence[float] = (0.0, 0.0),
-    ) -> None:
-        """Post the receives.
+    Raises:
+        TransferFailed: a connection is lost.
+    """
 
-        Args:
-            group: of all ranks.
-            rank: this one.
-            expected: of each rank that computes losses, the microbatches, ascending.
-            timeout_s: how long to wait.
-            word: what this rank sends to the others, if it computes losses; or what gives it when they are sent.
-            shares: each microbatch's in the loss of the step, if it computes losses; None: that is their mean.
-            way: `Shares.way`, if it computes losses.
+    group: dist.ProcessGroup
+    """Of all ranks."""
+    expected: Mapping[int, Sequence[int]]
+    """Of each rank that computes losses, the microbatches, ascending."""
+    timeout_s: float
+    """How long to wait."""
+    word: int | Callable[[], int] = 0
+    """What this rank sends to the others, if it computes losses; or what gives it when they are sent."""
+    shares: Sequence[float] | None = None
+    """Each microbatch's in the loss of the step, if this rank computes losses; None: that is their mean."""
+    own_way: Sequence[float] = (0.0, 0.0)
+    """`Shares.way`, if this rank computes losses."""
 
-        Raises:
-            TransferFailed: a connection is lost.
-        """
-        self._words = PeerWords(group, LOSSES)
-        self._peers = [peer for peer in range(group.size()) if peer != rank]
-        self._rank = rank
-        self._expected = expected
-        self._timeout_s = timeout_s
+    def __post_init__(self) -> None:
+        """Post the receives."""
+        self._rank = self.group.rank()
+        self._words = PeerWords(self.group, LOSSES)
         self._own: dict[int, torch.Tensor] = {}
-        self._word = word
-        self._shares = shares
-        self._way = way
-        self._parts = {
-            root: torch.zeros(len(expected[root]) + BESIDES, dtype=torch.float64, device="cpu") for root in sorted(expected)
-        }
         self._copy: tuple[torch.Tensor, torch.Event] | None = None
+        self._parts = {
+            root: torch.zeros(len(microbatches) + BESIDES, dtype=torch.float64, device="cpu")
+            for root, microbatches in sorted(self.expected.items())
+        }
         for root, part in self._parts.items():
-            if root != rank:
-                self._words.receive(part, root, f"rank {rank} waits for the loss from rank {root}")
+            if root != self._rank:
+                self._words.receive(part, root, "rank {rank} waits for the loss from rank {peer}")
 
     def add(self, microbatch: int, loss: torch.Tensor) -> None:
         """Take the loss of one microbatch; after the last of this rank's, bring them to all ranks."""
         self._own[microbatch] = loss.detach()
-        if len(self._own) < len(self._expected[self._rank]):
+        if len(self._own) < len(self.expected[self._rank]):
             return
-        found = torch.stack([self._own[number] for number in self._expected[self._rank]])
+        found = torch.stack([self._own[number] for number in self.expected[self._rank]])
         self._own.clear()
         if found.device.type == "cpu":
             self._send(found)
@@ -93,11 +93,10 @@ class Losses:
             event.synchronize()
             self._copy = None
             self._send(copy)
-        self._words.hear(self._timeout_s)
-        self._words.flush(self._timeout_s)
-        losses = torch.zeros(sum(map(len, self._expected.values())), dtype=torch.float64, device="cpu")
+        self._words.finish(self.timeout_s)
+        losses = torch.zeros(sum(map(len, self.expected.values())), dtype=torch.float64, device="cpu")
         for root, part in self._parts.items():
-            losses[list(self._expected[root])] = part[:-BESIDES]
+            losses[list(self.expected[root])] = part[:-BESIDES]
         return losses
 
     def mean(self) -> torch.Tensor:
@@ -114,7 +113,7 @@ class Losses:
         check_same_way(ways, "ranks that compute losses")
         return ways[0]
 
-    def word(self, root: int) -> int:
+    def word_of(self, root: int) -> int:
         """What the rank `root`, which computes losses, has sent to all ranks; known once `gather` has returned."""
         return int(self._parts[root][-1])
 
@@ -122,14 +121,14 @@ class Losses:
         own = self._parts[self._rank]
         losses = own[:-BESIDES]
         losses.copy_(found)
-        own[-BESIDES], own[-BESIDES + 1] = self._way
-        if self._shares is None:
-            own[-2] = losses.sum() / sum(map(len, self._expected.values()))
+        own[-BESIDES], own[-BESIDES + 1] = self.own_way
+        if self.shares is None:
+            own[-2] = losses.sum() / sum(map(len, self.expected.values()))
         else:
-            own[-2] = sum(self._shares[number] * loss for number, loss in zip(self._expected[self._rank], losses, strict=True))
-        own[-1] = self._word() if callable(self._word) else self._word
-        for peer in self._peers:
-            self._words.send(own, peer, f"rank {self._rank} sends the loss to rank {peer}")
+            own[-2] = sum(self.shares[number] * loss for number, loss in zip(self.expected[self._rank], losses, strict=True))
+        own[-1] = self.word() if callable(self.word) else self.word
+        for peer in {*range(self.group.size())} - {self._rank}:
+            self._words.send(own, peer, "rank {rank} sends the loss to rank {peer}")
 
 
 def non_finite(losses: torch.Tensor, total: torch.Tensor, ending: Mapping[int, Sequence[int]], step: int) -> NonFiniteLoss:
@@ -153,3 +152,136 @@ def non_finite(losses: torch.Tensor, total: torch.Tensor, ending: Mapping[int, S
     return NonFiniteLoss(
         f"step {step}: the loss of microbatch {wrong[0]}{more}, computed on rank {root}, is {losses[wrong[0]].item()}; {remedy}"
     )
+
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class Seeds:
+    """The share of a microbatch, or of all of them."""
+
+    def __init__(self, share: float, shown: str) -> None:
+        """Take a loss's share of the step's, and what a message calls it."""
+        mantissa, exponent = math.frexp(share)
+        self._share, self._shown = share, shown
+        self._power = 2.0 ** (exponent - (mantissa == 0.5))
+        self._rest = share / self._power
+        self._made: dict[tuple[torch.dtype, torch.device, float], torch.Tensor] = {}
+
+    def loss(self, loss_fn: Callable[[Any, Any], torch.Tensor], output: Any, targets: Any) -> tuple[torch.Tensor, float]:
+        """A microbatch's loss, and the gradient from which its backward starts.
+
+        Args:
+            loss_fn: the loss function.
+            output: what the last stage gives.
+            targets: what goes with it.
+
+        Raises:
+            InvalidInput: the loss is no scalar.
+            Unsupported: the share would be rounded, and the loss has weights of its own.
+        """
+        if self._rest != 1:
+            border = Border()
+            loss = scalar(loss_fn(border.around(output), targets))
+            return loss, self._power if border.share(loss, self._shown, self._rest) else self._share
+        return scalar(loss_fn(output, targets)), self._share
+
+    def seed(self, loss: torch.Tensor, value: float) -> torch.Tensor:
+        """This number as the gradient of a loss; the same tensor for all microbatches."""
+        key = loss.dtype, loss.device, value
+        if key not in self._made:
+            self._made[key] = torch.full_like(loss, value, requires_grad=False)
+        return self._made[key]
+
+
+def scalar(loss: torch.Tensor) -> torch.Tensor:
+    """The loss, if it is one.
+
+    Raises:
+        InvalidInput: the loss is no scalar.
+    """
+    if not isinstance(loss, torch.Tensor) or loss.dim() != 0:
+        found = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+        raise InvalidInput(f"loss_fn must give a scalar tensor, the mean over its microbatch; found {found}")
+    return loss
+
+
+class Border:
+    """Where a loss begins: identities of a last stage's outputs, whose gradients are multiplied."""
+
+    def __init__(self) -> None:
+        self._factor = [1.0]
+        self._nodes: set[Node] = set()
+
+    def around(self, output: Any) -> Any:
+        """What the stage gives, for the loss function: a tensor, or a tuple or list of tensors."""
+        if isinstance(output, (tuple, list)):
+            values = map(self.around, output)
+            return type(output)(*values) if hasattr(output, "_fields") else type(output)(values)
+        if not isinstance(output, torch.Tensor) or not output.requires_grad:
+            return output
+        identity: Any = _Multiplied
+        same: Any = identity.apply(output, self._factor)
+        self._nodes.add(same.grad_fn)
+        return same
+
+    def inside(self, root: Node) -> tuple[torch.dtype | None, bool]:
+        """Of what lies between the loss and the border: a half type of one of its scalars, and whether it leads to weights."""
+        half, beside = None, False
+        seen, stack = {root}, [root]
+        while stack:
+            node = stack.pop()
+            if node in self._nodes:
+                continue
+            if not node.next_functions:
+                beside = True
+                continue
+            for kind in node._input_metadata:
+                if kind.dtype in _HALF and math.prod(kind.shape) == 1:
+                    half = kind.dtype
+            for after, _ in node.next_functions:
+                if after is not None and after not in seen:
+                    seen.add(after)
+                    stack.append(after)
+        return half, beside
+
+    def share(self, loss: torch.Tensor, shown: str, rest: float) -> bool:
+        """Multiply gradients on their way through the border, where the loss's own type would round its share of the mean.
+
+        Args:
+            loss: computed from what `around` gave.
+            shown: the share, for messages.
+            rest: what to multiply by: the share is this number times a power of two.
+
+        Returns:
+            Whether it does: then the backward is to start from the power of two.
+
+        Raises:
+            Unsupported: the share would be rounded, and the loss has weights of its own.
+        """
+        if loss.grad_fn is None:
+            return False
+        half, beside = self.inside(loss.grad_fn)
+        if half is None:
+            return False
+        if beside:
+            raise Unsupported(
+                f"loss_fn computes a {half} loss and depends on weights other than through the last stage's output;"
+                f" {shown}, a microbatch's share of the step, is not exact in that type; compute the loss in float32"
+            )
+        self._factor[0] = rest
+        return True
+
+
+class _Multiplied(torch.autograd.Function):
+    """An identity, and no view, so that the loss may change what it gets in place."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, factor: list[float]) -> torch.Tensor:
+        ctx.factor = factor
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (gradient,), (factor,) = gradients, ctx.factor
+        return gradient if factor == 1 else gradient * factor, None

@@ -8,6 +8,7 @@ function that is a module has weights and buffers that belong to the last stage,
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +20,10 @@ from schedc.ir.ops import WHOLE, Kind, Op
 from schedc.runtime.common.boundary import Value, tensors_of
 from schedc.runtime.common.program import Instruction, Program, replicas_of
 from schedc.runtime.stage.apart import check_stages
-from schedc.runtime.stage.batches import Microbatch, Microbatches, inputs_of
+from schedc.runtime.stage.batches import Microbatches, inputs_of
 from schedc.runtime.stage.block import StageBlock, forget_cast_weights
-from schedc.runtime.stage.seeds import Seeds, scalar
+from schedc.runtime.stage.losses import Seeds, scalar
+from schedc.runtime.stage.recompute import Buffers, check_alike
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
     from schedc.runtime.stage.losses import Losses
-    from schedc.runtime.stage.recompute import Buffers
 
 
 class WithLoss(nn.Module):
@@ -68,54 +69,46 @@ def with_loss(problem: Problem, stages: Mapping[int, nn.Module], loss_fn: Any) -
     return {stage: WithLoss(module, loss) if stage in last else module for stage, module in stages.items()}
 
 
+NOTHING = Microbatches((), ())
+
+
+@dataclass(eq=False)
 class Training:
     """The work of one rank's ops."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        program: Program,
-        stages: Mapping[int, nn.Module],
-        loss_fn: Callable[[Any, Any], torch.Tensor] | None,
-        *,
-        recompute: bool | Collection[int] = False,
-        replicas: int = 1,
-    ) -> None:
-        """Take what does not change from step to step.
+    plan: Plan
+    """Whose parts and paths these are."""
+    program: Program
+    """Of this rank."""
+    stages: Mapping[int, nn.Module]
+    """This rank's."""
+    loss_fn: Callable[[Any, Any], torch.Tensor] | None
+    """Takes a last stage's output and the microbatch's targets."""
+    _: KW_ONLY
+    recompute: bool | Collection[int] = False
+    """The stages whose F runs again before their backward, besides those of the plan; True: all."""
+    replicas: int = 1
+    """Of how many pipelines the gradients are going to be summed; each gives its share of their mean."""
 
-        Args:
-            plan: whose parts and paths these are.
-            program: of this rank.
-            stages: this rank's.
-            loss_fn: takes a last stage's output and the microbatch's targets.
-            recompute: the stages whose F runs again before their backward, besides those of the plan; True: all.
-            replicas: of how many pipelines the gradients are going to be summed; each gives its share of their mean.
-        """
-        problem = plan.problem
-        self._program = program
-        self._stages = stages
-        self._loss_fn = loss_fn
-        self.modules = with_loss(problem, stages, loss_fn)
+    def __post_init__(self) -> None:
+        """Look at what does not change from step to step."""
+        problem, stages = self.plan.problem, self.stages
+        self.modules = with_loss(problem, stages, self.loss_fn)
         """What is trained: the stages, the last ones with the loss function, where that has weights or buffers."""
-        self._recomputed: dict[int, Buffers] = {}
-        asked = stages if recompute is True else recompute or ()
+        asked = stages if self.recompute is True else self.recompute or ()
         chosen = [stage for stage in stages if stage in asked or problem.stages[stage].recompute]
-        if chosen:
-            from schedc.runtime.stage.recompute import Buffers
-
-            self._recomputed = {stage: Buffers(self.modules[stage]) for stage in chosen}
-        self._split_stages = {stage for stage, _ in program.split}
-        self._summed = replicas > 1 or bool(replicas_of(problem))
-        count = problem.microbatches * replicas
+        self._recomputed = {stage: Buffers(self.modules[stage]) for stage in chosen}
+        self._split_stages = {stage for stage, _ in self.program.split}
+        self._summed = self.replicas > 1 or bool(replicas_of(problem))
+        count = problem.microbatches * self.replicas
         self._even = [Seeds(1 / count, f"1/{count}")] * problem.microbatches
-        self._shares = {(parts.kind, parts.stage): parts.shares for parts in plan.parts}
+        self._shares = {(parts.kind, parts.stage): parts.shares for parts in self.plan.parts}
         self._first = {path[0] for path in problem.paths}
         self._last = {path[-1] for path in problem.paths}
         self._blocks: dict[tuple[int, int], StageBlock] = {}
         self._seeds: dict[tuple[int, int], Value] = {}
         self._starts: dict[tuple[int, int], float] = {}
-        self._inputs: Sequence[Microbatch] = ()
-        self._targets: Sequence[Microbatch] = ()
+        self._batch = NOTHING
         self._losses: Losses | None = None
 
     def begin(self, batch: Microbatches, losses: Losses, shares: Sequence[float] | None = None) -> None:
@@ -130,7 +123,7 @@ class Training:
             Unsupported: a stage has got something since `load` with which its gradients would be wrong.
         """
         check_stages(self.modules, split=self._split_stages, summed=self._summed)
-        self._inputs, self._targets = batch.inputs, batch.targets or ()
+        self._batch = batch
         self._losses = losses
         self._shares_of_loss = self._even if shares is None else [Seeds(share, f"{share:.6g}") for share in shares]
         forget_cast_weights()
@@ -142,10 +135,7 @@ class Training:
             Unsupported: a stage that ran twice on an accelerator has given something else in its second forward.
         """
         self._let_go()
-        if self._recomputed:
-            from schedc.runtime.stage.recompute import check_alike
-
-            check_alike(self._recomputed.values())
+        check_alike(self._recomputed.values())
 
     def close(self) -> None:
         """Let go of everything."""
@@ -154,7 +144,7 @@ class Training:
         self._seeds.clear()
 
     def _let_go(self) -> None:
-        self._inputs = self._targets = ()
+        self._batch = NOTHING
         self._losses = None
 
     def run(self, instruction: Instruction, value: Value) -> Value:
@@ -184,18 +174,20 @@ class Training:
         """F, with the loss after a last stage."""
         key = op.stage, op.microbatch
         last = op.stage in self._last
-        work = partial(self._loss, op) if last else self._stages[op.stage]
-        source = inputs_of(self._inputs[op.microbatch]) if op.stage in self._first else value
+        work = partial(self._loss, op) if last else self.stages[op.stage]
+        source = inputs_of(self._batch.inputs[op.microbatch]) if op.stage in self._first else value
         self._blocks[key] = block = StageBlock(
             work,
             [tensor for tensor in source if tensor is not None],
-            split=key in self._program.split,
+            split=key in self.program.split,
             recompute=self._recomputed.get(op.stage),
         )
         if last:
             loss, *outputs = block.take()
             assert loss is not None and self._losses is not None
-            if not loss.requires_grad and self._wants_gradients(op.stage, source):
+            if not loss.requires_grad and any(
+                one is not None and one.requires_grad for one in (*source, *self.stages[op.stage].parameters())
+            ):
                 raise InvalidInput(
                     f"stage {op.stage}: found a loss without a graph, from which no weight gets a gradient; expected one that"
                     " depends on the stage's output: not detached, not made under no_grad"
@@ -203,15 +195,11 @@ class Training:
             self._seeds[key] = (self._shares_of_loss[op.microbatch].seed(loss, self._starts.pop(key)), *[None] * len(outputs))
             self._losses.add(op.microbatch, loss)
 
-    def _wants_gradients(self, stage: int, values: Sequence[torch.Tensor | None]) -> bool:
-        """Whether a last stage has something that a loss could have a gradient for."""
-        return any(one is not None and one.requires_grad for one in (*values, *self._stages[stage].parameters()))
-
     def _loss(self, op: Op, *value: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """A last stage, and the loss of its microbatch; of what has few digits, a second forward is known by the output, too."""
-        assert self._loss_fn is not None
-        output = self._stages[op.stage](*value)
-        loss, start = self._shares_of_loss[op.microbatch].loss(self._loss_fn, output, self._targets[op.microbatch])
+        assert self.loss_fn is not None and self._batch.targets is not None
+        output = self.stages[op.stage](*value)
+        loss, start = self._shares_of_loss[op.microbatch].loss(self.loss_fn, output, self._batch.targets[op.microbatch])
         self._starts[op.stage, op.microbatch] = start
         tells_little = op.stage in self._recomputed and loss.itemsize < 4 and isinstance(output, torch.Tensor)
         return (loss, output.detach()) if tells_little else (loss,)
@@ -221,35 +209,27 @@ NO_LOSS = torch.tensor(torch.nan, dtype=torch.float64, device="cpu")
 """Of a microbatch without targets."""
 
 
+@dataclass(eq=False)
 class Forward:
     """The work of one rank's ops in one evaluation."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        stages: Mapping[int, nn.Module],
-        loss_fn: Callable[[Any, Any], torch.Tensor] | None,
-        batch: Microbatches,
-        outputs: MutableMapping[int, Any] | None,
-        losses: Losses,
-    ) -> None:
-        """Take what it needs.
+    problem: Problem
+    """Of the plan."""
+    stages: Mapping[int, nn.Module]
+    """Its stages."""
+    loss_fn: Callable[[Any, Any], torch.Tensor] | None
+    """Takes a last stage's output and the microbatch's targets."""
+    batch: Microbatches
+    """This rank's."""
+    outputs: MutableMapping[int, Any] | None
+    """Gets what a last stage gives, by microbatch; None: nobody wants it."""
+    losses: Losses
+    """What takes the microbatches' losses."""
 
-        Args:
-            problem: of the plan.
-            stages: its stages.
-            loss_fn: takes a last stage's output and the microbatch's targets.
-            batch: this rank's.
-            outputs: gets what a last stage gives, by microbatch; None: nobody wants it.
-            losses: what takes the microbatches' losses.
-        """
-        self._stages = stages
-        self._loss_fn = loss_fn
-        self._first = {path[0] for path in problem.paths}
-        self._last = {path[-1] for path in problem.paths}
-        self._batch = batch
-        self._losses = losses
-        self._outputs = outputs
+    def __post_init__(self) -> None:
+        """Nothing has run."""
+        self._first = {path[0] for path in self.problem.paths}
+        self._last = {path[-1] for path in self.problem.paths}
         self._given: dict[tuple[int, int], Value] = {}
         """Of an F in parts: what its first part, which does the work of all, has given."""
         forget_cast_weights()
@@ -259,9 +239,9 @@ class Forward:
         op = instruction.op
         key = op.stage, op.microbatch
         if instruction.first:
-            source = inputs_of(self._batch.inputs[op.microbatch]) if op.stage in self._first else value
+            source = inputs_of(self.batch.inputs[op.microbatch]) if op.stage in self._first else value
             with torch.no_grad():
-                output = self._stages[op.stage](*source)
+                output = self.stages[op.stage](*source)
                 if op.stage in self._last:
                     self._take(op.microbatch, output)
                     self._given[key] = ()
@@ -271,10 +251,10 @@ class Forward:
 
     def _take(self, microbatch: int, output: Any) -> None:
         """What a last stage gives, and its loss."""
-        if self._outputs is not None:
-            self._outputs[microbatch] = output
-        if self._batch.targets is None:
-            self._losses.add(microbatch, NO_LOSS)
+        if self.outputs is not None:
+            self.outputs[microbatch] = output
+        if self.batch.targets is None:
+            self.losses.add(microbatch, NO_LOSS)
         else:
-            assert self._loss_fn is not None
-            self._losses.add(microbatch, scalar(self._loss_fn(output, self._batch.targets[microbatch])))
+            assert self.loss_fn is not None
+            self.losses.add(microbatch, scalar(self.loss_fn(output, self.batch.targets[microbatch])))

@@ -31,10 +31,10 @@ from schedc.errors import CheckFailed
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer
 from schedc.runtime.transports.base import QUEUES, Ends, Incoming, Outgoing, Transport, UnderWay, result_of
 from schedc.runtime.transports.gloo import FOREVER_S, GlooTransport, hang_up
-from schedc.runtime.transports.streams import CudaSide, DeviceStaging, HostStaging, Landed, Parcel, nbytes_of
+from schedc.runtime.transports.streams import CudaSide, DeviceStaging, HostStaging, Parcel, nbytes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch.distributed as dist
 
@@ -205,7 +205,7 @@ class DelegateReceiver(_End):
 
     def __init__(self, lanes: Sequence[dist.ProcessGroup], staging: HostStaging, name: str) -> None:
         """As `_End`."""
-        self._expected: dict[Name, tuple[Future[Landed], TensorMeta]] = {}
+        self._expected: dict[Name, tuple[Future[Callable[[], torch.Tensor]], TensorMeta]] = {}
         self._arrived: dict[Name, torch.Tensor] = {}
         self._changed = threading.Condition()
         self._asked = 0
@@ -220,7 +220,7 @@ class DelegateReceiver(_End):
 
     def receive(self, kind: TensorMeta, tag: int) -> UnderWay:
         """As `Transport.receive`."""
-        landed: Future[Landed] = Future()
+        landed: Future[Callable[[], torch.Tensor]] = Future()
         with self._changed:
             name = self._name(tag)
             arrived = self._arrived.pop(name, None)
@@ -235,7 +235,7 @@ class DelegateReceiver(_End):
             self._land(arrived, landed, kind)
         return UnderWay(partial(self._take, landed))
 
-    def _take(self, landed: Future[Landed], timeout_s: float) -> torch.Tensor:
+    def _take(self, landed: Future[Callable[[], torch.Tensor]], timeout_s: float) -> torch.Tensor:
         if not landed.done():
             with self._changed:
                 self._waiting += 1
@@ -245,7 +245,7 @@ class DelegateReceiver(_End):
             finally:
                 with self._changed:
                     self._waiting -= 1
-        return self.staging.hand_over(landed.result())
+        return landed.result()()
 
     def _end_threads(self, error: Exception) -> None:
         with self._changed:
@@ -289,7 +289,7 @@ class DelegateReceiver(_End):
         asked = at < self._asked + len(self._lanes)
         return asked or (self._waiting > 0 and at == min(self._reading)) or self._error is not None
 
-    def _land(self, arrived: torch.Tensor, landed: Future[Landed], kind: TensorMeta) -> None:
+    def _land(self, arrived: torch.Tensor, landed: Future[Callable[[], torch.Tensor]], kind: TensorMeta) -> None:
         """Hand what has come to who has asked for it."""
         try:
             if arrived.numel() != nbytes_of(kind):

@@ -165,16 +165,14 @@ def _failures_are_told() -> Iterator[None]:
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
         "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
     }
-    before = {name: os.environ.get(name) for name in wanted}
+    before = {name: os.environ[name] for name in wanted if name in os.environ}
     os.environ.update(wanted)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in wanted.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
 
 
 class NcclTransport:

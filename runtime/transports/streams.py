@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import math
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from schedc.runtime.common.boundary import TensorMeta
@@ -124,14 +126,6 @@ class Parcel(NamedTuple):
     """What they are of, kept alive until it has been read."""
 
 
-class Landed(NamedTuple):
-    """A tensor that has come."""
-
-    value: torch.Tensor
-    ready: Mark | None
-    """When it is all there; None: now."""
-
-
 class HostStaging:
     """For stages on the CPU: bytes are sent from the tensors' memory, and received into that of new ones.
 
@@ -146,13 +140,9 @@ class HostStaging:
         """Host memory for bytes to come."""
         return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
-    def land(self, arrived: torch.Tensor, kind: TensorMeta) -> Landed:
-        """Begin to bring bytes that have come to the device."""
-        return Landed(arrived.view(kind.dtype).reshape(kind.shape), None)
-
-    def hand_over(self, landed: Landed) -> torch.Tensor:
-        """The tensor, for what is computed from now on."""
-        return landed.value
+    def land(self, arrived: torch.Tensor, kind: TensorMeta) -> Callable[[], torch.Tensor]:
+        """Begin to bring bytes that have come to the device; what hands the tensor over to what is computed from then on."""
+        return partial(arrived.view(kind.dtype).reshape, kind.shape)
 
 
 class DeviceStaging(HostStaging):
@@ -175,16 +165,16 @@ class DeviceStaging(HostStaging):
         """As `HostStaging.landing`."""
         return self._side.pinned(nbytes)
 
-    def land(self, arrived: torch.Tensor, kind: TensorMeta) -> Landed:
+    def land(self, arrived: torch.Tensor, kind: TensorMeta) -> Callable[[], torch.Tensor]:
         """As `HostStaging.land`."""
         value = self._side.empty(kind)
         with self._side.use():
             as_bytes(value).copy_(arrived, non_blocking=True)
-        return Landed(value, self._side.mark())
+        ready = self._side.mark()
 
-    def hand_over(self, landed: Landed) -> torch.Tensor:
-        """As `HostStaging.hand_over`."""
-        assert landed.ready is not None
-        self._side.precede_compute(landed.ready)
-        self._side.lend(landed.value)
-        return landed.value
+        def hand_over() -> torch.Tensor:
+            self._side.precede_compute(ready)
+            self._side.lend(value)
+            return value
+
+        return hand_over

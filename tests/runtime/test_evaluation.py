@@ -13,7 +13,7 @@ from inputs.plans import plans
 from runs import evaluation_runs
 
 from schedc.ir.ops import Kind
-from schedc.runtime.session.evaluation import forward_only
+from schedc.runtime.common.program import forward_only
 from schedc.verify.plan.channels import CHANNELS, needs_of
 from schedc.verify.plan.rendezvous import RENDEZVOUS
 

@@ -217,7 +217,7 @@ def test_a_loss_of_few_digits_does_not_hide_another_forward(method: str) -> None
     batch = torch.randn(96, WIDTH).bfloat16().chunk(3)
     training.begin(Microbatches(batch, batch), losses)
     with pytest.raises(Unsupported, match="something else in its second forward"):
-        for instruction in training._program.instructions:
+        for instruction in training.program.instructions:
             training.run(instruction, ())
 
 

@@ -12,7 +12,7 @@ from runs import weighing_runs
 
 from schedc.runtime.common.hooks import ReplicaHooks
 from schedc.runtime.stage.batches import weigh
-from schedc.runtime.stage.seeds import Seeds
+from schedc.runtime.stage.losses import Seeds
 
 if TYPE_CHECKING:
     from rank_processes import Ranks

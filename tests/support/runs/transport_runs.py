@@ -26,8 +26,7 @@ from schedc.runtime.execution.channels import Receiver, Sender
 from schedc.runtime.session import loading
 from schedc.runtime.transports.base import Ends, only
 from schedc.runtime.transports.delegate import connect_delegate
-from schedc.runtime.transports.gloo import GlooTransport, connect_gloo
-from schedc.runtime.transports.words import Completion
+from schedc.runtime.transports.gloo import Completion, GlooTransport, connect_gloo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -176,7 +175,7 @@ def die_in_a_transfer(rank: int, way: str, culprit: int) -> str:
     groups = Groups(600.0)
     ends = connect(way, groups)
     sender, receiver = Sender(wire, ends, BoundaryMeta(), 600.0), Receiver(wire, ends, BoundaryMeta(), 600.0)
-    completion = Completion(groups.all, rank, [1 - rank])
+    completion = Completion(groups.all, [1 - rank])
     large = torch.ones(1 << 25)
 
     def transfer(at: int) -> None:
