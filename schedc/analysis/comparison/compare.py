@@ -119,7 +119,10 @@ def compare(plan: Plan, timeline: Timeline, trace: Trace, step: int | None = Non
         predicted_ns=timeline.makespan_ns,
         measured=spread_of(each.iteration_ns for each in steps),
         steps=tuple((number, each.iteration_ns) for number, each in zip(trace.steps, steps, strict=True)),
-        whole_step=spread_of(_whole_steps_ns(trace)),
+        whole_step=spread_of(
+            max(each.step_end_ns for each in of_step) - min(each.step_begin_ns for each in of_step)
+            for of_step in zip(*(rank.steps for rank in trace.ranks), strict=True)
+        ),
         recosted_ns=simulate(problem, plan.schedule()).makespan_ns,
         shown_step=step,
         shown_ns=shown.iteration_ns,
@@ -156,13 +159,6 @@ def accounts(step: Step) -> tuple[Account, ...]:
         idle_ns = step.iteration_ns - (int(ended_ns[end - 1]) if end > begin else 0)
         result.append(Account(compute_ns=compute_ns, late_ns=late_ns, transfer_ns=transfer_ns, other_ns=rest_ns, idle_ns=idle_ns))
     return tuple(result)
-
-
-def _whole_steps_ns(trace: Trace) -> list[int]:
-    return [
-        max(rank.steps[at].step_end_ns for rank in trace.ranks) - min(rank.steps[at].step_begin_ns for rank in trace.ranks)
-        for at in range(len(trace.steps))
-    ]
 
 
 def _runs(numbers: tuple[int, ...]) -> str:

@@ -129,18 +129,15 @@ def choose_axes(table: Columns, x: str | None, y: str | None, by: Sequence[str])
             raise InvalidInput(f"{option}: found {name!r}, expected a column of {table.path}: {', '.join(table.columns)}")
         if option != "--by" and table.columns[name].numbers is None:
             raise InvalidInput(f"{option}: found the column {name}, which has other values than numbers")
+    said = {text for text in table.columns["objective"].texts if text} if "objective" in table.columns else set()
+    names = {"objective_ns": said.pop().replace("-", " ") if len(said) == 1 else "", "step_ns": "step"}
     return Axes(
         x=table.columns[x],
         y=table.columns[y],
         by=tuple(table.columns[name] for name in by) or tuple(each for each in varying if each.name not in (x, y)),
         bound=table.columns.get(BOUND) if y in OBJECTIVES else None,
-        objective=_objective(table) if y == "objective_ns" else "step" if y == "step_ns" else "",
+        objective=names.get(y, ""),
     )
-
-
-def _objective(table: Columns) -> str:
-    names = {text for text in table.columns["objective"].texts if text} if "objective" in table.columns else set()
-    return names.pop().replace("-", " ") if len(names) == 1 else ""
 
 
 def _csv_rows(path: Path) -> list[list[str]]:

@@ -47,19 +47,39 @@ def shown_explanation(plan: Plan, explanation: Explanation) -> Iterator[Block]:
     again = f": {_time(explanation.base_ns)} now, each change solved again, all within {limit}" if searched else ""
     yield Line(f"\nWhat would help{again}", "bold")
     if searched:
-        yield _gain_table(explanation)
+        several = any(gain.microbatches_after != gain.microbatches_before for gain in explanation.gains)
+        numbers = right(explanation.objective, "saves" + " per microbatch" * several, "lower bound", wrap="never")
+        gains = []
+        for gain in filter(lambda each: each.searched, explanation.gains):
+            bound = "optimal" if gain.is_proven else _time(gain.lower_bound_ns)
+            gains.append((gain.change.text, _time(gain.after_ns), number(gain.share), bound))
+        yield Table(columns=(Column("change", wrap="cut"), *numbers), rows=gains)
     yield from _gain_lines(explanation)
     if explanation.delays:
         allowed = _percent(explanation.allowed)
         yield Line(f"\nLatency that can be added to one link, the step no longer or ≤ {allowed} longer", "bold")
-        yield _delay_table(explanation)
+        delays = []
+        for delay in explanation.delays[:MOST_LINKS]:
+            resolved = delay.resolved
+            solved_ns = (None, None) if resolved is None else (resolved.tolerated_ns, resolved.impossible_ns)
+            times_ns = (delay.slack_ns, delay.free_ns, delay.allowed_ns, *solved_ns)
+            delays.append((f"{delay.source}>{delay.destination}", *map(_time, times_ns)))
+        numbers = right("message slack", "no longer", f"≤ {allowed} longer", "solved again", "proven too much", wrap="never")
+        yield Table(columns=(Column("link", wrap="never"), *numbers), rows=delays)
         if len(explanation.delays) > MOST_LINKS:
             yield f"and {len(explanation.delays) - MOST_LINKS} more links, which tolerate more; --json has all"
         if not explanation.delays_are_exact:
             yield "links share trunks, where other latencies change who goes first: more may be tolerated"
     if explanation.pairs:
         yield Line("\nDelay of messages between neighbours, both ways, that does not cascade", "bold")
-        yield _pair_table(explanation)
+        nearest = sorted(explanation.pairs, key=lambda pair: pair.rule.tolerated_ns - pair.rule.delay_ns)[:MOST_LINKS]
+        pairs = []
+        for rule, exact_ns in sorted(((pair.rule, pair.exact_ns) for pair in nearest), key=lambda pair: pair[0].source):
+            by_rule = "none" if rule.tolerated_ns < 0 else _time(rule.tolerated_ns)
+            exact = "any" if exact_ns is None else _time(exact_ns)
+            pairs.append((f"{rule.source}–{rule.destination}", str(rule.slackness), _time(rule.delay_ns), by_rule, exact))
+        numbers = right("slackness", "now", "PipeMorph's Eq. 1", "simulated", wrap="never")
+        yield Table(columns=(Column("ranks", wrap="never"), *numbers), rows=pairs)
     if explanation.interrupted:
         yield "interrupted: not all was solved again"
 
@@ -169,18 +189,6 @@ def _cause(rank: int, idle: Idle) -> str:
     return idle.cause.text if idle.rank == rank else f"{idle.cause.text} of {idle.rank}"
 
 
-def _gain_table(explanation: Explanation) -> Table:
-    """What would help, the most first."""
-    several = any(gain.microbatches_after != gain.microbatches_before for gain in explanation.gains)
-    numbers = right(explanation.objective, "saves" + " per microbatch" * several, "lower bound", wrap="never")
-    rows = []
-    for gain in explanation.gains:
-        if gain.searched:
-            bound = "optimal" if gain.is_proven else _time(gain.lower_bound_ns)
-            rows.append((gain.change.text, _time(gain.after_ns), f"{gain.share:.2%}", bound))
-    return Table(columns=(Column("change", wrap="cut"), *numbers), rows=rows)
-
-
 def _gain_lines(explanation: Explanation) -> Iterator[str]:
     """What gains nothing, and what was not tried."""
     nothing = [gain.change for gain in explanation.gains if not gain.searched]
@@ -198,27 +206,3 @@ def _gain_lines(explanation: Explanation) -> Iterator[str]:
     for what, _, reason in (each.partition(": ") for each in explanation.not_tried):
         reasons.setdefault(reason, []).append(what)
     yield from (f"not tried: {', '.join(what)}: {reason}" for reason, what in reasons.items())
-
-
-def _delay_table(explanation: Explanation) -> Table:
-    """The links that tolerate least."""
-    rows = []
-    for delay in explanation.delays[:MOST_LINKS]:
-        found = delay.resolved
-        again = ("–", "–") if found is None else (_time(found.tolerated_ns), _time(found.impossible_ns))
-        rows.append((f"{delay.source}>{delay.destination}", *map(_time, (delay.slack_ns, delay.free_ns, delay.allowed_ns)), *again))
-    headers = ("message slack", "no longer", f"≤ {_percent(explanation.allowed)} longer", "solved again", "proven too much")
-    return Table(columns=(Column("link", wrap="never"), *right(*headers, wrap="never")), rows=rows)
-
-
-def _pair_table(explanation: Explanation) -> Table:
-    """The neighbours whose delay is nearest to what PipeMorph's rule tolerates."""
-    pairs = sorted(explanation.pairs, key=lambda pair: pair.rule.tolerated_ns - pair.rule.delay_ns)[:MOST_LINKS]
-    rows = []
-    for pair in sorted(pairs, key=lambda pair: pair.rule.source):
-        rule = pair.rule
-        by_rule = "none" if rule.tolerated_ns < 0 else _time(rule.tolerated_ns)
-        exact = "any" if pair.exact_ns is None else _time(pair.exact_ns)
-        rows.append((f"{rule.source}–{rule.destination}", str(rule.slackness), _time(rule.delay_ns), by_rule, exact))
-    numbers = right("slackness", "now", "PipeMorph's Eq. 1", "simulated", wrap="never")
-    return Table(columns=(Column("ranks", wrap="never"), *numbers), rows=rows)
