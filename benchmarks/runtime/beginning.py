@@ -31,7 +31,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "support"))
 
-from runs.slow_runs import OP_S, Late, Slow, Stage
+from runs.timed_runs import OP_S, Late, Slow, Stage
 
 import schedc.runtime
 from schedc.runtime.common.hooks import ReplicaHooks
@@ -86,7 +86,7 @@ class Far(Slow):
 
 def measure(process: int, plan: Any, latency_s: float, slow: tuple[int, int] | None, together: bool, steps: int) -> list[float]:
     """The times of steps in seconds, the three kinds by turns."""
-    from runs.replicated_runs import grid
+    from runs.harness import grid
 
     pipeline, replicas = grid(RANKS // plan.problem.ranks, plan.problem.ranks)
     rank = process % plan.problem.ranks

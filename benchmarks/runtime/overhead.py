@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 from inputs.plans import plan_of
 from inputs.problems import make_problem
 from rank_processes import rank_processes
-from runs import fault_runs, overhead_runs
+from runs import fault_runs, timed_runs
 
 from schedc.solvers.driver.registry import constructive
 
@@ -54,7 +54,7 @@ def measured(function: Callable[..., Any], plan: Plan, steps: int, repeats: int,
     with tempfile.TemporaryDirectory() as directory, rank_processes(plan.problem.ranks, Path(directory)) as ranks:
         results = ranks.run(function, plan, SHAPE, steps, repeats, profile, limit_s=600)
     for result in results:
-        if not isinstance(result, (overhead_runs.Cost, list)) and not profile:
+        if not isinstance(result, (timed_runs.Cost, list)) and not profile:
             raise SystemExit(f"a rank failed: {result}")
     return results
 
@@ -62,10 +62,10 @@ def measured(function: Callable[..., Any], plan: Plan, steps: int, repeats: int,
 def times(steps: int, repeats: int, profile: bool) -> bool:
     """Print the table; whether all rows keep the limit."""
     rows = [
-        ("executor alone, 1 rank", overhead_runs.executor_alone, 1, 4),
-        ("executor with transfers, 2 ranks", overhead_runs.executor_alone, 2, 2),
-        ("empty stages, 1 rank", overhead_runs.empty_stages, 1, 4),
-        ("empty stages with transfers, 2 ranks", overhead_runs.empty_stages, 2, 2),
+        ("executor alone, 1 rank", timed_runs.executor_alone, 1, 4),
+        ("executor with transfers, 2 ranks", timed_runs.executor_alone, 2, 2),
+        ("empty stages, 1 rank", timed_runs.empty_stages, 1, 4),
+        ("empty stages with transfers, 2 ranks", timed_runs.empty_stages, 2, 2),
     ]
     print(f"us per op, on {os.cpu_count()} cores; {steps} steps, best of {repeats} runs; the rank with the larger thread time")
     print(f"{'':38}{'backward':>10}{'ops':>6}{'transfers':>11}{'wall':>8}{'thread':>8}{'compute':>9}{'transport':>11}{'own':>8}")

@@ -31,7 +31,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "support"))
 
-from runs.slow_runs import OP_S, Slow, Stage
+from runs.timed_runs import OP_S, Slow, Stage
 
 import schedc.runtime
 from schedc.runtime.session import loading

@@ -9,7 +9,7 @@ import pytest
 import typer
 from inputs.plans import one_f_one_b, plan_of
 from inputs.problems import MS, make_problem
-from runs.forked_emulation import fork_emulations
+from runs.forked import fork_emulations
 from typer.testing import CliRunner
 
 from schedc.analysis.simulation.engines import Transfers

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from example_counts import examples
 from hypothesis import given
+from inputs.few_plans import made_by
 from inputs.plans import one_f_one_b, plan_of, small_plan
 from inputs.problems import make_problem
-from inputs.torch_plans import made_by, torch_plans
+from inputs.torch_plans import torch_plans
 from oracles.torch_oracle import act_out
 
 from schedc.errors import Unsupported

@@ -10,8 +10,9 @@ import pytest
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from inputs.few_plans import made_by
 from inputs.problems import make_problem
-from inputs.torch_plans import made_by, torch_plans
+from inputs.torch_plans import torch_plans
 from oracles.torch_oracle import Wrong, act_out
 from oracles.torch_stock import STOCK, dump
 

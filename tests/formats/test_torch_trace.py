@@ -10,7 +10,8 @@ import pytest
 import typer
 from inputs.jobs import read_problem, write_job
 from rank_processes import rank_processes
-from runs.torch_traces import MICROBATCHES, SAMPLES, SLOW_S, WIDTH, record
+from runs.harness import SAMPLES
+from runs.torch_runs import MICROBATCHES, SLOW_S, TRACED_WIDTH, record
 from typer.testing import CliRunner
 
 from schedc.cli.commands.profile import profile_command
@@ -204,7 +205,7 @@ def test_a_real_run_of_torch(tmp_path: Path) -> None:
     first, second = (read_torch_trace(path) for path in paths)
     assert [action.kind for action in first.actions] == list("FFFIWIWIW") * 3
     assert [action.kind for action in second.actions] == list("FIWFIWFB") * 3
-    assert first.message_bytes == {0: SAMPLES * WIDTH * 4}
+    assert first.message_bytes == {0: SAMPLES * TRACED_WIDTH * 4}
     (one, two), notes = stages_profile([first, second], stage_times([first, second]))
     # Torch's first stage does not split: its I is nothing, though it waited for its gradient in there.
     assert one.backward_input_ns == 0
@@ -224,5 +225,5 @@ def test_a_real_run_of_torch(tmp_path: Path) -> None:
     assert "stage 1" in done.stdout
     job = '[pipeline]\nranks = 2\nmicrobatches = 3\n[profile]\npath = "profile.json"\n[topology.within]\nbandwidth = "1 GB/s"\n'
     problem = read_problem(write_job(tmp_path, job))
-    assert problem.stages[0].message_bytes == SAMPLES * WIDTH * 4
+    assert problem.stages[0].message_bytes == SAMPLES * TRACED_WIDTH * 4
     assert problem.stages[1].forward_ns[0] == pytest.approx(two.forward_ns, rel=1e-3)

@@ -126,5 +126,5 @@ def test_calls_that_do_not_fit() -> None:
 def test_all_ranks_refuse_what_one_refuses(tmp_path: Path) -> None:
     with rank_processes(2, tmp_path, *MODULES) as ranks:
         first, second = ranks.run(megatron_runs.refused, plan())
-    assert first.startswith("schedc.errors.CheckFailed: rank 1 has refused the plan: the model has variable_seq_lengths = True")
-    assert second.startswith("schedc.errors.Unsupported: the model has variable_seq_lengths = True")
+    assert first.startswith("CheckFailed: rank 1 has refused the plan: the model has variable_seq_lengths = True")
+    assert second.startswith("Unsupported: the model has variable_seq_lengths = True")

@@ -13,7 +13,7 @@ from optional_packages import MODULES, skip_without
 skip_without("torchtitan")
 
 from rank_processes import Ranks, rank_processes  # noqa: E402
-from runs.torchtitan_runs import Found, Run, refusal, train  # noqa: E402
+from runs.torchtitan_runs import Found, Run, train  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -151,7 +151,7 @@ def test_variants_are_equal_bit_by_bit_with_b_and_w_apart(two: Ranks, plans: dic
 def test_selective_recomputation_with_a_fused_backward(two: Ranks, plans: dict[tuple[int, str], str]) -> None:
     run = Run(steps=2, recompute="selective")
     assert trained(two, replace(run, plan=plans[2, "1f1b"])) == trained(two, run)
-    found = two.run(refusal, replace(run, plan=plans[2, "split"]))
+    found = two.run(train, replace(run, plan=plans[2, "split"]))
     assert all("B and W apart, and with activation_checkpoint SelectiveAC.Config" in one for one in found), found
 
 

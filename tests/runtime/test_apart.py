@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from inputs.few_plans import few_plan
+from inputs.few_plans import few_plan, made_by
 from inputs.plans import plan_of
 from inputs.problems import make_problem
 from rank_processes import without_teller
@@ -32,8 +32,7 @@ SHARDED = ("fsdp2", "fsdp2 that keeps its weights", "dtensor")
 
 
 def split() -> Plan:
-    problem = make_problem(2, 4, costs_ns=(10, 12, 9))
-    return plan_of(problem, constructive("zb-h1")(problem))
+    return made_by("zb-h1")
 
 
 @pytest.mark.slow
@@ -61,7 +60,7 @@ def test_refused_whatever_the_plan(two: Ranks, kind: str) -> None:
 @pytest.mark.slow
 def test_refused_when_it_comes_after_load(two: Ranks) -> None:
     """Before the next step computes anything."""
-    for said in two.run(wrapped_runs.refused_later, split(), "fsdp2"):
+    for said in two.run(wrapped_runs.refused, split(), "fsdp2", later=True):
         assert without_teller(said).startswith("Unsupported: stage ")
 
 

@@ -8,24 +8,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from inputs.plans import plan_of
-from inputs.problems import make_problem
+from inputs.few_plans import made_by
 from runs import feature_runs
 
 from schedc.errors import InvalidInput, Unsupported
 from schedc.runtime.common.boundary import DTYPES, HEADER, MAX_DIMS, MAX_TENSORS, TensorMeta, decode, encode
 from schedc.runtime.stage.batches import cut, inputs_of
-from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
     from rank_processes import Ranks
-
-    from schedc.ir.plan import Plan
-
-
-def plan(method: str, microbatches: int = 4, **options: Any) -> Plan:
-    problem = make_problem(2, microbatches, costs_ns=(10, 12, 9), **options)
-    return plan_of(problem, constructive(method)(problem))
 
 
 PLANS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -43,7 +34,7 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", PLANS)
 def test_gradients(two: Ranks, name: str, recompute: bool) -> None:
     method, options = PLANS[name]
-    for result in two.run(feature_runs.several, plan(method, **options), recompute):
+    for result in two.run(feature_runs.several, made_by(method, **options), recompute):
         assert isinstance(result, dict), result
         assert result["error"] < 1e-9
         assert result["losses"] == pytest.approx(result["expected"], rel=1e-12)
@@ -51,7 +42,7 @@ def test_gradients(two: Ranks, name: str, recompute: bool) -> None:
 
 def test_views_that_are_conjugate(two: Ranks) -> None:
     """Of outputs and of gradients: torch conjugates, and negates, only where something looks."""
-    for errors in two.run(feature_runs.conjugate, plan("zb-h1")):
+    for errors in two.run(feature_runs.conjugate, made_by("zb-h1")):
         assert isinstance(errors, list), errors
         assert max(errors) < 1e-12
 
@@ -72,7 +63,7 @@ def test_views_that_are_conjugate(two: Ranks) -> None:
     ],
 )
 def test_a_stage_that_changes_what_it_gives(two: Ranks, way: str, found: str, expected: str, same: str) -> None:
-    said = two.run(feature_runs.change, plan("gpipe", 3), way)
+    said = two.run(feature_runs.change, made_by("gpipe", microbatches=3), way)
     assert said[0] == (
         f"InvalidInput: microbatch 2: stage 0's output is {found}, expected {expected} as before;"
         f" give all microbatches the same {same}"
@@ -83,13 +74,13 @@ def test_a_stage_that_changes_what_it_gives(two: Ranks, way: str, found: str, ex
 @pytest.mark.parametrize("channels", ["gloo", "delegate"])
 def test_a_default_device_of_the_job(two: Ranks, channels: str) -> None:
     """It is for the tensors that the job makes; what the ranks tell each other is in the host's memory."""
-    for result in two.run(feature_runs.on_another_default_device, plan("1f1b"), channels):
+    for result in two.run(feature_runs.on_another_default_device, made_by("1f1b"), channels):
         assert len(result) > 2 and all(equal is True for equal in result), result
 
 
 def test_a_stage_that_gives_a_wrapper_of_tensors(two: Ranks) -> None:
     """gloo would send memory that is not there, and end the process."""
-    said = two.run(feature_runs.change, plan("gpipe", 3), "wrapped")
+    said = two.run(feature_runs.change, made_by("gpipe", microbatches=3), "wrapped")
     assert said[0] == (
         "Unsupported: microbatch 2: stage 0's output is a TwoTensor, which is made of other tensors; give plain ones"
         " (of a DTensor its to_local() or full_tensor())"

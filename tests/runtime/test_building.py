@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from inputs.few_plans import made_by
 from inputs.plans import plan_of
 from inputs.problems import make_problem
 from torch import nn
@@ -21,24 +21,13 @@ from schedc.solvers.driver.registry import constructive
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from schedc.ir.plan import Plan
 
 LAYERS = [nn.Linear(3, 3) for _ in range(9)]
 
 
-def plan(method: str, counts: list[int], ranks: int = 2, **options: Any) -> Plan:
-    """A plan whose pieces have this many layers."""
-    problem = make_problem(ranks, 4, costs_ns=(10, 12, 9), **options)
-    bounds = list(pairwise([0, *accumulate(counts)]))
-    piece = {stage: position for path in problem.paths for position, stage in enumerate(path)}
-    stages = tuple(replace(stage, layers=bounds[piece[index]]) for index, stage in enumerate(problem.stages))
-    problem = replace(problem, stages=stages)
-    return plan_of(problem, constructive(method)(problem))
-
-
 def test_every_rank_gets_its_layers(tmp_path: Path) -> None:
     """From the plan or its file; from a list or a Sequential. All stages in a row are the model."""
-    made = plan("zb-v", [1, 4, 2, 2], placement="wave", chunks=2)
+    made = made_by("zb-v", counts=[1, 4, 2, 2], placement="wave", chunks=2)
     write_plan(made, tmp_path / "plan.json")
     first = schedc.runtime.build_stages(LAYERS, made, 0)
     second = schedc.runtime.build_stages(nn.Sequential(*LAYERS), str(tmp_path / "plan.json"), rank=1)
@@ -53,7 +42,7 @@ def test_every_rank_gets_its_layers(tmp_path: Path) -> None:
 
 
 def test_a_rank_with_both_replicas_has_a_copy() -> None:
-    made = plan("chimera", [4, 3, 2], ranks=3, placement="bidirectional")
+    made = made_by("chimera", counts=[4, 3, 2], ranks=3, placement="bidirectional")
     one, other = schedc.runtime.build_stages(LAYERS, made, 1).values()
     assert list(one) == LAYERS[4:7]
     for layer, copied in zip(one, other, strict=True):
@@ -64,7 +53,7 @@ def test_a_rank_with_both_replicas_has_a_copy() -> None:
 def test_copies_of_two_stages_share_what_the_stages_share() -> None:
     layers = [nn.Linear(3, 3) for _ in range(6)]
     layers[1].weight = layers[4].weight
-    made = plan("chimera", [2, 2, 2], ranks=3, placement="bidirectional")
+    made = made_by("chimera", counts=[2, 2, 2], ranks=3, placement="bidirectional")
     stages = tuple(replace(stage, rank=1) for stage in made.problem.stages)
     four = schedc.runtime.build_stages(layers, replace(made, problem=replace(made.problem, stages=stages)), 1)
     weights = {layer.weight for module in four.values() for layer in module if isinstance(layer, nn.Linear)}
@@ -75,10 +64,10 @@ def test_copies_of_two_stages_share_what_the_stages_share() -> None:
 def test_a_weight_of_two_ranks_is_known_by_one_name() -> None:
     layers = [nn.Linear(3, 3) for _ in range(6)]
     layers[1].weight = layers[4].weight = layers[0].weight
-    made = plan("1f1b", [3, 3])
+    made = made_by("1f1b", counts=[3, 3])
     found = [schedc.runtime.build_stages(layers, made, rank)[rank].ties_of_ranks for rank in range(2)]
     assert found == [{"0.weight": "0.weight"}, {"0.weight": "1.weight"}]
-    found = [schedc.runtime.build_stages(layers, plan("1f1b", [5, 1]), rank)[rank].ties_of_ranks for rank in range(2)]
+    found = [schedc.runtime.build_stages(layers, made_by("1f1b", counts=[5, 1]), rank)[rank].ties_of_ranks for rank in range(2)]
     assert found == [{}, {}]
 
 
@@ -91,9 +80,9 @@ def test_layers_take_tuples_as_a_profile_does() -> None:
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             return x + y
 
-    made = schedc.runtime.build_stages([Two(), Two(), Sum(), nn.Identity()], plan("1f1b", [3, 1]), 0)[0]
+    made = schedc.runtime.build_stages([Two(), Two(), Sum(), nn.Identity()], made_by("1f1b", counts=[3, 1]), 0)[0]
     assert made(torch.ones(1), torch.ones(1)) == 4
-    wrong = schedc.runtime.build_stages([nn.LSTM(2, 2), *LAYERS[:3]], plan("1f1b", [3, 1]), 0)[0]
+    wrong = schedc.runtime.build_stages([nn.LSTM(2, 2), *LAYERS[:3]], made_by("1f1b", counts=[3, 1]), 0)[0]
     with pytest.raises(InvalidInput, match="what a layer gives must be a tensor or a tuple of tensors; found tuple with tuple"):
         wrong(torch.ones(1, 2))
 
@@ -107,7 +96,7 @@ def test_layers_take_tuples_as_a_profile_does() -> None:
 )
 def test_what_does_not_fit(layers: list[nn.Module], rank: int, says: str) -> None:
     with pytest.raises(InvalidInput) as caught:
-        schedc.runtime.build_stages(layers, plan("1f1b", [4, 5]), rank)
+        schedc.runtime.build_stages(layers, made_by("1f1b", counts=[4, 5]), rank)
     assert str(caught.value) == says
 
 
@@ -153,7 +142,7 @@ def compiled(*widths: int) -> list[Any]:
 )
 def test_layers_in_another_order(first: list[nn.Module], second: list[nn.Module], refused: bool) -> None:
     """Found where it is sure; the ranks' own layers may be wrapped, compiled or cut, and others may be something else."""
-    made = plan("1f1b", [2, 2])
+    made = made_by("1f1b", counts=[2, 2])
     lists = [
         next(iter(schedc.runtime.build_stages(layers, made, rank).values())).layers_of_model
         for rank, layers in enumerate((first, second))

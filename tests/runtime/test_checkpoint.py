@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import re
 import shutil
-from dataclasses import replace
-from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from inputs.plans import plan_of
-from inputs.problems import make_problem
+from inputs.few_plans import made_by
 from runs import checkpoint_runs
-
-from schedc.ir.problem import DataParallel
-from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from rank_processes import Ranks
-
-    from schedc.ir.plan import Plan
 
 
 CUT_SHORT = {
@@ -30,37 +22,23 @@ CUT_SHORT = {
 }
 
 
-def plan(method: str, counts: list[int], ranks: int, zero: int | None = None, **options: Any) -> Plan:
-    """A plan whose stages have this many of the model's six layers."""
-    problem = make_problem(ranks, 4, costs_ns=(10, 12, 9), **options)
-    bounds = list(pairwise([0, *accumulate(counts)]))
-    piece = {stage: position for path in problem.paths for position, stage in enumerate(path)}
-    stages = tuple(replace(stage, layers=bounds[piece[index]]) for index, stage in enumerate(problem.stages))
-    problem = replace(problem, stages=stages)
-    if zero is not None:
-        times = (5,) * len(stages)
-        parallel = DataParallel(size=2, zero_stage=zero, reduce_scatter_ns=times, all_gather_ns=times if zero else ())
-        problem = replace(problem, data_parallel=parallel)
-    return plan_of(problem, constructive(method)(problem))
-
-
 @pytest.mark.slow
 def test_training_goes_on_under_other_plans(four: Ranks, tmp_path: Path) -> None:
     """Two ranks twice, four ranks, both paths of a bidirectional placement, and two ranks again, with other layers on each."""
     plans = [
-        plan("1f1b", [2, 4], 2),
-        plan("zb-h1", [1, 2, 2, 1], 4),
-        plan("chimera", [2, 1, 1, 2], 4, placement="bidirectional"),
-        plan("zb-v", [1, 1, 3, 1], 2, placement="wave", chunks=2),
+        made_by("1f1b", 2, counts=[2, 4]),
+        made_by("zb-h1", 4, counts=[1, 2, 2, 1]),
+        made_by("chimera", 4, counts=[2, 1, 1, 2], placement="bidirectional"),
+        made_by("zb-v", 2, counts=[1, 1, 3, 1], placement="wave", chunks=2),
     ]
     for error in four.run(checkpoint_runs.trained, plans, str(tmp_path), limit_s=200):
         assert isinstance(error, float), error
         assert error < 1e-9
     path = str(tmp_path / "3")
-    fitting = plan("1f1b", [3, 3], 2)
+    fitting = made_by("1f1b", 2, counts=[3, 3])
     loaded = four.run(checkpoint_runs.refused, fitting, "", path)
     assert all(said.startswith("loaded") for said in loaded)
-    sharded = plan("1f1b", [3, 3], 2, 1)
+    sharded = made_by("1f1b", 2, counts=[3, 3], zero=1)
     assert four.run(checkpoint_runs.refused, sharded, "", path) == loaded == loaded[:2] * 2
     for said in four.run(checkpoint_runs.refused, fitting, "", str(tmp_path)):
         assert said.endswith("found no .metadata, expected a folder that save_checkpoint has written")
@@ -96,7 +74,7 @@ def test_training_goes_on_under_other_plans(four: Ranks, tmp_path: Path) -> None
 @pytest.mark.slow
 def test_tied_weights_and_weights_without_a_gradient(two: Ranks, tmp_path: Path) -> None:
     """On one rank, on two, on one again; AdamW has no state of a weight until a step gives it a gradient."""
-    wave = plan("zb-v", [2, 1, 2, 1], 2, placement="wave", chunks=2)
-    for error in two.run(checkpoint_runs.odd_weights, [wave, plan("1f1b", [3, 3], 2), wave], str(tmp_path)):
+    wave = made_by("zb-v", 2, counts=[2, 1, 2, 1], placement="wave", chunks=2)
+    for error in two.run(checkpoint_runs.odd_weights, [wave, made_by("1f1b", 2, counts=[3, 3]), wave], str(tmp_path)):
         assert isinstance(error, float), error
         assert error < 1e-9

@@ -12,7 +12,7 @@ from inputs.plans import plan_of
 from inputs.problems import MS, make_problem
 from rank_processes import Ranks, rank_processes
 from runs import choosing_runs
-from runs.forked_emulation import fork_emulations
+from runs.forked import fork_emulations
 from runs.stage_blocks import WIDTH, Residual, Watching, gradients
 from torch import nn
 
@@ -98,8 +98,8 @@ def peak(plan: Plan, rank: int, order: list[str]) -> int:
     ],
 )
 def test_they_reorder_and_gradients_are_those_of_the_plan_bit_by_bit(ranks: Ranks, plan: Plan, options: dict[str, Any]) -> None:
-    planned = ranks.run(choosing_runs.train, plan, [False] * RANKS, None, options)
-    chosen = ranks.run(choosing_runs.train, plan, [True] * RANKS, SLOW, options)
+    planned = ranks.run(choosing_runs.train, plan, [False] * RANKS, None, **options)
+    chosen = ranks.run(choosing_runs.train, plan, [True] * RANKS, SLOW, **options)
     for rank, (one, other) in enumerate(zip(planned, chosen, strict=True)):
         assert other["gradients"] == one["gradients"]
         assert other["losses"] == one["losses"]
@@ -121,8 +121,8 @@ def test_they_reorder_and_gradients_are_those_of_the_plan_bit_by_bit(ranks: Rank
 @pytest.mark.slow
 def test_ranks_that_choose_and_ranks_that_do_not_swap_together(ranks: Ranks) -> None:
     first, second = plan_by("1f1b"), plan_by("zb-h1")
-    planned = ranks.run(choosing_runs.train, first, [False] * RANKS, None, {}, second)
-    chosen = ranks.run(choosing_runs.train, first, [True, False, True], SLOW, {}, second)
+    planned = ranks.run(choosing_runs.train, first, [False] * RANKS, None, second)
+    chosen = ranks.run(choosing_runs.train, first, [True, False, True], SLOW, second)
     for rank, (one, other) in enumerate(zip(planned, chosen, strict=True)):
         assert (other["gradients"][-1], other["losses"]) == (one["gradients"][-1], one["losses"])
         assert other["warned"] == []
@@ -136,8 +136,8 @@ def test_replicas_sum_their_gradients_in_one_order(tmp_path: Path) -> None:
     problem = make_problem(2, 4, in_flight=4, placement="loop", chunks=2)
     plan = plan_of(problem, constructive("greedy")(problem))
     with rank_processes(4, tmp_path) as processes:
-        planned = processes.run(choosing_runs.train_replicated, plan, False, None)
-        chosen = processes.run(choosing_runs.train_replicated, plan, True, SLOW_PAIR)
+        planned = processes.run(choosing_runs.train, plan, [False] * 4, None)
+        chosen = processes.run(choosing_runs.train, plan, [True] * 4, SLOW_PAIR)
     assert [each["gradients"] for each in chosen] == [each["gradients"] for each in planned]
     assert any(each["orders"][1] != each["orders"][0] for each in chosen)
 
@@ -148,7 +148,7 @@ def test_a_rank_that_fails_ends_the_step_of_all(tmp_path: object, how: str, line
     with rank_processes(RANKS, tmp_path) as processes:  # type: ignore[arg-type]
         said = processes.run(choosing_runs.fail, plan_by("1f1b"), 1, how)
     assert all(each.startswith("TransferFailed") for each in (said[0], said[2])), said
-    assert said[1].startswith("ValueError: enough" if how == "raises" else "TransferFailed"), said
+    assert said[1].startswith("ValueError: this stage cannot go on" if how == "raises" else "TransferFailed"), said
     if how == "hangs":
         assert any(line in each for each in said), said
 

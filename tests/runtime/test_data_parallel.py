@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from inputs.few_plans import made_by
 from inputs.plans import plan_of
 from inputs.problems import make_problem
 from runs import replicated_runs
@@ -18,19 +19,6 @@ from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
     from rank_processes import Ranks
-
-    from schedc.ir.plan import Plan
-
-
-def plan(method: str, zero: int | None, *, microbatches: int = 4, size: int = 2, gathers: bool = True, **options: Any) -> Plan:
-    problem = make_problem(2, microbatches, costs_ns=(10, 12, 9), **options)
-    times = (5,) * len(problem.stages)
-    if zero is not None:
-        parallel = DataParallel(
-            size=size, zero_stage=zero, reduce_scatter_ns=times, all_gather_ns=times if zero and gathers else ()
-        )
-        problem = replace(problem, data_parallel=parallel)
-    return plan_of(problem, constructive(method)(problem))
 
 
 PLANS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -60,33 +48,35 @@ def assert_trains(results: list[Any], zero: int | None) -> None:
 def test_two_pipelines_of_two_ranks(four: Ranks, name: str, zero: int | None) -> None:
     """None: the plan has no collectives, but there is a group of replicas."""
     method, options = PLANS[name]
-    assert_trains(four.run(replicated_runs.train_replicated, plan(method, zero, **options), 2), zero)
+    assert_trains(four.run(replicated_runs.train_replicated, made_by(method, zero=zero, **options)), zero)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("zero", [0, 1])
 def test_adamw(four: Ranks, zero: int) -> None:
-    assert_trains(four.run(replicated_runs.train_with_adamw, plan("zb-v", zero, placement="wave", chunks=2), 2), zero)
+    assert_trains(
+        four.run(replicated_runs.train_replicated, made_by("zb-v", zero=zero, placement="wave", chunks=2), adamw=True), zero
+    )
 
 
 @pytest.mark.parametrize("zero", [0, 1])
 def test_a_weight_of_two_stages(four: Ranks, zero: int) -> None:
     """On one rank of a wave the last stage uses the embedding of the first: one sum of it, whole when either needs it."""
-    results = four.run(replicated_runs.train_tied, plan("zb-v", zero, placement="wave", chunks=2), 2)
+    results = four.run(replicated_runs.train_replicated, made_by("zb-v", zero=zero, placement="wave", chunks=2), tied=True)
     assert_trains(results, zero)
 
 
 @pytest.mark.parametrize("zero", [0, 1])
 def test_gradients_accumulate_over_steps(four: Ranks, zero: int) -> None:
     """What stood in `.grad` before a step is summed already."""
-    assert_trains(four.run(replicated_runs.train_in_two_parts, plan("zb-h1", zero), 2), zero)
+    assert_trains(four.run(replicated_runs.train_replicated, made_by("zb-h1", zero=zero), each=2), zero)
 
 
 def test_four_pipelines_of_one_rank(four: Ranks) -> None:
     problem = replace(
         make_problem(1, 3), data_parallel=DataParallel(size=4, zero_stage=1, reduce_scatter_ns=(1,), all_gather_ns=(1,))
     )
-    results = four.run(replicated_runs.train_replicated, plan_of(problem, constructive("greedy")(problem)), 4)
+    results = four.run(replicated_runs.train_replicated, plan_of(problem, constructive("greedy")(problem)))
     for result in results:
         assert isinstance(result, dict), result
         assert max(result["gradients"], result["weights"]) < 1e-9
@@ -95,7 +85,7 @@ def test_four_pipelines_of_one_rank(four: Ranks) -> None:
 
 def test_shards_in_float32_of_weights_in_bf16(four: Ranks) -> None:
     """They keep what bf16 has no digits for; the modules get them rounded, all replicas the same."""
-    results = four.run(replicated_runs.masters, plan("zb-h1", 1), 2)
+    results = four.run(replicated_runs.masters, made_by("zb-h1", zero=1))
     for result in results:
         assert isinstance(result, dict), result
         assert result["dtypes"] == {"torch.float32"}
@@ -109,13 +99,13 @@ def test_shards_in_float32_of_weights_in_bf16(four: Ranks) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("zero", [0, 1])
 def test_steps_leave_nothing_behind(four: Ranks, zero: int) -> None:
-    for counts in four.run(replicated_runs.live_tensors, plan("zb-h1", zero), 2):
+    for counts in four.run(replicated_runs.live_tensors, made_by("zb-h1", zero=zero)):
         assert counts == [counts[0]] * 4
 
 
 def test_a_loss_that_is_not_finite(four: Ranks) -> None:
     """All processes get the error, and can go on."""
-    said = four.run(replicated_runs.not_finite, plan("1f1b", 0), 2)
+    said = four.run(replicated_runs.not_finite, made_by("1f1b", zero=0))
     for rank in (0, 1):
         assert said[rank][0].startswith("NonFiniteLoss: step 0: the loss of microbatch 1, computed on rank 1, is nan")
     for rank in (2, 3):
@@ -125,30 +115,30 @@ def test_a_loss_that_is_not_finite(four: Ranks) -> None:
 
 def test_moving_to_another_plan() -> None:
     """Replicas may move at different steps, so what they do together must stay."""
-    old = plan("zb-h1", 0)
-    check_same_collectives(old, plan("1f1b", 0))
+    old = made_by("zb-h1", zero=0)
+    check_same_collectives(old, made_by("1f1b", zero=0))
     with pytest.raises(InvalidInput, match="plan 'test' has 6 microbatches, the one that runs 4"):
-        check_same_collectives(old, plan("1f1b", 0, microbatches=6))
+        check_same_collectives(old, made_by("1f1b", zero=0, microbatches=6))
     with pytest.raises(InvalidInput, match="plan 'test' has the collectives AG0 RS0 on rank 0, the one that runs RS0"):
-        check_same_collectives(old, plan("1f1b", 1))
+        check_same_collectives(old, made_by("1f1b", zero=1))
 
 
 def test_the_queue() -> None:
     """All-gathers by first F, sums by last W; made up where the plan leaves them out."""
-    made = plan("zb-v", 1, placement="wave", chunks=2)
+    made = made_by("zb-v", zero=1, placement="wave", chunks=2)
     tokens = [collective.token for collective in queue_of(made, 0)]
     assert tokens == [collective.token for collective in made.ranks[0].collectives]
     assert tokens[:2] == ["AG0", "AG3"]
     assert sorted(tokens[2:]) == ["RS0", "RS3"]
-    without = plan("zb-v", 1, gathers=False, placement="wave", chunks=2)
+    without = made_by("zb-v", zero=1, gathers=False, placement="wave", chunks=2)
     assert len(without.ranks[0].collectives) == 2
     assert [collective.token for collective in queue_of(without, 0)] == tokens
-    assert [collective.token for collective in queue_of(plan("zb-v", None, placement="wave", chunks=2), 0)] == tokens[2:]
+    assert [collective.token for collective in queue_of(made_by("zb-v", zero=None, placement="wave", chunks=2), 0)] == tokens[2:]
 
 
 def test_refusals(four: Ranks) -> None:
     """Everybody refuses, and says whose fault it is."""
-    fitting, larger, other = plan("1f1b", 0), plan("1f1b", 0, size=3), plan("1f1b", 0, microbatches=6)
+    fitting, larger, other = made_by("1f1b", zero=0), made_by("1f1b", zero=0, size=3), made_by("1f1b", zero=0, microbatches=6)
     for said in four.run(replicated_runs.refuse_replicated, [larger] * 4, 2):
         assert said == (
             "InvalidInput: plan 'test' is for 3 replicas, the data_parallel_group has 2 processes;"
@@ -161,19 +151,19 @@ def test_refusals(four: Ranks) -> None:
     weights = "pipelines 0 and 1 have different weights of stage 1; build both from the same seed or checkpoint"
     assert [said[1], said[3]] == [f"CheckFailed: {weights}"] * 2
     assert [said[0], said[2]] == [f"CheckFailed: rank 1 has refused the plan: {weights}"] * 2
-    bidirectional = plan("chimera", None, placement="bidirectional")
+    bidirectional = made_by("chimera", zero=None, placement="bidirectional")
     for one in four.run(replicated_runs.refuse_replicated, [bidirectional] * 4, 2):
         assert one.startswith("Unsupported: plan 'test' has stages that are replicas of each other, and a data_parallel_group")
     assert four.run(replicated_runs.refuse_replicated, [fitting] * 4, 2) == ["accepted"] * 4
 
 
 def test_replicas_that_are_not(four: Ranks) -> None:
-    for said in four.run(replicated_runs.refuse_mixed_up, plan("1f1b", 0)):
+    for said in four.run(replicated_runs.refuse_mixed_up, made_by("1f1b", zero=0)):
         assert "the data_parallel_group has rank 0 of pipeline 0 and rank 1 of pipeline 1" in said or "has rank 1 of" in said
 
 
 def test_a_plan_with_collectives_needs_a_group(four: Ranks) -> None:
-    for said in four.run(replicated_runs.refuse_without_group, plan("1f1b", 1)):
+    for said in four.run(replicated_runs.refuse_replicated, [made_by("1f1b", zero=1)] * 4, 2, data_parallel_group=None):
         assert said == (
             "InvalidInput: plan 'test' has the collectives of 2 replicas; give load a data_parallel_group of as many processes,"
             " or compile the job without [data_parallel]"
@@ -182,7 +172,7 @@ def test_a_plan_with_collectives_needs_a_group(four: Ranks) -> None:
 
 @pytest.mark.parametrize("zero", [0, 1])
 def test_a_failure_reaches_all_pipelines(four: Ranks, zero: int) -> None:
-    said = four.run(replicated_runs.fail_replicated, plan("1f1b", zero), 1)
+    said = four.run(replicated_runs.fail_replicated, made_by("1f1b", zero=zero), 1)
     assert said[1] == "ValueError: this stage cannot go on"
     for other in (0, 2, 3):
         assert said[other].startswith("TransferFailed: "), said

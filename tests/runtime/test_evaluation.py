@@ -10,7 +10,7 @@ from example_counts import examples
 from hypothesis import given
 from inputs.few_plans import PLANS, few_plan
 from inputs.plans import plans
-from runs import evaluation_runs
+from runs import loss_runs
 
 from schedc.ir.ops import Kind
 from schedc.runtime.common.program import forward_only
@@ -39,18 +39,18 @@ def test_forwards_alone_do_not_deadlock(made: Plan) -> None:
 
 @pytest.mark.parametrize("name", PLANS)
 def test_two_processes(two: Ranks, name: str) -> None:
-    assert two.run(evaluation_runs.evaluated, few_plan(name)) == [{}] * 2
+    assert two.run(loss_runs.evaluated, few_plan(name)) == [{}] * 2
 
 
 def test_stages_that_recompute(two: Ranks) -> None:
-    assert two.run(evaluation_runs.evaluated, few_plan("zb-v"), True) == [{}] * 2
+    assert two.run(loss_runs.evaluated, few_plan("zb-v"), True) == [{}] * 2
 
 
 @pytest.mark.parametrize("zero", [None, 0, 1])
 def test_several_pipelines(four: Ranks, zero: int | None) -> None:
-    assert four.run(evaluation_runs.evaluated_over_pipelines, few_plan("zb-v", zero), 2) == [[True, True]] * 4
+    assert four.run(loss_runs.evaluated_over_pipelines, few_plan("zb-v", zero)) == [[True, True]] * 4
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-v"])
 def test_a_channel_that_fails(two: Ranks, name: str) -> None:
-    assert two.run(evaluation_runs.evaluated_on_failing, few_plan(name)) == [{}] * 2
+    assert two.run(loss_runs.evaluated_on_failing, few_plan(name)) == [{}] * 2

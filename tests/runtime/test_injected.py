@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from inputs.plans import plan_of
 from inputs.problems import MS, make_problem
 from rank_processes import rank_processes
-from runs import injected_runs
+from runs import watched_runs
 
 from schedc.ir.conditions import LinkState, LinkTrace
 from schedc.runtime.common.boundary import TensorMeta
@@ -125,9 +125,9 @@ def test_a_trace_changes_what_is_sent_after_it(clock: Clock) -> None:
     slow = LinkState(latency_ns=50)
     trace = LinkTrace.of([(0, (0, 1), slow), (10, (0, 1), LinkState()), (100, (1, 0), slow), (200, (0, 1), slow)])
     trace_clock = TraceClock(2.0)
-    wire = injected_runs.wire_of(0, 1, 4)
+    wire = watched_runs.wire_of(0, 1, 4)
     delay = traced_delay(problem, wire, 2.0, trace, trace_clock)
-    assert traced_delay(problem, injected_runs.wire_of(1, 0, 4), 2.0, LinkTrace(()), trace_clock).at(0).latency_ns == 18
+    assert traced_delay(problem, watched_runs.wire_of(1, 0, 4), 2.0, LinkTrace(()), trace_clock).at(0).latency_ns == 18
     end = Looped()
     wrapped = StampedTransport(Ends(end, end), delay, OwnLink())
 
@@ -172,7 +172,7 @@ def test_one_queue_blocks_who_sends_the_next(clock: Clock) -> None:
 def test_sizes_and_scale() -> None:
     """Occupancies are those of the messages' sizes, gradients' apart; all times are scaled."""
     problem = make_problem(2, 2, links={(0, 1): (7, 3), (1, 0): (9, 4)})
-    wire = injected_runs.wire_of(0, 1, 2)
+    wire = watched_runs.wire_of(0, 1, 2)
     assert delay_of(problem, wire) == WireDelay(latency_ns=7, occupancy_ns=(3, 3))
     assert delay_of(problem, wire, 10.0) == WireDelay(latency_ns=70, occupancy_ns=(30, 30))
 
@@ -191,7 +191,7 @@ def test_nothing_is_there_before_its_time(tmp_path_factory: pytest.TempPathFacto
     problem = make_problem(2, 1, links=dict.fromkeys(pairs, (latency, occupancy)))
     with rank_processes(2, tmp_path_factory.mktemp("delays")) as ranks:
         for late_s, hosts in ((0.0, False), (0.05, False), (0.0, True)):
-            found = ranks.run(injected_runs.exchange, problem, pairs, count, late_s, hosts)
+            found = ranks.run(watched_runs.exchange, problem, pairs, count, late_s, hosts)
             for source, destination in pairs:
                 sent, taken = found[source][source, destination], found[destination][source, destination]
                 assert [value for value, _ in taken] == [[float(at)] * 3 for at in range(count)]
@@ -207,8 +207,8 @@ def test_a_trunk_is_occupied_once_at_a_time(tmp_path_factory: pytest.TempPathFac
         4, 1, placement=[0, 2, 1, 3], links=dict.fromkeys(pairs, (0, occupancy)), trunks=dict.fromkeys(pairs, "sea")
     )
     with rank_processes(4, tmp_path_factory.mktemp("trunk")) as ranks:
-        found = ranks.run(injected_runs.exchange, problem, pairs, count)
-        refused = ranks.run(injected_runs.exchange, problem, pairs, count, 0.0, True)
+        found = ranks.run(watched_runs.exchange, problem, pairs, count)
+        refused = ranks.run(watched_runs.exchange, problem, pairs, count, 0.0, True)
     begun_ns = min(found[source][source, destination][0] for source, destination in pairs)
     taken = sorted(when for source, destination in pairs for _, when in found[destination][source, destination])
     assert len(taken) == 2 * count
@@ -225,15 +225,15 @@ def test_training_meets_the_plans_links(tmp_path_factory: pytest.TempPathFactory
     problem = make_problem(3, 4, links=dict.fromkeys(pairs, (latency, occupancy)), trunks={(0, 1): "up", (1, 2): "up"})
     plan = plan_of(problem, constructive("zb-h1")(problem))
     with rank_processes(3, tmp_path_factory.mktemp("training")) as ranks:
-        delayed = ranks.run(injected_runs.train, plan, [True] * 3)
-        free = ranks.run(injected_runs.train, plan, [False] * 3)
-        refused = ranks.run(injected_runs.train, plan, [True, True, False])
+        delayed = ranks.run(watched_runs.train_delayed, plan, [True] * 3)
+        free = ranks.run(watched_runs.train_delayed, plan, [False] * 3)
+        refused = ranks.run(watched_runs.train_delayed, plan, [True, True, False])
     assert delayed[0][0] >= 4 * (latency + occupancy)
     assert [gradients for _, gradients in delayed] == [gradients for _, gradients in free]
     for said in refused:
         assert said == "InvalidInput: ranks 0 and 2 load with and without wrap; give all ranks the same"
     later = LinkTrace.of([(0, (0, 1), LinkState(latency_ns=4 * latency))])
     with rank_processes(3, tmp_path_factory.mktemp("traced")) as ranks:
-        traced = ranks.run(injected_runs.train, plan, [True] * 3, later)
+        traced = ranks.run(watched_runs.train_delayed, plan, [True] * 3, later)
     assert traced[0][0] >= 5 * latency + 2 * latency
     assert [gradients for _, gradients in traced] == [gradients for _, gradients in free]

@@ -10,7 +10,7 @@ import torch
 from inputs.few_plans import few_plan
 from inputs.plans import plan_of
 from inputs.problems import make_problem
-from runs import loss_module_runs
+from runs import loss_runs
 from torch import nn
 
 from schedc.runtime.common.program import program_of
@@ -30,12 +30,12 @@ def assert_small(results: list[Any]) -> None:
 
 @pytest.mark.parametrize("name", ["zb-v", "bidirectional"])
 def test_weights_of_the_loss(two: Ranks, name: str) -> None:
-    assert_small(two.run(loss_module_runs.trained, few_plan(name), True))
+    assert_small(two.run(loss_runs.tempered, few_plan(name), True))
 
 
 @pytest.mark.parametrize("zero", [0, 1])
 def test_weights_of_the_loss_over_pipelines(four: Ranks, zero: int) -> None:
-    assert_small(four.run(loss_module_runs.trained, few_plan("1f1b", zero)))
+    assert_small(four.run(loss_runs.tempered, few_plan("1f1b", zero)))
 
 
 class Running(nn.Module):

@@ -14,7 +14,7 @@ from inputs.plans import plan_of
 from inputs.problems import MS, make_problem
 from oracles.link_pairs import SimulatedLink
 from rank_processes import rank_processes
-from runs import monitored_runs
+from runs import watched_runs
 
 from schedc.errors import InvalidInput
 from schedc.ir.conditions import LinkState, LinkTrace
@@ -282,7 +282,7 @@ def test_real_processes_find_a_slow_link(tmp_path_factory: pytest.TempPathFactor
     )
     plan = small_plan(2 * MS)
     with rank_processes(3, tmp_path_factory.mktemp("monitored")) as ranks:
-        found = ranks.run(monitored_runs.train, plan, 200, trace, {0: 0, 50: 10**12, 90: 10**15}, limit_s=200)
+        found = ranks.run(watched_runs.monitor_steps, plan, 200, trace, {0: 0, 50: 10**12, 90: 10**15}, limit_s=200)
     said: list[list[Any]] = [each["found"] for each in found]
     assert said[0][0] is None
     sound = LinkState(latency_ns=2 * MS)  # a machine whose load changes makes it a little slower or faster than at first
@@ -305,7 +305,7 @@ def test_gradients_are_what_they_are_without(channels: str, tmp_path_factory: py
     plan = small_plan(0)
     with rank_processes(3, tmp_path_factory.mktemp("beside")) as ranks:
         without, monitored, seldom = (
-            ranks.run(monitored_runs.train, plan, 30, None, None, watched, channels, gap_s)
+            ranks.run(watched_runs.monitor_steps, plan, 30, monitored=watched, channels=channels, least_gap_s=gap_s)
             for watched, gap_s in ((False, 0.0), (True, 0.0), (True, 20.0))
         )
     assert [each["gradients"] for each in monitored] == [each["gradients"] for each in without]
@@ -329,8 +329,8 @@ def test_a_plan_that_takes_over_is_monitored(tmp_path_factory: pytest.TempPathFa
     problem = make_problem(2, 3, links={(0, 1): (0, 0), (1, 0): (0, 0)})
     plans = [plan_of(problem, constructive(name)(problem)) for name in ("1f1b", "zb-h1")]
     with rank_processes(2, tmp_path_factory.mktemp("moving")) as ranks:
-        moved = ranks.run(monitored_runs.move, plans, 12)
-        alone = ranks.run(monitored_runs.move, plans[1:], 12)
+        moved = ranks.run(watched_runs.move, plans, 12)
+        alone = ranks.run(watched_runs.move, plans[1:], 12)
     for rank, (gradients, links, ran, first, again, same) in enumerate(moved):
         assert links == again == [1 - rank]
         assert ran

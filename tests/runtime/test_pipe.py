@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from inputs.all_layouts import tiny_workload
 from inputs.differing_problems import longest_first
 from inputs.few_layouts import seek_few_layouts
+from inputs.few_plans import made_by
 from inputs.plans import plan_of
 from inputs.problems import make_problem
 from inputs.random_schedules import random_schedules
 from rank_processes import Ranks, rank_processes
-from runs import feature_runs, pipeline_runs, replicated_runs
+from runs import loss_runs, pipeline_runs, replicated_runs
 
 from schedc.compile.driver import compile_layouts
 from schedc.ir.layout import OpenLayout
@@ -62,8 +63,7 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def plan(name: str, ranks: int, microbatches: int = 8) -> Plan:
     method, options = PLANS[name]
-    problem = make_problem(ranks, microbatches, costs_ns=(10, 12, 9), **options)
-    return plan_of(problem, constructive(method)(problem))
+    return made_by(method, ranks, microbatches, **options)
 
 
 @pytest.mark.slow
@@ -111,7 +111,7 @@ def test_microbatches_that_enter_out_of_order(two: Ranks, method: str) -> None:
     entered = entry_order(made.problem, made.schedule())
     assert entered == ((4, 3, 0, 1, 2, 5) if method == "greedy" else (3, 0, 5, 2, 1, 4))
     assert_trains(two.run(pipeline_runs.train, made))
-    for found, expected in two.run(feature_runs.losses_of_microbatches, made):
+    for found, expected in two.run(loss_runs.losses_of_microbatches, made):
         assert found == pytest.approx(expected, rel=1e-12)
 
 
@@ -168,7 +168,7 @@ def test_memory_is_held_as_the_plan_says(two: Ranks, name: str) -> None:
 @pytest.mark.parametrize("name", ["zb-v", "bidirectional"])
 def test_losses_of_microbatches(two: Ranks, name: str) -> None:
     """In their order, wherever they end; the same on all ranks."""
-    results = two.run(feature_runs.losses_of_microbatches, plan(name, 2))
+    results = two.run(loss_runs.losses_of_microbatches, plan(name, 2))
     for found, expected in results:
         assert len(found) == 8
         assert found == pytest.approx(expected, rel=1e-12)

@@ -6,25 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from inputs.plans import plan_of
-from inputs.problems import make_problem
+from inputs.few_plans import made_by
 from runs import feature_runs
 from runs.stage_blocks import WAYS, WIDTH, gradients, run_all
 from torch import nn
 
 from schedc.runtime.replicas.buckets import set_gradient_type
 from schedc.runtime.stage.block import StageBlock
-from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
     from rank_processes import Ranks
-
-    from schedc.ir.plan import Plan
-
-
-def plan(method: str, microbatches: int = 4, **options: Any) -> Plan:
-    problem = make_problem(2, microbatches, costs_ns=(10, 12, 9), **options)
-    return plan_of(problem, constructive(method)(problem))
 
 
 @pytest.mark.slow
@@ -37,7 +28,7 @@ def test_autocast(two: Ranks, method: str, options: dict[str, Any], recompute: b
 
     Nearly bit by bit: sums of several terms may add them up in another order.
     """
-    results = two.run(feature_runs.autocast, plan(method, **options), recompute)
+    results = two.run(feature_runs.autocast, made_by(method, **options), recompute)
     for result in results:
         assert isinstance(result, dict), result
         assert result["seen"] == {("forward", True), ("backward", False)}
@@ -52,7 +43,7 @@ def test_autocast(two: Ranks, method: str, options: dict[str, Any], recompute: b
 )
 def test_gradients_add_up_in_float32(two: Ranks, method: str, placement: str) -> None:
     """Those that replicas inside a pipeline sum, too."""
-    made = plan(method, microbatches=64, placement=placement)
+    made = made_by(method, microbatches=64, placement=placement)
     narrow = two.run(feature_runs.accumulated, made, None)
     wide = two.run(feature_runs.accumulated, made, torch.float32)
     for (narrow_error, narrow_type), (wide_error, wide_type) in zip(narrow, wide, strict=True):

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import pytest
 import torch
+from inputs.few_plans import made_by
 from inputs.plans import plan_of
 from inputs.problems import make_problem
-from runs import feature_runs
+from runs import feature_runs, replicated_runs
 from runs.stage_blocks import WAYS, WIDTH, Residual, Watching, gradients, run_all
 from torch import nn
 
@@ -31,13 +32,6 @@ if TYPE_CHECKING:
 
     from rank_processes import Ranks
 
-    from schedc.ir.plan import Plan
-
-
-def plan(method: str, **options: Any) -> Plan:
-    problem = make_problem(2, 4, costs_ns=(10, 12, 9), **options)
-    return plan_of(problem, constructive(method)(problem))
-
 
 PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "1f1b": ("1f1b", {}),
@@ -53,16 +47,16 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
 def test_the_same_bit_by_bit(two: Ranks, name: str, recompute: Any) -> None:
     """With dropout: the second forward draws the same numbers, and what comes after is as if it had drawn none."""
     method, options = PLANS[name]
-    assert two.run(feature_runs.recomputed, plan(method, **options), recompute) == [True, True]
+    assert two.run(feature_runs.recomputed, made_by(method, **options), recompute) == [True, True]
 
 
 def test_the_same_bit_by_bit_under_autocast(two: Ranks) -> None:
-    assert two.run(feature_runs.recomputed_under_autocast, plan("zb-h1"), True) == [True, True]
+    assert two.run(feature_runs.recomputed, made_by("zb-h1"), True, autocast=True) == [True, True]
 
 
 def test_an_unknown_stage(two: Ranks) -> None:
-    for said in two.run(feature_runs.recomputed, plan("1f1b"), {0, 7}):
-        assert said == "schedc.errors.InvalidInput: recompute: plan 'test' has no stage 7; its stages are 0 to 1"
+    for said in two.run(feature_runs.recomputed, made_by("1f1b"), {0, 7}):
+        assert said == "InvalidInput: recompute: plan 'test' has no stage 7; its stages are 0 to 1"
 
 
 @pytest.mark.parametrize(("of_plan", "asked", "runs"), [(False, False, 1), (True, False, 2), (False, True, 2), (True, {0}, 2)])
@@ -255,7 +249,7 @@ def test_an_input_changed_in_place_is_refused() -> None:
 
 @pytest.mark.slow
 def test_steps_leave_nothing_behind(two: Ranks) -> None:
-    for counts in two.run(feature_runs.live_recomputed, plan("zb-v", placement="wave", chunks=2)):
+    for counts in two.run(replicated_runs.live_tensors, made_by("zb-v", placement="wave", chunks=2), recompute=True):
         assert counts == [counts[0]] * 4
 
 

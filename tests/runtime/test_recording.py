@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
+from inputs.few_plans import made_by
 from inputs.plans import one_f_one_b, plan_of, small_plan
 from inputs.problems import make_problem
-from runs import recording_runs
+from runs import watched_runs
 
 from schedc.analysis.comparison.compare import compare
 from schedc.analysis.simulation.simulate import simulate
@@ -20,7 +21,6 @@ from schedc.ir.ops import Kind, Op
 from schedc.runtime.common.hooks import OpTimes
 from schedc.runtime.measure.clocks import ClockOffset, best_offset, clock_name
 from schedc.runtime.measure.recording import RankRecord, Recorder, StepRecord, TransferTime, trace_of
-from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
     from rank_processes import Ranks
@@ -179,28 +179,23 @@ def test_records_that_are_not_of_the_plan_or_not_of_the_same_steps_are_refused()
     refused(plan, [RankRecord(rank=0, steps=(strangely,)), *records[1:]], r"moved BW2\.0 with rank 2, which the plan does not")
 
 
-def made(method: str, **options: Any) -> Plan:
-    problem = make_problem(2, 8, costs_ns=(10, 12, 9), **options)
-    return plan_of(problem, constructive(method)(problem))
-
-
 @pytest.mark.slow
 def test_a_real_run_is_written_whole(two: Ranks, tmp_path: Path) -> None:
     """Two processes: every op and transfer of every kept step is there, in order, at times that can be."""
     plans = {
-        "zb-v": made("zb-v", placement="wave", chunks=2),
-        "parts": made("greedy{n_sub=3}", links={(0, 1): (25, 10), (1, 0): (25, 10)}, in_flight=6),
+        "zb-v": made_by("zb-v", 2, 8, placement="wave", chunks=2),
+        "parts": made_by("greedy{n_sub=3}", 2, 8, links={(0, 1): (25, 10), (1, 0): (25, 10)}, in_flight=6),
     }
     assert plans["parts"].parts
     for name, plan in plans.items():
         path = tmp_path / f"{name}.json"
-        times = two.run(recording_runs.train_and_write, plan, 5, path, 2, 1)
+        times = two.run(watched_runs.train_and_write, plan, 5, path, 2, 1)
         assert all(isinstance(result, list) for result in times), times
         check_real(plan, path, times)
 
 
 def test_processes_of_one_host_have_one_clock(two: Ranks) -> None:
-    own, other = two.run(recording_runs.offsets)
+    own, other = two.run(watched_runs.offsets)
     assert other == []
     assert own[0] == ClockOffset(0, 0)
     assert own[1].offset_ns == 0
@@ -242,7 +237,7 @@ def check_real(plan: Plan, path: Path, times: list[list[tuple[int, int]]]) -> No
 
 @pytest.mark.slow
 def test_all_ranks_hear_why_a_trace_is_not_written(two: Ranks, tmp_path: Path) -> None:
-    one, other = two.run(recording_runs.train_and_fail_to_write, made("1f1b"), made("gpipe"), tmp_path)
+    one, other = two.run(watched_runs.train_and_fail_to_write, made_by("1f1b", 2, 8), made_by("gpipe", 2, 8), tmp_path)
     assert one == other
     expected = ("has recorded no step", "it is not of this plan", "nowhere does not exist", "rank 1 has recorded the steps [1]")
     for said, part in zip(one, expected, strict=True):

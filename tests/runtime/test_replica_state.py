@@ -9,7 +9,7 @@ import pytest
 import torch
 from inputs.few_plans import few_plan
 from rank_processes import without_teller
-from runs import replica_state_runs
+from runs import replicated_runs
 from torch import nn
 
 from schedc.runtime.replicas.buckets import Partners, SharedBuffers
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize("zero", [0, 1])
 def test_buffers_and_unused_weights(four: Ranks, zero: int) -> None:
     """Buffers that are saved become those of the first pipeline, others stay; a weight that nobody uses has no gradient."""
-    results = four.run(replica_state_runs.state, few_plan("zb-v", zero))
+    results = four.run(replicated_runs.state, few_plan("zb-v", zero))
     for (buffers, wrong), (same, _) in zip(results, [*results[:2], *results[:2]], strict=True):
         assert buffers == same
         assert all(kept for *_, kept in buffers)
@@ -31,7 +31,7 @@ def test_buffers_and_unused_weights(four: Ranks, zero: int) -> None:
 def test_buffers_of_both_paths(two: Ranks) -> None:
     """Stages that hold the same weights have the same buffers: those of the first path."""
     found: dict[int, set[tuple[bool, float]]] = {}
-    for buffers, _ in two.run(replica_state_runs.state, few_plan("bidirectional")):
+    for buffers, _ in two.run(replicated_runs.state, few_plan("bidirectional")):
         for place, count, mean, kept in buffers:
             assert kept
             found.setdefault(place, set()).add((count, mean))
@@ -52,9 +52,9 @@ def test_buffers_on_several_devices_go_together() -> None:
 @pytest.mark.parametrize("way", ["unfrozen", "new"])
 def test_weights_that_are_trained_later(two: Ranks, four: Ranks, way: str) -> None:
     """Refused where replicas would not sum their gradients, right where there are none."""
-    assert two.run(replica_state_runs.unfrozen, few_plan("1f1b"), way) == ["trained"] * 2
+    assert two.run(replicated_runs.unfrozen, few_plan("1f1b"), way) == ["trained"] * 2
     for ranks, plan in ((four, few_plan("1f1b", 0)), (four, few_plan("1f1b", 1)), (two, few_plan("bidirectional"))):
-        for said in ranks.run(replica_state_runs.unfrozen, plan, way):
+        for said in ranks.run(replicated_runs.unfrozen, plan, way):
             assert without_teller(said).startswith("Unsupported: stage ")
             assert said.endswith(
                 "norm.bias requires grad, which it did not at load, so its gradients would not be summed over replicas;"
@@ -63,7 +63,7 @@ def test_weights_that_are_trained_later(two: Ranks, four: Ranks, way: str) -> No
 
 
 def test_tied_weights_that_are_trained_later(two: Ranks) -> None:
-    for said in two.run(replica_state_runs.unfrozen, few_plan("1f1b"), "tied"):
+    for said in two.run(replicated_runs.unfrozen, few_plan("1f1b"), "tied"):
         assert without_teller(said).startswith(
             "Unsupported: a tied weight requires grad, which it did not when it was tied, so its gradients"
         )

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from inputs.plans import plan_of
-from inputs.problems import make_problem
+from inputs.few_plans import made_by
 from rank_processes import DEAD, rank_processes
 from runs import exchange_runs
 
 from schedc.errors import InvalidInput
-from schedc.ir.problem import DataParallel
 from schedc.runtime.adapt.places import Places
-from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,15 +23,9 @@ if TYPE_CHECKING:
 STAY = (0, 1, 2, 3)
 
 
-def plan(method: str, counts: list[int], ranks: int = 2, *, zero: int = 0, known: bool = True, **options: Any) -> Plan:
+def plan(method: str, counts: list[int] | None, ranks: int = 2, zero: int = 0, **options: Any) -> Plan:
     """A plan of two pipelines whose stages have this many of the model's six layers."""
-    problem = make_problem(ranks, 3, costs_ns=(10, 12, 9), **options)
-    bounds = list(pairwise([0, *accumulate(counts)]))
-    stages = tuple(replace(stage, layers=bounds[index] if known else None) for index, stage in enumerate(problem.stages))
-    times = (5,) * len(stages)
-    parallel = DataParallel(size=4 // ranks, zero_stage=zero, reduce_scatter_ns=times, all_gather_ns=times if zero else ())
-    problem = replace(problem, stages=stages, data_parallel=parallel)
-    return plan_of(problem, constructive(method)(problem))
+    return made_by(method, ranks, 3, counts=counts, zero=zero, size=4 // ranks, **options)
 
 
 def merged(results: list[Any]) -> dict[str, Any]:
@@ -87,7 +76,7 @@ def test_bfloat16_with_wider_gradients(four: Ranks) -> None:
 def test_refusals(four: Ranks) -> None:
     """One line, on all processes, and training goes on."""
     here, there = plan("1f1b", [4, 2]), plan("1f1b", [3, 3])
-    unknown, sharded = plan("1f1b", [3, 3], known=False), plan("1f1b", [4, 2], zero=1)
+    unknown, sharded = plan("1f1b", None), plan("1f1b", [4, 2], zero=1)
     for plans, way, line in (
         (
             [here],

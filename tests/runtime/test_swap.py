@@ -10,6 +10,7 @@ import pytest
 from example_counts import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from inputs.few_plans import made_by
 from inputs.plans import plan_of
 from inputs.problems import make_problem
 from runs import swap_runs
@@ -29,9 +30,8 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
 
 
-def made(method: str, microbatches: int = 6, costs_ns: tuple[int, int, int] = (10, 12, 9), **options: Any) -> Plan:
-    problem = make_problem(4, microbatches, costs_ns=costs_ns, **options)
-    return plan_of(problem, constructive(method)(problem))
+def made(method: str, microbatches: int = 6, **options: Any) -> Plan:
+    return made_by(method, 4, microbatches, **options)
 
 
 SLOW_LINK: dict[str, Any] = {"links": {(0, 1): (25, 10), (1, 0): (25, 10)}, "in_flight": 6}

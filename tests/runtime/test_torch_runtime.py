@@ -9,9 +9,10 @@ from example_counts import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from inputs.differing_problems import longest_first
+from inputs.few_plans import made_by
 from inputs.jobs import write_job
 from inputs.problems import make_problem
-from inputs.torch_plans import made_by, torch_plans
+from inputs.torch_plans import torch_plans
 from oracles.torch_stock import dump
 from rank_processes import Ranks, rank_processes
 from runs import torch_runs
@@ -131,7 +132,7 @@ def test_gradients_of_plans_for_torchs_costs(two: Ranks, four: Ranks, ranks: int
 def test_any_valid_plan(four: Ranks, tmp_path: Path, data: st.DataObject) -> None:
     """Any placement, stages per rank, backwards split or fused, and order that does not deadlock."""
     plan = data.draw(torch_plans(ranks=4))
-    for error in four.run(torch_runs.torch_alone, plan, written(plan, tmp_path), "compute_comms"):
+    for error in four.run(torch_runs.torch_alone, plan, written(plan, tmp_path)):
         assert isinstance(error, float) and error < 1e-12, error
 
 
@@ -178,7 +179,7 @@ def test_what_torch_trains_on_without_a_word(two: Ranks, name: str, tmp_path: Pa
     rows = change([line.split(",") for line in torch_csv(plan).splitlines()])
     csv = written(plan, tmp_path, text="\n".join(map(",".join, rows)) + "\n")
     assert findings(csv, plan) == rules
-    errors = two.run(torch_runs.torch_alone, plan, csv, "compute_comms")
+    errors = two.run(torch_runs.torch_alone, plan, csv)
     assert all(isinstance(error, float) for error in errors), errors
     assert errors[rank] > 0.01
 
@@ -188,10 +189,10 @@ def test_torchs_own_deferred_receives(two: Ranks, tmp_path: Path) -> None:
     plan = made_by("zb-v", 2, 8, placement="wave", chunks=2)
     csv = str(dump("ScheduleZBVZeroBubble", 2, 8, 2, "compute_comms", tmp_path, defer_recv=True))
     assert findings(csv, plan) == {"pair-order"}
-    assert max(two.run(torch_runs.torch_alone, plan, csv, "compute_comms")) > 0.01
+    assert max(two.run(torch_runs.torch_alone, plan, csv)) > 0.01
     csv = str(dump("ScheduleZBVZeroBubble", 2, 8, 2, "compute_comms", tmp_path))
     assert findings(csv, plan) == set()
-    assert max(two.run(torch_runs.torch_alone, plan, csv, "compute_comms")) < 1e-12
+    assert max(two.run(torch_runs.torch_alone, plan, csv)) < 1e-12
 
 
 def test_stages_that_are_not_let_go_fail_in_the_next_step(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from command_line import schedc
 from inputs.jobs import read_problem
 from inputs.plans import plan_of
-from runs.forked_programs import run_on_ranks
+from runs.forked import run_on_ranks
 
 from schedc.formats.plan.plan_file import write_plan
 from schedc.solvers.driver.registry import constructive

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,8 +10,6 @@ from runs import training_runs
 
 if TYPE_CHECKING:
     from rank_processes import Ranks
-
-    from schedc.ir.plan import Plan
 
 
 def assert_small(results: list[Any]) -> None:
@@ -89,33 +85,24 @@ def test_refused_ties(two: Ranks, four: Ranks) -> None:
         assert two.run(training_runs.refused_ties, plan, way) == ["accepted"] * 2
 
 
-def built_plan(name: str, counts: list[int], zero: int | None = None) -> Plan:
-    """A plan whose stages have this many of six layers, path by path."""
-    plan = few_plan(name, zero)
-    bounds = list(pairwise([0, *accumulate(counts)]))
-    piece = {stage: position for path in plan.problem.paths for position, stage in enumerate(path)}
-    stages = tuple(replace(stage, layers=bounds[piece[index]]) for index, stage in enumerate(plan.problem.stages))
-    return replace(plan, problem=replace(plan.problem, stages=stages))
-
-
 @pytest.mark.parametrize(
     ("name", "counts"), [("1f1b", [2, 4]), ("interleaved", [1, 1, 2, 2]), ("zb-v", [1, 2, 2, 1]), ("bidirectional", [3, 3])]
 )
 def test_stages_as_built_tie_their_weights(two: Ranks, name: str, counts: list[int]) -> None:
     """Of layers on several ranks, by themselves; those on one rank share them. The layers take and give tuples."""
-    assert_small(two.run(training_runs.tied_as_built, built_plan(name, counts)))
+    assert_small(two.run(training_runs.tied_as_built, few_plan(name, counts=counts)))
 
 
 def test_stages_as_built_tie_weights_with_a_parametrization(two: Ranks) -> None:
-    assert_small(two.run(training_runs.tied_as_built, built_plan("1f1b", [2, 4]), "before"))
-    said = two.run(training_runs.tied_as_built, built_plan("1f1b", [2, 4]), "after")
+    assert_small(two.run(training_runs.tied_as_built, few_plan("1f1b", counts=[2, 4]), "before"))
+    said = two.run(training_runs.tied_as_built, few_plan("1f1b", counts=[2, 4]), "after")
     why = "'0.inner.weight', which several ranks have, is no parameter any more; change it before build_stages"
     assert said == [f"InvalidInput: {why}", f"CheckFailed: rank 0 has refused to tie its weights: {why}"]
 
 
 def test_stages_as_built_tie_their_weights_in_two_pipelines(four: Ranks) -> None:
-    assert_small(four.run(training_runs.tied_as_built, built_plan("1f1b", [2, 4], 0)))
-    for said in four.run(training_runs.tied_as_built, built_plan("1f1b", [2, 4], 1)):
+    assert_small(four.run(training_runs.tied_as_built, few_plan("1f1b", 0, [2, 4])))
+    for said in four.run(training_runs.tied_as_built, few_plan("1f1b", 1, [2, 4])):
         assert said.startswith("Unsupported: weights that are sharded over replicas (ZeRO 1) cannot be tied; compile with"), said
 
 

@@ -71,7 +71,7 @@ def test_any_order_of_sends_and_receives(two: Ranks, way: str, exchange: Any, qu
 def test_gradients_through_the_delegate(two: Ranks, method: str, queues: int) -> None:
     problem = make_problem(2, 6, **PLANS[method])
     plan = plan_of(problem, constructive(method)(problem))
-    for result in two.run(transport_runs.train_with, plan, "delegate", queues):
+    for result in two.run(pipeline_runs.train, plan, channels="delegate", queues=queues):
         assert isinstance(result, dict), result
         assert result["error"] < 1e-9
         assert result["losses"] == pytest.approx(result["expected"], rel=1e-12)
@@ -152,7 +152,7 @@ def test_a_rank_that_fails_in_a_step(tmp_path_factory: pytest.TempPathFactory, w
     problem = make_problem(2, 4)
     plan = plan_of(problem, constructive("1f1b")(problem))
     with rank_processes(2, tmp_path_factory.mktemp("failing")) as ranks:
-        killed, said = ranks.run(transport_runs.fail_with, plan, way, 0, "kill", 600.0)
+        killed, said = ranks.run(pipeline_runs.fail, plan, 0, "kill", 600.0, channels=way)
     assert killed == DEAD
     # What the killed rank had sent may still be on its way, and is lost with it.
     lost = r"TransferFailed: rank 1: F1\.([012]) waits for F0\.\1 from rank 0 on recv_prev: the connection is lost; rank 0"
@@ -174,7 +174,7 @@ def test_channels_that_cannot_be(two: Ranks) -> None:
         ("gloo", "auto"): "InvalidInput: ranks 0 and 1 load with channels='gloo', queues=2 and channels='auto', queues=2; give all",
     }
     for channels, said in refusals.items():
-        for refusal in two.run(transport_runs.refuse_channels, plan, channels):
+        for refusal in two.run(pipeline_runs.refuse, [plan] * 2, [[0], [1]], each=[{"channels": name} for name in channels]):
             assert refusal.startswith(said)
     assert two.run(pipeline_runs.refuse, [plan, plan], [[0], [1]]) == ["accepted"] * 2
 

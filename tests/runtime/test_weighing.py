@@ -8,7 +8,7 @@ import pytest
 import torch
 from inputs.few_plans import few_plan
 from rank_processes import without_teller
-from runs import weighing_runs
+from runs import loss_runs
 
 from schedc.runtime.common.hooks import ReplicaHooks
 from schedc.runtime.stage.batches import weigh
@@ -29,24 +29,24 @@ def assert_right(results: list[Any]) -> None:
 @pytest.mark.parametrize("name", ["1f1b", "zb-v", "bidirectional"])
 def test_one_pipeline(two: Ranks, name: str) -> None:
     for way in WAYS:
-        assert_right(two.run(weighing_runs.averaged, few_plan(name), way, 1024.0))
+        assert_right(two.run(loss_runs.averaged, few_plan(name), way, 1024.0))
 
 
 @pytest.mark.parametrize("zero", [None, 0, 1])
 def test_two_pipelines(four: Ranks, zero: int | None) -> None:
     for way in WAYS:
-        assert_right(four.run(weighing_runs.averaged, few_plan("zb-v", zero), way))
+        assert_right(four.run(loss_runs.averaged, few_plan("zb-v", zero), way))
 
 
 def test_refusals(two: Ranks) -> None:
-    said = two.run(weighing_runs.refused_weights, few_plan("1f1b"), [1.0] * 3)
+    said = two.run(loss_runs.call, few_plan("1f1b"), [{"weights": [1.0] * 3}] * 2)
     assert said[1] == "BatchRefused: rank 1: 3 weights were given, the plan has 4 microbatches"
     assert said[0] == said[1]
-    said = two.run(weighing_runs.refused_weights, few_plan("1f1b"), [1.0, -1.0, 1.0, 1.0])
+    said = two.run(loss_runs.call, few_plan("1f1b"), [{"weights": [1.0, -1.0, 1.0, 1.0]}] * 2)
     assert said[1] == "BatchRefused: rank 1: a microbatch has the weight -1; expected a finite number, 0 or more"
-    said = two.run(weighing_runs.refused_weights, few_plan("1f1b"), [0.0] * 4)
+    said = two.run(loss_runs.call, few_plan("1f1b"), [{"weights": [0.0] * 4}] * 2)
     assert said[1].startswith("InvalidInput: rank 1: the weights of all microbatches are 0; expected")
-    said = two.run(weighing_runs.refused_divisor, few_plan("1f1b"), 0.0)
+    said = two.run(loss_runs.call, few_plan("1f1b"), [{"divide_by": 0.0}] * 2)
     assert said[1].startswith("BatchRefused: rank 1: divide_by is 0; expected")
 
 
@@ -58,9 +58,9 @@ def test_what_is_not_the_same_in_all_pipelines(four: Ranks) -> None:
         ([{"divide_by": 9}, {}], "divide the loss by 9 and 8"),
         ([{"scale": 2}, {}], "scale the gradients by 2 and 1"),
     ):
-        said = four.run(weighing_runs.refused_step, few_plan("1f1b", 0), given)
+        said = four.run(loss_runs.call, few_plan("1f1b", 0), given)
         assert said == [f"InvalidInput: two pipelines {differ}; {other}"] * 4
-    said = four.run(weighing_runs.refused_step, few_plan("1f1b", 0), [{"divide_by": 30}, {"divide_by": 10}], True)
+    said = four.run(loss_runs.call, few_plan("1f1b", 0), [{"divide_by": 30}, {"divide_by": 10}], "evaluate")
     assert all("divide the loss by" in one for one in said), said
 
 
@@ -72,21 +72,21 @@ def test_pipelines_that_are_called_for_something_else(four: Ranks) -> None:
         ([{"call": "gather"}, {}], ("gather", "step")),
         ([{"call": "clip"}, {}], ("sum", "step")),
     ):
-        said = four.run(weighing_runs.refused_step, few_plan("1f1b", 0), given)
+        said = four.run(loss_runs.call, few_plan("1f1b", 0), given)
         refused = f"InvalidInput: pipelines 0 and 1 are called for {' and '.join(calls)}; call all of them for the same"
         assert all(without_teller(one) == refused for one in said), said
 
 
 def test_what_is_not_the_same_on_both_ends(two: Ranks) -> None:
     """A bidirectional placement computes losses on two ranks."""
-    said = two.run(weighing_runs.refused_step, few_plan("bidirectional"), [{"divide_by": 30}, {"divide_by": 10}])
+    said = two.run(loss_runs.call, few_plan("bidirectional"), [{"divide_by": 30}, {"divide_by": 10}])
     refused = "InvalidInput: two ranks that compute losses divide the loss by 30 and 10;"
     assert all(without_teller(one).startswith(refused) for one in said), said
 
 
 def test_a_microbatch_without_tokens(two: Ranks) -> None:
     """Its mean loss is 0/0, which all ranks say, whatever its weight is."""
-    for raised, losses, sound in two.run(weighing_runs.not_finite, few_plan("zb-v")):
+    for raised, losses, sound in two.run(loss_runs.without_tokens, few_plan("zb-v")):
         assert raised.startswith("step 0: the loss of microbatch 1, computed on rank 0, is nan; zero the gradients")
         assert losses == str([False, True, False, False])
         assert sound == str([False] * 4)

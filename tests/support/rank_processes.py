@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-import traceback
 import warnings
 from contextlib import contextmanager
 from datetime import timedelta
@@ -25,19 +24,27 @@ DEAD = "dead"
 """The result of a rank whose process has ended."""
 
 
+class Refusal(str):
+    """The result of a rank that has raised an error: its type and message."""
+
+    notes: Sequence[str] = ()
+
+
 class Ranks:
     """The processes, as the test sees them."""
 
     def __init__(self, connections: list[Connection]) -> None:
         self._connections = connections
 
-    def run(self, function: Callable[..., Any], *given: Any, limit_s: float = 250, of: Sequence[int] | None = None) -> list[Any]:
-        """What `function(rank, *given)` gives on each rank; an exception as its text; `DEAD` where the process has ended.
+    def run(
+        self, function: Callable[..., Any], *given: Any, limit_s: float = 250, of: Sequence[int] | None = None, **options: Any
+    ) -> list[Any]:
+        """What `function(rank, *given, **options)` gives on each rank; a `Refusal` of an exception; `DEAD` of a process that ended.
 
         All ranks run it; `of` says whose results to wait for, None: all.
         """
         for connection in self._connections:
-            connection.send((function, given))
+            connection.send((function, given, options))
         results: list[Any] = []
         for rank in range(len(self._connections)) if of is None else of:
             connection = self._connections[rank]
@@ -119,9 +126,10 @@ def _serve(rank: int, count: int, file: str, port: int | None, connection: Conne
     else:
         dist.init_process_group("gloo", store=TCPStore("127.0.0.1", port, is_master=False), rank=rank, world_size=count)
     while True:
-        function, arguments = connection.recv()
+        function, given, options = connection.recv()
         try:
-            result = function(rank, *arguments)
+            result = function(rank, *given, **options)
         except Exception as error:
-            result = "".join(traceback.format_exception_only(error)).strip()
+            result = Refusal(f"{type(error).__name__}: {error}")
+            result.notes = getattr(error, "__notes__", [])
         connection.send(result)

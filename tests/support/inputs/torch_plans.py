@@ -11,7 +11,6 @@ from inputs.problems import make_problem, problems
 from inputs.random_schedules import random_schedules
 from schedc.ir.ops import WHOLE, Kind, Op
 from schedc.ir.schedule import Schedule
-from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
     from typing import Any
@@ -20,12 +19,6 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
 
 CHAINS = ("unidirectional", "loop", "wave", "explicit")
-
-
-def made_by(method: str, ranks: int, microbatches: int, **options: Any) -> Plan:
-    """The plan of a method that needs no search."""
-    problem = make_problem(ranks, microbatches, **{"costs_ns": (10, 12, 9), **options})
-    return plan_of(problem, constructive(method)(problem))
 
 
 def expressible(problem: Problem, schedule: Schedule) -> Schedule:

@@ -7,19 +7,17 @@ import signal
 import threading
 import time
 import warnings
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
-import torch
 import torch.distributed as dist
 from inputs.plans import plan_of
 from inputs.problems import make_problem
-from torch import nn
 
-import schedc.runtime
 import schedc.runtime.adapt.adapting
-from runs.pipeline_runs import loss_fn, make_batch, make_piece, make_stages, piece_of, relative_error
-from schedc.errors import InvalidInput, SchedcError
+from runs.harness import Run, load, make_stages, noting
+from schedc.errors import InvalidInput
 from schedc.runtime.adapt.adapting import Adaptation, adapting
 from schedc.runtime.adapt.leading import Hysteresis, PlanStore
 from schedc.runtime.adapt.proposer import Proposer
@@ -79,7 +77,9 @@ class Signalling(Scripted):
 class Garbled(PlanStore):
     """Spoils the first plan that it publishes."""
 
-    way = "garble"
+    def __init__(self, way: str, *given: Any) -> None:
+        super().__init__(*given)
+        self.way = way
 
     def newest(self) -> int:
         found = super().newest()
@@ -121,75 +121,56 @@ def adapt_while_training(
         The largest relative error of a gradient, the digests of the plans that ran, each swap's state, step and reason, warnings,
         the longest call of `between_steps`, how many steps there were, and which threads have simulated plans of ranks that choose.
     """
-    stages = make_stages(plan, rank)
-    count = len(plan.problem.paths[0])
-    whole = nn.Sequential(*(make_piece(index, count) for index in range(count)))
-    both = [*nn.ModuleList(stages.values()).parameters(), *whole.parameters()]
-    monitor = kind(scripts[rank])
-    worst, names, longest_s = 0.0, [plan.made_by.method], 0.0
-    threads: list[str] = []
+    run, monitor = Run(plan), kind(scripts[rank])
+    worst, longest_s, threads = 0.0, 0.0, list[str]()
+    names = [plan.made_by.method]
 
     def simulated(plan: Plan, rank: int) -> list[int]:
         threads.append(threading.current_thread().name)
         return earliest_ns(plan, rank)
 
-    if fault.way in ("garble", "drop"):
-        Garbled.way = fault.way
-        schedc.runtime.adapt.adapting.PlanStore = Garbled  # type: ignore[attr-defined]
-    try:
-        with (
-            warnings.catch_warnings(record=True) as heard,
-            patch("schedc.runtime.execution.online.earliest_ns", simulated),
-            schedc.runtime.load(
-                plan, stages=stages, loss_fn=loss_fn, timeout_s=20, kind=ChoosingPipe if rank == choosing else Pipe
-            ) as pipe,
-            adapting(
-                pipe,
-                monitor,
-                known=known if rank == 0 else None,
-                hysteresis=EAGER,
-                look_s=0.01,
-                patience_s=5.0 if fault.way == "stop" else 60.0,
-            ) as adaptation,
-        ):
-            warnings.simplefilter("always")
-            monitor.adaptation = adaptation
-            if fault.way == "refuse":
-                pipe.hooks.check_swap = _refuse  # type: ignore[method-assign]
-            pid = None if adaptation.proposer is None else adaptation.proposer.pid
-            signals = [signal.SIGKILL if fault.way == "kill" else signal.SIGSTOP] if fault.way in ("kill", "stop") else []
-            if fault.way == "fall" and rank == fault.after:
-                threading.Timer(fault.after_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
-            begun_s, left = time.monotonic(), more_steps
-            step = 0
-            while left:
-                inputs, targets = make_batch(pipe.plan, step)
-                for parameter in both:
-                    parameter.grad = None
-                pipe.step(inputs, targets)
-                torch.autograd.backward(loss_fn(whole(inputs), targets))
-                for stage, module in stages.items():
-                    for own, other in zip(module.parameters(), whole[piece_of(plan, stage)].parameters(), strict=True):
-                        worst = max(worst, relative_error(own.grad, other.grad))
-                if pipe.plan.made_by.method != names[-1]:
-                    names.append(pipe.plan.made_by.method)
-                at_s = time.perf_counter()
-                adaptation.between_steps()
-                longest_s = max(longest_s, time.perf_counter() - at_s)
-                if fault.way == "die" and rank == 1 and adaptation.swaps:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                time.sleep(STEP_S)
-                step += 1
-                done = sum(swap.state != "pending" for swap in adaptation.swaps)
-                if pid is not None and signals and done >= fault.after:
-                    threading.Timer(fault.after_s, os.kill, (pid, signals.pop())).start()
-                late = time.monotonic() - begun_s > most_s or (
-                    fault.way in ("kill", "stop", "refuse") and any("no more" in str(each.message) for each in heard)
-                )
-                # `done` is the same everywhere after the same step; the rest is not, so only the first rank looks at it
-                left -= done >= settled or _agreed(pipe, late)
-    finally:
-        schedc.runtime.adapt.adapting.PlanStore = PlanStore  # type: ignore[attr-defined]
+    store = partial(Garbled, fault.way) if fault.way in ("garble", "drop") else PlanStore
+    with (
+        patch.object(schedc.runtime.adapt.adapting, "PlanStore", store),
+        warnings.catch_warnings(record=True) as heard,
+        patch("schedc.runtime.execution.online.earliest_ns", simulated),
+        run.load(timeout_s=20, kind=ChoosingPipe if rank == choosing else Pipe) as pipe,
+        adapting(
+            pipe,
+            monitor,
+            known=known if rank == 0 else None,
+            hysteresis=EAGER,
+            look_s=0.01,
+            patience_s=5.0 if fault.way == "stop" else 60.0,
+        ) as adaptation,
+    ):
+        warnings.simplefilter("always")
+        monitor.adaptation = adaptation
+        if fault.way == "refuse":
+            pipe.hooks.check_swap = _refuse  # type: ignore[method-assign]
+        pid = None if adaptation.proposer is None else adaptation.proposer.pid
+        signals = [signal.SIGKILL if fault.way == "kill" else signal.SIGSTOP] if fault.way in ("kill", "stop") else []
+        if fault.way == "fall" and rank == fault.after:
+            threading.Timer(fault.after_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        begun_s, left = time.monotonic(), more_steps
+        step = 0
+        while left:
+            worst = max(worst, train_on(run, step, names))
+            at_s = time.perf_counter()
+            adaptation.between_steps()
+            longest_s = max(longest_s, time.perf_counter() - at_s)
+            if fault.way == "die" and rank == 1 and adaptation.swaps:
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(STEP_S)
+            step += 1
+            done = sum(swap.state != "pending" for swap in adaptation.swaps)
+            if pid is not None and signals and done >= fault.after:
+                threading.Timer(fault.after_s, os.kill, (pid, signals.pop())).start()
+            late = time.monotonic() - begun_s > most_s or (
+                fault.way in ("kill", "stop", "refuse") and any("no more" in str(each.message) for each in heard)
+            )
+            # `done` is the same everywhere after the same step; the rest is not, so only the first rank looks at it
+            left -= done >= settled or bool(pipe.groups.exchange(late)[0])
     return {
         "error": worst,
         "plans": names,
@@ -207,9 +188,13 @@ def _refuse(running: Plan, other: Plan) -> None:
     raise InvalidInput("this rank refuses all plans")
 
 
-def _agreed(pipe: schedc.runtime.Pipe, late: bool) -> bool:
-    """Whether rank 0 is late."""
-    return bool(pipe.groups.exchange(late)[0])
+def train_on(run: Run, step: int, names: list[str]) -> float:
+    """A step beside the whole model: the largest error of a gradient. `names` are the methods of the plans that have run."""
+    run.clear()
+    run.step(step)
+    if run.pipe.plan.made_by.method != names[-1]:
+        names.append(run.pipe.plan.made_by.method)
+    return max(run.gradient_errors())
 
 
 _STAYS: list[Any] = []
@@ -228,15 +213,11 @@ def adapt_wrongly(rank: int, plan: Plan, known: str) -> list[str]:
 
     Nothing is started then.
     """
-    said = []
+    lines = list[str]()
     alone = [dist.new_group([other]) for other in range(2)][rank]
     for swap_group in (None, alone):
-        with schedc.runtime.load(
-            plan, stages=make_stages(plan, rank), loss_fn=loss_fn, timeout_s=20, swap_group=swap_group
-        ) as pipe:
+        with load(plan, make_stages(plan, rank), timeout_s=20, swap_group=swap_group) as pipe:
             for options in ({"leader": 2}, {"known": known}) if swap_group is None else ({},):
-                try:
+                with noting(lines):
                     adapting(pipe, None, **options).close()
-                except SchedcError as error:
-                    said.append(f"{type(error).__name__}: {error}")
-    return said
+    return lines

@@ -9,9 +9,8 @@ import torch.distributed as dist
 from torch import nn
 
 import schedc.runtime
-from runs.loss_module_runs import Tempered
-from runs.pipeline_runs import TOKENS, WIDTH, Layer, loss_fn, make_batch, relative_error
-from runs.replicated_runs import grid
+from runs.harness import TOKENS, WIDTH, Layer, Run, loss_fn, make_batch, noting, relative_error, weights_of
+from runs.loss_runs import Tempered
 from schedc.errors import SchedcError
 from schedc.runtime.replicas.copies import weights_digest
 from schedc.runtime.training.checkpoint import load_checkpoint, save_checkpoint
@@ -28,6 +27,13 @@ def layers(seed: int) -> list[nn.Module]:
     torch.manual_seed(seed)
     made = [nn.Embedding(TOKENS, WIDTH), *(Layer() for _ in range(COUNT - 2)), nn.Linear(WIDTH, TOKENS)]
     return [layer.double() for layer in made]
+
+
+def run_of(plan: Plan, layers: list[nn.Module]) -> Run:
+    """A run of the plan with stages of these layers."""
+    run = Run(plan)
+    run.stages = dict(schedc.runtime.build_stages(layers, plan, run.rank))
+    return run
 
 
 def optimizer_of(weights: list[nn.Parameter], kind: str) -> Any:
@@ -65,14 +71,9 @@ def trained(rank: int, plans: list[Plan], path: str) -> float | str:
     reference = optimizer_of(list(whole.parameters()), "adamw")
     errors: list[float] = []
     for number, plan in enumerate(plans):
-        ranks = plan.problem.ranks
-        pipelines = dist.get_world_size() // ranks
-        groups: Any = {}
-        if pipelines > 1:
-            groups = dict(zip(("pipeline_group", "data_parallel_group"), grid(pipelines, ranks), strict=True))
-        stages = schedc.runtime.build_stages(layers(number), plan, rank % ranks)
-        optimizer = optimizer_of([weight for module in stages.values() for weight in module.parameters()], "adamw")
-        with schedc.runtime.load(plan, stages=stages, loss_fn=loss_fn, timeout_s=60, **groups) as pipe:
+        run = run_of(plan, layers(number))
+        optimizer = optimizer_of(weights_of(run.stages), "adamw")
+        with run.load() as pipe:
             if number:
                 load_checkpoint(pipe, f"{path}/{number - 1}", optimizer)
             errors += steps_beside(pipe, optimizer, whole, reference, range(3 * number, 3 * number + 3))
@@ -107,33 +108,29 @@ def odd_weights(rank: int, plans: list[Plan], path: str) -> float | str:
     reference = optimizer_of([*whole.parameters(), *tempered.parameters()], "adamw")
     errors: list[float] = []
     for number, plan in enumerate(plans):
-        stages = schedc.runtime.build_stages(tied_layers(), plan, rank)
-        own, ends = Tempered(), plan.problem.paths[0][-1] in stages
-        mine = list(dict.fromkeys(weight for module in stages.values() for weight in module.parameters()))
-        optimizer = optimizer_of([*mine, *own.parameters()] if ends else mine, "adamw")
-        with schedc.runtime.load(plan, stages=stages, loss_fn=own, timeout_s=60) as pipe:
+        run, own = run_of(plan, tied_layers()), Tempered()
+        ends = plan.problem.paths[0][-1] in run.stages
+        optimizer = optimizer_of([*weights_of(run.stages), *(own.parameters() if ends else ())], "adamw")
+        with run.load(loss_fn=own) as pipe:
             if number:
                 load_checkpoint(pipe, f"{path}/{number - 1}", optimizer)
             errors += steps_beside(pipe, optimizer, whole, reference, range(2 * number, 2 * number + 2), tempered)
             errors.append(relative_error(own.temperature.detach(), tempered.temperature.detach()) if ends else 0.0)
             save_checkpoint(pipe, f"{path}/{number}", optimizer)
             del optimizer.state[next(iter(optimizer.state))]
-            try:
+            lines = list[str]()
+            with noting(lines):
                 load_checkpoint(pipe, f"{path}/{number}", optimizer)
-            except SchedcError as error:
-                assert "of which the optimizer has none; load into a new optimizer" in str(error), error
-            else:
+            if not lines:
                 return "loaded, without the state of a weight"
+            assert "of which the optimizer has none; load into a new optimizer" in lines[0], lines
     return max(errors)
 
 
 def refused(rank: int, plan: Plan, way: str, path: str) -> str:
     """What `load_checkpoint` says to what does not fit; weights stay as they were."""
-    ranks = plan.problem.ranks
-    groups: Any = {}
-    if dist.get_world_size() > ranks:
-        groups = dict(zip(("pipeline_group", "data_parallel_group"), grid(dist.get_world_size() // ranks, ranks), strict=True))
-    stages: Any = schedc.runtime.build_stages(layers(0), plan, rank % ranks)
+    run = run_of(plan, layers(0))
+    stages: Any = run.stages
     if way == "shape":
         for module in stages.values():
             for layer in module:
@@ -144,17 +141,17 @@ def refused(rank: int, plan: Plan, way: str, path: str) -> str:
         for module in stages.values():
             module.float()
     if way == "stages":
-        stages = {stage: nn.ModuleList([module])[0] if stage else nn.Sequential(module) for stage, module in stages.items()}
-    weights = [weight for module in stages.values() for weight in module.parameters()]
+        run.stages = stages = {stage: module if stage else nn.Sequential(module) for stage, module in stages.items()}
+    weights = weights_of(stages)
     before = [weight.detach().clone() for weight in weights]
     try:
-        with schedc.runtime.load(plan, stages=stages, loss_fn=loss_fn, timeout_s=60, **groups) as pipe:
+        with run.load() as pipe:
             if way == "twice":
                 save_checkpoint(pipe, path)
             model = nn.ModuleDict() if way == "model" else None
             load_checkpoint(pipe, path, optimizer_of(weights, "sgd") if way == "optimizer" else None, model=model)
             pipe.gather()
-    except SchedcError as error:
+    except SchedcError:
         assert way == "changed" or all(map(torch.equal, before, weights))
-        return f"{type(error).__name__}: {error}"
+        raise
     return f"loaded {[weights_digest(module) for module in stages.values()]}"

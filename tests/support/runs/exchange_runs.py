@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +9,8 @@ import torch.distributed as dist
 from torch import nn
 
 import schedc.runtime
-from runs.pipeline_runs import SAMPLES, TOKENS, WIDTH, Layer, loss_fn
+from runs.harness import TOKENS, WIDTH, Layer, load, make_batch, noting, said, weights_of
+from runs.pipeline_runs import ENDS
 from schedc.errors import SchedcError
 from schedc.runtime.adapt.places import Places
 from schedc.runtime.adapt.state_transfer import exchange
@@ -19,9 +18,10 @@ from schedc.runtime.adapt.state_transfer.exchange import move
 from schedc.runtime.transports.gloo import GlooTransport
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from schedc.ir.plan import Plan
+    from schedc.runtime.session.pipe import Pipe
 
 LAYERS = 6
 
@@ -55,9 +55,25 @@ def layers(seed: int, dropout: float, dtype: torch.dtype) -> list[nn.Module]:
     return [layer.to(dtype) for layer in made]
 
 
+def builder(dropout: float = 0.0, dtype: torch.dtype = torch.float64) -> Callable[[Plan, int], Mapping[int, nn.Module]]:
+    """What makes a rank's stages."""
+    return lambda plan, rank: schedc.runtime.build_stages(layers(0, dropout, dtype), plan, rank)
+
+
+def load_at(groups: Sequence[Any], plan: Plan, stages: Mapping[int, nn.Module], **options: Any) -> Pipe:
+    """`load` over these groups."""
+    return load(plan, stages, pipeline_group=groups[0], data_parallel_group=groups[1], **options)
+
+
+def batch_at(places: Places, plan: Plan, step: int) -> list[torch.Tensor]:
+    """What the pipeline of this process gets."""
+    pipelines = dist.get_world_size() // plan.problem.ranks
+    return [part.chunk(pipelines)[places.pipeline(dist.get_rank())] for part in make_batch(plan, step, pipelines)]
+
+
 def optimizer_of(kind: str, stages: Mapping[int, nn.Module]) -> Any:
     """With two groups, of matrices and of the rest."""
-    weights = [weight for module in stages.values() for weight in module.parameters() if weight.requires_grad]
+    weights = [weight for weight in weights_of(stages) if weight.requires_grad]
     groups: Any = [
         {"params": [w for w in weights if w.dim() >= 2], "weight_decay": 0.1},
         {"params": [w for w in weights if w.dim() < 2]},
@@ -79,15 +95,11 @@ def trained(
     Returns:
         The losses; by pipeline and layer, all values of the layer and of the optimizer's state; whether modules were kept.
     """
-    processes = dist.get_world_size()
     (hosts, plan), losses, kept = moves[0], [], []
     places = Places.of_hosts(plan.problem.ranks, tuple(hosts))
     groups: Any = places.groups(60)
-
-    def build(of: Plan, of_rank: int) -> Mapping[int, nn.Module]:
-        return schedc.runtime.build_stages(layers(0, dropout, dtype), of, of_rank)
-
-    stages, pipe = build(plan, places.rank(rank)), None
+    build, pipe = builder(dropout, dtype), None
+    stages = build(plan, places.rank(rank))
     optimizer = optimizer_of(kind, stages)
     torch.manual_seed(places.of_process[rank])
     for step in range(steps):
@@ -101,21 +113,10 @@ def trained(
                 )
                 (stages, optimizer, *groups), places = moved, after
                 kept.append(stages is old)
-            pipe = schedc.runtime.load(
-                plan,
-                stages=stages,
-                loss_fn=loss_fn,
-                timeout_s=60,
-                pipeline_group=groups[0],
-                data_parallel_group=groups[1],
-                grad_dtype=grad_dtype,
-            )
+            pipe = load_at(groups, plan, stages, grad_dtype=grad_dtype)
         assert pipe is not None
         optimizer.zero_grad()
-        pipelines = processes // plan.problem.ranks
-        generator = torch.Generator().manual_seed(step)
-        batch = torch.randint(TOKENS, (2, pipelines, SAMPLES * plan.problem.microbatches, 3), generator=generator)
-        losses.append(pipe.step(*batch[:, places.pipeline(rank)]).item())
+        losses.append(pipe.step(*batch_at(places, plan, step)).item())
         if step == 1:
             optimizer.param_groups[0]["lr"] = 0.02
         optimizer.step()
@@ -145,57 +146,48 @@ def refused(rank: int, plans: Sequence[Plan], way: str) -> str:
     plan = plans[0]
     ranks = plan.problem.ranks
     places = Places.in_order(dist.get_world_size(), ranks)
-    pipeline, replicas = places.groups(60)
-    stages: Any = schedc.runtime.build_stages(layers(0, 0.0, torch.float64), plan, rank % ranks)
+    groups = places.groups(60)
+    stages: Any = builder()(plan, rank % ranks)
     if way == "shared":
         for module in stages.values():
             like = [layer for layer in module if isinstance(layer, Counting)]
             like[-1].inner.up.bias = like[0].inner.up.bias
     optimizer = optimizer_of("sgd" if way == "kind" and rank == 1 else "adamw", stages)
     after = Places(ranks, (1, 0, 3, 2) if way == "apart" and rank == 2 else (0, 1, 3, 2))
-    said = ""
-
-    def build(of: Plan, of_rank: int) -> Mapping[int, nn.Module]:
-        return schedc.runtime.build_stages(layers(0, 0.0, torch.float32 if way == "build" else torch.float64), of, of_rank)
-
-    with schedc.runtime.load(
-        plan, stages=stages, loss_fn=loss_fn, timeout_s=60, pipeline_group=pipeline, data_parallel_group=replicas
-    ) as pipe:
-        batch = torch.randint(TOKENS, (2, SAMPLES * plan.problem.microbatches, 3), generator=torch.Generator().manual_seed(0))
+    lines = list[str]()
+    with load_at(groups, plan, stages) as pipe:
+        batch = make_batch(plan, 0)
         if way == "stranger" and rank == 0:
             optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
         if way == "gradients":
             pipe.step(*batch)
-        try:
+        with noting(lines):
             move(
                 pipe,
                 optimizer,
                 places,
                 after,
-                build=build,
+                build=builder(dtype=torch.float32 if way == "build" else torch.float64),
                 optimizer_of=lambda made: optimizer_of("adamw", made),
                 plan=plans[1] if len(plans) > 1 else None,
                 timeout_s=20,
             )
-        except SchedcError as error:
-            said = f"{type(error).__name__}: {error}"
         if way != "build":
             pipe.step(*batch)
-    return said
+    return lines[0] if lines else ""
 
 
 def killed(rank: int, plan: Plan, victim: int, where: str) -> str:
     """A process is killed during an exchange; what the others say."""
     ranks = plan.problem.ranks
     places = Places.in_order(dist.get_world_size(), ranks)
-    pipeline, replicas = places.groups(60)
-    build: Any = lambda of, of_rank: schedc.runtime.build_stages(layers(0, 0.0, torch.float64), of, of_rank)  # noqa: E731
+    groups, build = places.groups(60), builder()
     stages = build(plan, rank % ranks)
-    weights = [weight.clone() for module in stages.values() for weight in module.parameters()]
+    weights = [weight.clone() for weight in weights_of(stages)]
     optimizer = optimizer_of("adamw", stages)
 
     def die(*_: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGKILL)
+        ENDS["kill"]()
 
     if rank == victim:
         if where == "carry":
@@ -211,9 +203,7 @@ def killed(rank: int, plan: Plan, victim: int, where: str) -> str:
 
             exchange._all = counted  # type: ignore[assignment]
     try:
-        with schedc.runtime.load(
-            plan, stages=stages, loss_fn=loss_fn, timeout_s=60, pipeline_group=pipeline, data_parallel_group=replicas
-        ) as pipe:
+        with load_at(groups, plan, stages) as pipe:
             move(
                 pipe,
                 optimizer,
@@ -224,31 +214,24 @@ def killed(rank: int, plan: Plan, victim: int, where: str) -> str:
                 timeout_s=10,
             )
     except SchedcError as error:
-        same = all(torch.equal(a, b) for a, b in zip(weights, (w for m in stages.values() for w in m.parameters()), strict=True))
-        return f"{type(error).__name__}: {error}; {'as it was' if same else 'emptied'}"
+        same = all(torch.equal(one, other) for one, other in zip(weights, weights_of(stages), strict=True))
+        return f"{said(error)}; {'as it was' if same else 'emptied'}"
     return "moved"
 
 
 def exchanging(rank: int, plan: Plan, steps: int, timeout_s: float) -> tuple[list[float], str]:
     """Train, with an exchange of all places after each step; the losses, and how it ended."""
     ranks, processes = plan.problem.ranks, dist.get_world_size()
-    places, losses = Places.in_order(processes, ranks), []
-    groups = places.groups(timeout_s)
-
-    def build(of: Plan, of_rank: int) -> Mapping[int, nn.Module]:
-        return schedc.runtime.build_stages(layers(0, 0.1, torch.float64), of, of_rank)
-
+    places, losses, lines = Places.in_order(processes, ranks), list[float](), list[str]()
+    groups, build = places.groups(timeout_s), builder(0.1)
     stages = build(plan, places.rank(rank))
     optimizer = optimizer_of("sgd", stages)
     torch.manual_seed(rank)
-    try:
+    with noting(lines):
         for step in range(steps):
-            given: Any = {"pipeline_group": groups[0], "data_parallel_group": groups[1], "timeout_s": timeout_s}
-            pipe = schedc.runtime.load(plan, stages=stages, loss_fn=loss_fn, **given)
+            pipe = load_at(groups, plan, stages, timeout_s=timeout_s)
             optimizer.zero_grad()
-            generator = torch.Generator().manual_seed(step)
-            batch = torch.randint(TOKENS, (2, processes // ranks, SAMPLES * plan.problem.microbatches, 3), generator=generator)
-            losses.append(pipe.step(*batch[:, places.pipeline(rank)]).item())
+            losses.append(pipe.step(*batch_at(places, plan, step)).item())
             optimizer.step()
             optimizer.zero_grad()
             after = Places(ranks, tuple((place + 1 + step % 2) % processes for place in places.of_process))
@@ -262,6 +245,4 @@ def exchanging(rank: int, plan: Plan, steps: int, timeout_s: float) -> tuple[lis
                 timeout_s=timeout_s,
             )
             places = after
-    except SchedcError as error:
-        return losses, f"{type(error).__name__}: {error}"
-    return losses, ""
+    return losses, lines[0] if lines else ""

@@ -5,9 +5,7 @@ Times are on `time.monotonic`, which all processes of a host share.
 
 from __future__ import annotations
 
-import gc
 import os
-import signal
 import time
 from pathlib import Path
 from threading import Thread
@@ -18,7 +16,8 @@ from rank_processes import gave_up, until_others_give_up
 from torch import nn
 
 import schedc.runtime
-from runs.pipeline_runs import loss_fn, make_batch, make_stages
+from runs.harness import Run, gradients_of, living_tensors, load, loss_fn, make_batch, make_stages, on_forward, said
+from runs.pipeline_runs import ENDS
 from schedc.ir.ops import token
 from schedc.runtime.common.hooks import Observer, OpTimes
 
@@ -38,7 +37,7 @@ class Said(NamedTuple):
 
 def said_to(error: BaseException) -> Said:
     """The error and its notes, now."""
-    return Said(" / ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]), time.monotonic())
+    return Said(" / ".join([said(error), *getattr(error, "__notes__", ())]), time.monotonic())
 
 
 class Death(NamedTuple):
@@ -82,15 +81,13 @@ class Dying(Observer):
     def _end(self, delay_s: float, op: Op) -> None:
         time.sleep(delay_s)
         Path(self._death.diary).write_text(f"{time.monotonic()} {token(op)}", encoding="utf-8")
-        if self._death.way == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        os._exit(1)
+        ENDS[self._death.way]()
 
 
 def die(rank: int, plan: Plan, death: Death, timeout_s: float) -> Said:
     """Train until one rank ends itself."""
     observe = Dying(plan, death) if rank == death.rank else None
-    pipe = schedc.runtime.load(plan, stages=make_stages(plan, rank), loss_fn=loss_fn, timeout_s=timeout_s, observe=observe)
+    pipe = load(plan, make_stages(plan, rank), timeout_s=timeout_s, observe=observe)
     try:
         for step in range(10_000):
             pipe.step(*make_batch(plan, step))
@@ -99,31 +96,17 @@ def die(rank: int, plan: Plan, death: Death, timeout_s: float) -> Said:
     return Said(None, time.monotonic())
 
 
-class Late(nn.Module):
-    """A stage that sleeps once, in its third forward; None: until another rank has given up."""
-
-    def __init__(self, inner: nn.Module, seconds: float | None) -> None:
-        super().__init__()
-        self.inner = inner
-        self.seconds = seconds
-        self.calls = 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        if self.calls == 3:
-            until_others_give_up() if self.seconds is None else time.sleep(self.seconds)
-        result: torch.Tensor = self.inner(x)
-        return result
-
-
 def be_late(rank: int, plan: Plan, culprit: int, seconds: float | None, timeout_s: float) -> tuple[Said, list[float]]:
-    """Three steps with a rank that is late once: the error if any, and the losses of the steps."""
+    """Three steps with a rank that sleeps once, in its third forward; None: until another rank has given up.
+
+    The error if any, and the losses of the steps.
+    """
     stages = make_stages(plan, rank)
     if rank == culprit:
-        stages = {stage: Late(module, seconds) for stage, module in stages.items()}
+        on_forward(stages, 3, lambda: until_others_give_up() if seconds is None else time.sleep(seconds))
     losses: list[float] = []
     try:
-        with schedc.runtime.load(plan, stages=stages, loss_fn=loss_fn, timeout_s=timeout_s) as pipe:
+        with load(plan, stages, timeout_s=timeout_s) as pipe:
             for step in range(3):
                 losses.append(pipe.step(*make_batch(plan, step)).item())
     except Exception as error:
@@ -140,9 +123,7 @@ def lose_numbers(
     Returns:
         Of each step the error, the loss, the microbatches' losses, and whether all gradients are finite.
     """
-    stages = make_stages(plan, rank)
-    parameters = list(nn.ModuleList(stages.values()).parameters())
-    results: list[tuple[Said, float | None, list[float], bool]] = []
+    run, results = Run(plan), list[tuple[Said, float | None, list[float], bool]]()
     count = plan.problem.microbatches
     samples = len(make_batch(plan, 0)[0]) // count
 
@@ -151,19 +132,18 @@ def lose_numbers(
         loss = loss_fn(logits, targets)
         return loss * wrong[number] if len(results) == 1 and number in wrong else loss
 
-    with schedc.runtime.load(plan, stages=stages, loss_fn=loss_of, timeout_s=60, check_loss=check_loss) as pipe:
+    with run.load(loss_fn=loss_of, check_loss=check_loss) as pipe:
         for step in range(3):
-            for parameter in parameters:
-                parameter.grad = None
-            inputs, targets = make_batch(plan, step)
+            run.clear()
+            inputs, targets = run.batch(step)
             numbers = torch.arange(count).repeat_interleave(samples)[:, None]
-            said, total = Said(None, time.monotonic()), None
+            heard, total = Said(None, time.monotonic()), None
             try:
                 total = pipe.step(inputs, torch.cat([numbers, targets], 1)).item()
             except schedc.runtime.NonFiniteLoss as error:
-                said = said_to(error)
-            finite = all(bool(parameter.grad.isfinite().all()) for parameter in parameters if parameter.grad is not None)
-            results.append((said, total, pipe.losses.tolist(), finite))
+                heard = said_to(error)
+            finite = all(bool(gradient.isfinite().all()) for gradient in gradients_of(run.stages))
+            results.append((heard, total, pipe.losses.tolist(), finite))
     return results
 
 
@@ -189,7 +169,7 @@ def misfit(rank: int, plans: list[Plan], culprit: int | None, after: int, timeou
         stages = make_stages(plan, rank) if rank < plan.problem.ranks else {}
         if rank == culprit:
             stages = {stage: Reshaping(module, after) for stage, module in stages.items()}
-        with schedc.runtime.load(plan, stages=stages, loss_fn=loss_fn, timeout_s=timeout_s) as pipe:
+        with load(plan, stages, timeout_s=timeout_s) as pipe:
             for step in range(2):
                 pipe.step(*make_batch(plan, step))
     except Exception as error:
@@ -200,12 +180,11 @@ def misfit(rank: int, plans: list[Plan], culprit: int | None, after: int, timeou
 def grow(rank: int, plan: Plan, steps: int, every: int) -> list[tuple[int, int]]:
     """Train; after each `every` steps, the process's resident bytes and the number of living tensors."""
     found = []
-    with schedc.runtime.load(plan, stages=make_stages(plan, rank), loss_fn=loss_fn, timeout_s=60) as pipe:
+    with load(plan, make_stages(plan, rank)) as pipe:
         for step in range(steps):
             pipe.step(*make_batch(plan, step % 8))
             if (step + 1) % every == 0:
-                gc.collect()
-                living = sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+                living = living_tensors()
                 pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
                 found.append((pages * os.sysconf("SC_PAGE_SIZE"), living))
     return found

@@ -1,4 +1,4 @@
-"""What rank processes run in the tests of the runtime's features: precision, recomputation, several tensors."""
+"""What rank processes run in the tests of the runtime's features: recomputation, precision, what crosses boundaries."""
 
 from __future__ import annotations
 
@@ -9,49 +9,60 @@ import torch
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
-import schedc.runtime
-from runs.pipeline_runs import TOKENS, WIDTH, Layer, loss_fn, make_batch, make_piece, make_stages, piece_of, relative_error
-from runs.replicated_runs import live_tensors, whole_batch
+from runs.harness import (
+    TOKENS,
+    WIDTH,
+    Layer,
+    Run,
+    gradients_of,
+    load,
+    loss_fn,
+    make_batch,
+    make_stages,
+    piece_of,
+    relative_error,
+    weights_of,
+)
 from schedc.runtime.adapt.monitor import Monitor
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from schedc.ir.plan import Plan
 
 
-class Dropping(nn.Module):
-    """A layer with dropout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = Layer()
-        self.dropout = nn.Dropout(0.5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.dropout(self.inner(x))
-        return result
-
-
 def recomputed(rank: int, plan: Plan, recompute: Any, *, autocast: bool = False) -> bool:
-    """Two steps with dropout, with and without recomputation: whether losses, gradients and random states are equal bit by bit."""
+    """Two steps with dropout, with and without recomputation: whether losses, gradients and random states are equal bit by bit.
+
+    Args:
+        rank: this one.
+        plan: what is run.
+        recompute: as of `load`.
+        autocast: whether in bf16.
+    """
+
+    def dropping() -> nn.Module:
+        return nn.Sequential(Layer(), nn.Dropout(0.5)).double()
+
     found = []
     for again in (False, recompute):
         torch.manual_seed(rank)
-        stages = {stage: nn.Sequential(module, Dropping().double()) for stage, module in make_stages(plan, rank).items()}
-        last = plan.problem.paths[0][-1]
-        if last in stages:
-            stages[last] = nn.Sequential(Dropping().double(), stages[last][0])
+        stages: dict[int, nn.Module] = {}
+        for stage, module in make_stages(plan, rank).items():
+            stages[stage] = nn.Sequential(module, dropping())
+            if stage == plan.problem.paths[0][-1]:
+                stages[stage] = nn.Sequential(dropping(), module)
         if autocast:
             for module in stages.values():
                 module.float()
-        with schedc.runtime.load(plan, stages=stages, loss_fn=loss_fn, timeout_s=60, recompute=again) as pipe:
+        with load(plan, stages, recompute=again) as pipe:
             losses = []
             for step in range(2):
                 with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
-                    pipe.step(*whole_batch(plan, 1, step))
+                    pipe.step(*make_batch(plan, step))
                 losses.append(pipe.losses)
-        gradients = [weight.grad for module in stages.values() for weight in module.parameters()]
-        found.append([*losses, *gradients, torch.get_rng_state()])
-    assert all(one is not None for one in found[0])
+        assert len(gradients_of(stages)) == len(weights_of(stages))
+        found.append([*losses, *gradients_of(stages), torch.get_rng_state()])
     return all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
@@ -89,35 +100,26 @@ class Watched(nn.Module):
 
 def autocast(rank: int, plan: Plan, recompute: bool) -> dict[str, Any]:
     """Two steps under one autocast, weights changed between, beside the model without a pipeline, microbatch by microbatch."""
-    count = len(plan.problem.paths[0])
-    stages = {stage: Watched(module.float()) for stage, module in make_stages(plan, rank).items()}
-    whole = nn.ModuleList(make_piece(index, count).float() for index in range(count))
+    run, microbatches = Run(plan), plan.problem.microbatches
+    stages = {stage: Watched(module.float()) for stage, module in run.stages.items()}
+    for piece in run.whole:
+        piece.float()
     losses, expected, errors = [], [], []
-    with (
-        schedc.runtime.load(plan, stages=stages, loss_fn=loss_fn, timeout_s=60, recompute=recompute) as pipe,
-        torch.autocast("cpu", torch.bfloat16),
-    ):
+    with run.load(stages=stages, recompute=recompute) as pipe, torch.autocast("cpu", torch.bfloat16):
         for step in range(2):
-            inputs, targets = whole_batch(plan, 1, step)
+            run.clear()
+            inputs, targets = run.batch(step)
             losses.append(pipe.step(inputs, targets).item())
             total = 0.0
-            for x, y in zip(inputs.chunk(plan.problem.microbatches), targets.chunk(plan.problem.microbatches), strict=True):
+            for x, y in zip(inputs.chunk(microbatches), targets.chunk(microbatches), strict=True):
                 with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
-                    for piece in whole:
-                        x = piece(x)
-                    loss = loss_fn(x, y)
+                    loss = loss_fn(run.outputs(x), y)
                 with torch.autocast("cpu", enabled=False):
-                    torch.autograd.backward(loss / plan.problem.microbatches)
-                total += loss.item() / plan.problem.microbatches
+                    torch.autograd.backward(loss / microbatches)
+                total += loss.item() / microbatches
             expected.append(total)
-            for stage, module in stages.items():
-                for own, other in zip(module.parameters(), whole[piece_of(plan, stage)].parameters(), strict=True):
-                    errors.append(relative_error(own.grad, other.grad))
-            with torch.no_grad():
-                for parameter in (*nn.ModuleList(stages.values()).parameters(), *whole.parameters()):
-                    if parameter.grad is not None:
-                        parameter.sub_(parameter.grad, alpha=0.5)
-                        parameter.grad = None
+            errors += run.gradient_errors()
+            run.descend()
     return {
         "losses": losses,
         "expected": expected,
@@ -129,23 +131,18 @@ def autocast(rank: int, plan: Plan, recompute: bool) -> dict[str, Any]:
 
 def accumulated(rank: int, plan: Plan, dtype: torch.dtype | None) -> tuple[float, str]:
     """The gradients' error in bf16, against float64 with the same weights, and their type."""
-    stages = {stage: module.bfloat16() for stage, module in make_stages(plan, rank).items()}
-    count = len(plan.problem.paths[0])
-    whole = nn.Sequential(*(make_piece(index, count).bfloat16().double() for index in range(count)))
-    inputs, targets = whole_batch(plan, 1, 0)
-    with schedc.runtime.load(
-        plan, stages=stages, loss_fn=lambda y, t: loss_fn(y.float(), t), timeout_s=60, grad_dtype=dtype
-    ) as pipe:
-        pipe.step(inputs, targets)
-    torch.autograd.backward(loss_fn(whole(inputs), targets))
-    square, norm = 0.0, 0.0
-    for stage, module in stages.items():
-        for own, other in zip(module.parameters(), whole[piece_of(plan, stage)].parameters(), strict=True):
-            assert own.grad is not None and other.grad is not None
-            square += float((own.grad.double() - other.grad).square().sum())
-            norm += float(other.grad.square().sum())
-    dtypes = {str(weight.grad.dtype) for module in stages.values() for weight in module.parameters() if weight.grad is not None}
-    return (square / norm) ** 0.5, " ".join(sorted(dtypes))
+    run = Run(plan)
+    for module in run.stages.values():
+        module.bfloat16()
+    for piece in run.whole:
+        piece.bfloat16().double()
+    with run.load(loss_fn=lambda y, t: loss_fn(y.float(), t), grad_dtype=dtype):
+        run.step(0)
+    found = gradients_of(run.stages)
+    same = [right for stage in run.stages for right in gradients_of({0: run.whole[piece_of(plan, stage)]})]
+    square = sum(float((own.double() - other).square().sum()) for own, other in zip(found, same, strict=True))
+    norm = sum(float(other.square().sum()) for other in same)
+    return (square / norm) ** 0.5, " ".join(sorted({str(gradient.dtype) for gradient in found}))
 
 
 class Several(nn.Module):
@@ -180,30 +177,68 @@ def make_several(index: int, count: int) -> Several:
 
 def several(rank: int, plan: Plan, recompute: bool = False) -> dict[str, Any]:
     """Two steps of a model whose pieces exchange several tensors: the largest error of a gradient, and the losses."""
-    count = len(plan.problem.paths[0])
-    stages = {stage: make_several(piece_of(plan, stage), count) for stage in plan.problem.stages_on(rank)}
-    whole = [make_several(index, count) for index in range(count)]
+    run, count, microbatches = Run(plan), len(plan.problem.paths[0]), plan.problem.microbatches
+    run.stages = {stage: make_several(piece_of(plan, stage), count) for stage in run.stages}
+    run.whole = [make_several(index, count) for index in range(count)]
     errors, losses, expected = [], [], []
-    microbatches = plan.problem.microbatches
-    with schedc.runtime.load(plan, stages=stages, loss_fn=several_loss, timeout_s=60, recompute=recompute) as pipe:
+    with run.load(loss_fn=several_loss, recompute=recompute) as pipe:
         for step in range(2):
-            tokens, targets = whole_batch(plan, 1, step)
+            tokens, targets = make_batch(plan, step)
             masks = tokens == 0
             pieces = [*zip(tokens.chunk(microbatches), masks.chunk(microbatches), strict=True)]
             losses.append(pipe.step(pieces, targets).item())
-            alone = []
-            for given, wanted in zip(pieces, targets.chunk(microbatches), strict=True):
-                value: Any = given
-                for piece in whole:
-                    value = piece(*value)
-                alone.append(several_loss(value, wanted))
-            loss = torch.stack(alone).mean()
+            both = zip(pieces, targets.chunk(microbatches), strict=True)
+            loss = torch.stack([several_loss(run.outputs(given), wanted) for given, wanted in both]).mean()
             torch.autograd.backward(loss)
             expected.append(loss.item())
-            for stage, module in stages.items():
-                same = whole[piece_of(plan, stage)].parameters()
-                errors += [relative_error(own.grad, other.grad) for own, other in zip(module.parameters(), same, strict=True)]
+            errors += run.gradient_errors()
     return {"error": max(errors), "losses": losses, "expected": expected}
+
+
+class Boundary(nn.Module):
+    """A first stage that gives its input in another type; with `shrink`, in another shape from microbatch 2 on."""
+
+    def __init__(self, dtype: torch.dtype, *, shrink: bool = False) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.calls = 0
+        self.shrink = shrink
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x[:1].to(self.dtype) if self.shrink and self.calls > 2 else x.to(self.dtype)
+
+
+def magnitude(x: torch.Tensor) -> torch.Tensor:
+    """A real number for any type's."""
+    return (x.abs() if x.is_complex() else x).double()
+
+
+class Head(nn.Module):
+    """A last stage that takes tensors of any type and shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        self.got: list[tuple[torch.dtype, tuple[int, ...], bool]] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.got.append((x.dtype, tuple(x.shape), x.is_contiguous()))
+        result: torch.Tensor = magnitude(x) * self.weight
+        return result
+
+
+def boundary(rank: int, plan: Plan, dtype: torch.dtype, shape: Sequence[int], shrink: bool = False) -> list[Any]:
+    """A plan of two stages with a boundary of this type: what the last stage got, and its gradient."""
+    head = Head()
+    stages: dict[int, nn.Module] = {0: Boundary(dtype, shrink=shrink)} if rank == 0 else {1: head}
+    torch.manual_seed(0)
+    batch = torch.randn(plan.problem.microbatches, *shape)
+    with load(plan, stages, loss_fn=lambda y, _: y.mean()) as pipe:
+        total = pipe.step(list(batch), list(batch))
+    expected = magnitude(batch.to(dtype)).mean()
+    gradient = head.weight.grad
+    return [*head.got, bool(torch.isclose(total, expected)), gradient is None or bool(torch.isclose(gradient.double(), expected))]
 
 
 class Changing(nn.Module):
@@ -231,11 +266,7 @@ def change(rank: int, plan: Plan, way: str) -> str:
     torch.manual_seed(0)
     batch = [torch.ones(3, 2)] * plan.problem.microbatches
     stages: dict[int, nn.Module] = {0: Changing(way)} if rank == 0 else {1: nn.Bilinear(2, 2, 1)}
-    pipe = schedc.runtime.load(plan, stages=stages, loss_fn=lambda y, _: y.mean(), timeout_s=60)
-    try:
-        pipe.step(batch, batch)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
+    load(plan, stages, loss_fn=lambda y, _: y.mean()).step(batch, batch)
     return "stepped"
 
 
@@ -246,41 +277,13 @@ def on_another_default_device(rank: int, plan: Plan, channels: Any) -> list[bool
         stages, batch, monitor = make_stages(plan, rank), make_batch(plan, 0), Monitor(least_gap_s=0)
         torch.set_default_device(device)
         try:
-            with schedc.runtime.load(
-                plan, stages=stages, loss_fn=loss_fn, channels=channels, observe=monitor, wrap=monitor.wrap
-            ) as pipe:
+            with load(plan, stages, channels=channels, observe=monitor, wrap=monitor.wrap) as pipe:
                 losses = [pipe.step(*batch, weights=[1.0] * plan.problem.microbatches), pipe.evaluate(*batch)]
             monitor.close()
         finally:
             torch.set_default_device(None)
-        found.append(
-            [*losses, *(weight.grad for stage in stages.values() for weight in stage.parameters() if weight.grad is not None)]
-        )
+        found.append([*losses, *gradients_of(stages)])
     return [torch.equal(one, other) for one, other in zip(*found, strict=True)]
-
-
-def recomputed_under_autocast(rank: int, plan: Plan, recompute: Any) -> bool:
-    """`recomputed` in bf16."""
-    return recomputed(rank, plan, recompute, autocast=True)
-
-
-def losses_of_microbatches(rank: int, plan: Plan) -> tuple[list[float], list[float]]:
-    """The losses that the pipe says, and those of the model without a pipeline, by microbatch."""
-    count = len(plan.problem.paths[0])
-    whole = nn.Sequential(*(make_piece(index, count) for index in range(count)))
-    inputs, targets = whole_batch(plan, 1, 0)
-    with schedc.runtime.load(plan, stages=make_stages(plan, rank), loss_fn=loss_fn, timeout_s=60) as pipe:
-        assert pipe.losses.shape == (0,)
-        pipe.step(inputs, targets)
-        assert (pipe.losses.dtype, pipe.losses.requires_grad) == (torch.float64, False)
-        found = pipe.losses.tolist()
-    both = zip(inputs.chunk(len(found)), targets.chunk(len(found)), strict=True)
-    return found, [loss_fn(whole(x), y).item() for x, y in both]
-
-
-def live_recomputed(rank: int, plan: Plan) -> list[int]:
-    """`live_tensors` with recomputation."""
-    return live_tensors(rank, plan, 1, recompute=True)
 
 
 class Conjugating(nn.Module):
@@ -313,7 +316,7 @@ def conjugate(rank: int, plan: Plan) -> list[float]:
         torch.autograd.backward(expected)
         own = pieces[rank]
         right, own.weight.grad = own.weight.grad, None
-        with schedc.runtime.load(plan, stages={rank: own}, loss_fn=loss, timeout_s=60) as pipe:
+        with load(plan, {rank: own}, loss_fn=loss) as pipe:
             errors.append(abs(pipe.step(inputs, targets).item() - expected.item()))
         errors.append(relative_error(own.weight.grad, right))
     return errors

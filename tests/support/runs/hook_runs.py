@@ -9,10 +9,8 @@ import torch.distributed as dist
 
 import schedc.runtime
 from runs.faults import Faults
-from runs.pipeline_runs import loss_fn, make_stages
-from runs.replicated_runs import grid, whole_batch
+from runs.harness import Run, gradients_of, grid, load, make_batch, make_stages, noting
 from runs.retry_runs import on_failing
-from schedc.errors import SchedcError
 from schedc.ir.ops import token
 
 if TYPE_CHECKING:
@@ -80,45 +78,29 @@ class AllReduce(schedc.runtime.ReplicaHooks):
 def recorded(rank: int, plan: Plan) -> tuple[list[str], float, float]:
     """Two steps with hooks that write down what they are called with: the calls, what the last step gave, and its mean loss."""
     hooks = Recording()
-    observer = Ops(hooks.calls)
-    with schedc.runtime.load(plan, stages=make_stages(plan, rank), loss_fn=loss_fn, replicas=hooks, observe=observer) as pipe:
+    with load(plan, make_stages(plan, rank), replicas=hooks, observe=Ops(hooks.calls)) as pipe:
         for step in range(2):
-            total = pipe.step(*whole_batch(plan, 1, step))
+            total = pipe.step(*make_batch(plan, step))
     return hooks.calls, total.item(), pipe.losses.mean().item()
 
 
 def same_sums(rank: int, plan: Plan) -> dict[str, Any]:
     """One step of two pipelines with the built-in sums and one with the job's own: whether they agree."""
-    ranks = plan.problem.ranks
-    pipelines = dist.get_world_size() // ranks
-    pipeline_group, data_group = grid(pipelines, ranks)
-    number, own = divmod(rank, ranks)
-    batch = [part.chunk(pipelines)[number] for part in whole_batch(plan, pipelines, 0)]
     found = []
     for built_in in (True, False):
-        stages = make_stages(plan, own)
-        how: dict[str, Any] = {"data_parallel_group": data_group} if built_in else {"replicas": AllReduce(stages, data_group)}
-        with schedc.runtime.load(plan, stages=stages, loss_fn=loss_fn, pipeline_group=pipeline_group, **how) as pipe:
-            loss = pipe.step(*batch)
-        weights = [weight for module in stages.values() for weight in module.parameters()]
-        found.append((loss, [weight.grad for weight in weights if weight.grad is not None]))
+        run = Run(plan)
+        data_group = run.groups["data_parallel_group"]
+        how: dict[str, Any] = {} if built_in else {"replicas": AllReduce(run.stages, data_group), "data_parallel_group": None}
+        with run.load(**how) as pipe:
+            found.append((pipe.step(*run.share(run.batch(0))), gradients_of(run.stages)))
     (one, gradients), (other, others) = found
     return {"loss": torch.equal(one, other), "weights": len(gradients), "gradients": all(map(torch.equal, gradients, others))}
 
 
 def refused(rank: int, plan: Plan, with_a_group: bool) -> str:
     """What `load` says to hooks of the job's own."""
-    try:
-        pipe = schedc.runtime.load(
-            plan,
-            stages=make_stages(plan, rank),
-            loss_fn=loss_fn,
-            replicas=schedc.runtime.ReplicaHooks(),
-            data_parallel_group=dist.group.WORLD if with_a_group else None,
-        )
-    except SchedcError as error:
-        return f"{type(error).__name__}: {error}"
-    pipe.close()
+    group = dist.group.WORLD if with_a_group else None
+    load(plan, make_stages(plan, rank), replicas=schedc.runtime.ReplicaHooks(), data_parallel_group=group).close()
     return "accepted"
 
 
@@ -127,15 +109,9 @@ def unlike(rank: int, plan: Plan, agree: bool) -> str:
     hooks = schedc.runtime.ReplicaHooks() if rank == 0 else None
     if hooks is not None and not agree:
         hooks.pipelines = 2
-    try:
-        with (
-            on_failing([Faults()]),
-            schedc.runtime.load(plan, stages=make_stages(plan, rank), loss_fn=loss_fn, replicas=hooks, timeout_s=20) as pipe,
-        ):
-            pipe.step(*whole_batch(plan, 1, 0))
-            return f"retries: {pipe.retries}"
-    except SchedcError as error:
-        return f"{type(error).__name__}: {error}"
+    with on_failing([Faults()]), load(plan, make_stages(plan, rank), replicas=hooks, timeout_s=20) as pipe:
+        pipe.step(*make_batch(plan, 0))
+        return f"retries: {pipe.retries}"
 
 
 def refuse_batches(rank: int, plan: Plan, knows: bool) -> list[str]:
@@ -144,14 +120,10 @@ def refuse_batches(rank: int, plan: Plan, knows: bool) -> list[str]:
     hooks = AllReduce(stages := make_stages(plan, rank % 2), data_group)
     if knows:
         hooks.begins = lambda fits: fits  # type: ignore[method-assign]
-    said = []
-    with schedc.runtime.load(
-        plan, stages=stages, loss_fn=loss_fn, pipeline_group=pipeline_group, replicas=hooks, timeout_s=60
-    ) as pipe:
-        inputs, targets = whole_batch(plan, 1, 0)
+    lines = list[str]()
+    with load(plan, stages, pipeline_group=pipeline_group, replicas=hooks) as pipe:
+        inputs, targets = make_batch(plan, 0)
         for _ in range(2 * (rank < 2)):
-            try:
+            with noting(lines):
                 pipe.step(inputs, targets[:7])
-            except SchedcError as error:
-                said.append(f"{type(error).__name__}: {error}")
-    return said
+    return lines

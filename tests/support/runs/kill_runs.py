@@ -12,14 +12,10 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-from torch import nn
-
 import schedc.runtime
-from runs.adapt_runs import EAGER, STEP_S
+from runs.adapt_runs import EAGER, STEP_S, train_on
 from runs.exchange_runs import exchanging
-from runs.pipeline_runs import loss_fn, make_batch, make_piece, make_stages, piece_of, relative_error
-from schedc.errors import SchedcError
+from runs.harness import Run, noting
 from schedc.runtime.adapt.adapting import Adaptation, adapting
 from schedc.runtime.adapt.monitor import Monitor
 from schedc.runtime.adapt.monitoring.link_state import LinkWatch
@@ -116,47 +112,32 @@ def adapt_until_killed(rank: int, plan: Plan, script: Sequence[Conditions | None
         the plans that ran.
     """
     LinkWatch.wants_ping = property(lambda _: True, lambda _, __: None)  # type: ignore[assignment]
-    stages = make_stages(plan, rank)
-    count = len(plan.problem.paths[0])
-    whole = nn.Sequential(*(make_piece(index, count) for index in range(count)))
-    both = [*nn.ModuleList(stages.values()).parameters(), *whole.parameters()]
-    monitor, worst, line, names = Pinging(script), 0.0, None, [plan.made_by.method]
+    run, monitor = Run(plan), Pinging(script)
+    worst, lines, names = 0.0, list[str](), [plan.made_by.method]
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
-        try:
-            with (
-                schedc.runtime.load(
-                    plan, stages=stages, loss_fn=loss_fn, timeout_s=timeout_s, observe=monitor, wrap=monitor.wrap
-                ) as pipe,
-                adapting(pipe, monitor, hysteresis=EAGER, look_s=0.01) as adaptation,
-            ):
-                monitor.adaptation = adaptation
-                pids = pipe.groups.exchange(os.getpid())
-                if rank == 0:
-                    assert adaptation.proposer is not None
-                    pid = adaptation.proposer.pid if kill.victim is None else pids[kill.victim]
-                    asked = Asked(adaptation.proposer)
-                    watch(kill, pid, lambda: _under_way(monitor, adaptation, asked))
-                begun_s, left, step = time.monotonic(), 5, 0
-                while left:
-                    inputs, targets = make_batch(pipe.plan, step)
-                    for parameter in both:
-                        parameter.grad = None
-                    pipe.step(inputs, targets)
-                    torch.autograd.backward(loss_fn(whole(inputs), targets))
-                    for stage, module in stages.items():
-                        for own, other in zip(module.parameters(), whole[piece_of(plan, stage)].parameters(), strict=True):
-                            worst = max(worst, relative_error(own.grad, other.grad))
-                    if pipe.plan.made_by.method != names[-1]:
-                        names.append(pipe.plan.made_by.method)
-                    adaptation.between_steps()
-                    time.sleep(STEP_S)
-                    step += 1
-                    ending = adaptation.ended is not None or time.monotonic() - begun_s > MOST_S
-                    left -= bool(pipe.groups.exchange(ending)[0])
-        except SchedcError as error:
-            line = f"{type(error).__name__}: {error}"
+        with (
+            noting(lines),
+            run.load(timeout_s=timeout_s, observe=monitor, wrap=monitor.wrap) as pipe,
+            adapting(pipe, monitor, hysteresis=EAGER, look_s=0.01) as adaptation,
+        ):
+            monitor.adaptation = adaptation
+            pids = pipe.groups.exchange(os.getpid())
+            if rank == 0:
+                assert adaptation.proposer is not None
+                pid = adaptation.proposer.pid if kill.victim is None else pids[kill.victim]
+                asked = Asked(adaptation.proposer)
+                watch(kill, pid, lambda: _under_way(monitor, adaptation, asked))
+            begun_s, left, step = time.monotonic(), 5, 0
+            while left:
+                worst = max(worst, train_on(run, step, names))
+                adaptation.between_steps()
+                time.sleep(STEP_S)
+                step += 1
+                ending = adaptation.ended is not None or time.monotonic() - begun_s > MOST_S
+                left -= bool(pipe.groups.exchange(ending)[0])
         monitor.close()
+    line = lines[0] if lines else None
     return {"worst": worst, "line": line, "at_s": time.time(), "warnings": [str(each.message) for each in heard], "plans": names}
 
 

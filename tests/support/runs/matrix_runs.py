@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import schedc.runtime
+from runs.harness import Descent, piece_of
 from runs.matrix_stages import OVER_PROCESSES, WIDTH, Loss, make_stage, spread
-from runs.pipeline_runs import piece_of
 from schedc.errors import CheckFailed, InvalidInput, Unsupported
 from schedc.runtime.session.online import ChoosingPipe
 from schedc.runtime.session.pipe import Pipe
@@ -25,20 +25,7 @@ if TYPE_CHECKING:
     from runs.matrix import Cell
     from schedc.ir.plan import Plan
 
-SAMPLES, STEPS, NORM, RATE = 2, 3, 0.05, 0.1
-
-
-class Descent:
-    """Plain, with what a scaler looks at; `torch.optim` takes seconds to load."""
-
-    def __init__(self, weights: list[Any]) -> None:
-        self.param_groups = [{"params": weights}]
-
-    def step(self) -> None:
-        with torch.no_grad():
-            for weight in self.param_groups[0]["params"]:
-                if weight.grad is not None:
-                    weight.sub_(weight.grad, alpha=RATE)
+SAMPLES, STEPS, NORM = 2, 3, 0.05
 
 
 def train(rank: int, cell: Cell, plans: tuple[Plan, Plan], folder: str) -> dict[str, Any]:
@@ -206,10 +193,9 @@ def expected(cell: Cell, plan: Plan, drawn: dict[int, dict[int, Any]]) -> list[d
             torch.nn.utils.clip_grad_norm_(list(named[0].values()), NORM)
         found: dict[str, Any] = {"loss": np.array(losses)}
         found |= {f"grad {name}": _array(weight.grad) for name, weight in named[0].items()}
+        Descent(named[0].values()).step()
         with torch.no_grad():
             for name, weight in named[0].items():
-                if weight.grad is not None:
-                    weight.sub_(weight.grad, alpha=RATE)
                 for other in named[1:]:
                     other[name].copy_(weight)
         found |= {f"weight {name}": _array(weight.detach()) for name, weight in named[0].items()}

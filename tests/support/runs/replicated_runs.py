@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 from copy import deepcopy
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,31 +10,29 @@ import torch.distributed as dist
 from torch import nn
 
 import schedc.runtime
-from runs.pipeline_runs import SAMPLES, TOKENS, Layer, loss_fn, make_batch, make_piece, make_stages, piece_of, relative_error
-from schedc.errors import SchedcError
+from runs.harness import (
+    Descent,
+    Layer,
+    Run,
+    cannot_go_on,
+    grid,
+    living_tensors,
+    load,
+    loss_fn,
+    make_batch,
+    noting,
+    on_forward,
+    piece_of,
+    weights_of,
+)
 from schedc.runtime.session.online import ChoosingPipe
 from schedc.runtime.session.pipe import Pipe
+from schedc.runtime.training.ties import tie_weights
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from schedc.ir.plan import Plan
-
-
-@cache
-def grid(pipelines: int, ranks: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-    """This process's pipeline and its replicas, as a job makes them."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    mesh = init_device_mesh("cpu", (pipelines, ranks), mesh_dim_names=("data", "pipeline"))
-    return mesh.get_group("pipeline"), mesh.get_group("data")
-
-
-def whole_batch(plan: Plan, pipelines: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and targets of all pipelines."""
-    generator = torch.Generator().manual_seed(step)
-    batch = torch.randint(TOKENS, (2, pipelines * SAMPLES * plan.problem.microbatches, 3), generator=generator)
-    return batch[0], batch[1]
 
 
 class Tied(nn.Module):
@@ -52,12 +48,16 @@ class Tied(nn.Module):
         return result
 
 
-def tie(pieces: dict[int, nn.Module], first: int, last: int) -> None:
-    """Let the last piece share the embedding of the first, where both are here."""
-    if first in pieces and last in pieces:
-        torch.manual_seed(last)
-        embedding = next(module for module in pieces[first].modules() if isinstance(module, nn.Embedding))
-        pieces[last] = Tied(embedding)
+def tie_pieces(run: Run) -> None:
+    """Let the last piece share the embedding of the first, in the whole model, and on a rank that has both."""
+    whole, last = dict(enumerate(run.whole)), len(run.whole) - 1
+    own = {piece_of(run.plan, stage): module for stage, module in run.stages.items()}
+    for pieces in (whole, own):
+        if 0 in pieces and last in pieces:
+            torch.manual_seed(last)
+            pieces[last] = Tied(next(module for module in pieces[0].modules() if isinstance(module, nn.Embedding)))
+    run.whole = [*whole.values()]
+    run.stages = {stage: own[piece_of(run.plan, stage)] for stage in run.stages}
 
 
 def tied_on_both_paths(rank: int, plan: Plan, tying: Sequence[int]) -> float:
@@ -65,145 +65,64 @@ def tied_on_both_paths(rank: int, plan: Plan, tying: Sequence[int]) -> float:
 
     Ranks that are not in `tying` have a copy of it there.
     """
-    count = len(plan.problem.paths[0])
-    pieces = {index: make_piece(index, count) for index in range(count)}
-    tie(pieces, 0, count - 1)
-    place = {stage: piece_of(plan, stage) for stage in plan.problem.stages_on(rank)}
-    own_pieces = {index: make_piece(index, count) for index in place.values()}
-    tie(own_pieces, 0, count - 1)
+    run = Run(plan)
+    tie_pieces(run)
     if rank not in tying:
-        own_pieces = {index: deepcopy(piece) for index, piece in own_pieces.items()}
-    stages = {stage: own_pieces[index] for stage, index in place.items()}
-    with schedc.runtime.load(plan, stages=stages, loss_fn=loss_fn, timeout_s=60) as pipe:
+        run.stages = {stage: deepcopy(module) for stage, module in run.stages.items()}
+    with run.load():
         for step in range(2):
-            inputs, targets = whole_batch(plan, 1, step)
-            pipe.step(inputs, targets)
-            y = inputs
-            for index in range(count):
-                y = pieces[index](y)
-            torch.autograd.backward(loss_fn(y, targets))
-    pairs = [
-        (own.grad, other.grad)
-        for stage, module in stages.items()
-        for own, other in zip(module.parameters(), pieces[place[stage]].parameters(), strict=True)
-    ]
-    return max(relative_error(*pair) for pair in pairs)
+            run.step(step)
+        return max(run.gradient_errors())
 
 
-def optimizer_of(kind: str, parameters: Sequence[nn.Parameter]) -> Any:
-    """A real optimizer, or plain descent, which needs no library that takes seconds to load."""
-    return torch.optim.AdamW(parameters, lr=0.05) if kind == "adamw" else Descent(parameters)
-
-
-class Descent:
-    """SGD with momentum."""
-
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self.parameters = list(parameters)
-        self.speeds = [torch.zeros_like(parameter) for parameter in self.parameters]
-
-    def step(self) -> None:
-        with torch.no_grad():
-            for parameter, speed in zip(self.parameters, self.speeds, strict=True):
-                if parameter.grad is not None:
-                    parameter.sub_(speed.mul_(0.9).add_(parameter.grad), alpha=0.1)
-
-    def zero_grad(self) -> None:
-        for parameter in self.parameters:
-            parameter.grad = None
-
-
-def train_replicated(
-    rank: int, plan: Plan, pipelines: int, *, optimizer: str = "", tied: bool = False, each: int = 1
-) -> dict[str, Any]:
+def train_replicated(rank: int, plan: Plan, *, adamw: bool = False, tied: bool = False, each: int = 1) -> dict[str, Any]:
     """Two optimizer steps, of `each` steps of the pipe, beside the model without a pipeline and all pipelines' batches together.
 
     The largest relative errors of gradients and weights, and the losses.
     """
-    pipeline_group, data_group = grid(pipelines, plan.problem.ranks)
-    number, own = divmod(rank, plan.problem.ranks)
-    stages = make_stages(plan, own)
-    pieces = {index: make_piece(index, len(plan.problem.paths[0])) for index in range(len(plan.problem.paths[0]))}
+    run = Run(plan)
     if tied:
-        tie(stages, plan.problem.paths[0][0], plan.problem.paths[0][-1])
-        tie(pieces, 0, len(pieces) - 1)
-    whole = nn.ModuleList(pieces[index] for index in sorted(pieces))
-    sharded = plan.problem.data_parallel is not None and plan.problem.data_parallel.zero_stage == 1
-    gradient_errors, weight_errors, losses, expected, microbatches = [], [], [], [], []
-    with schedc.runtime.load(
-        plan, stages=stages, loss_fn=loss_fn, timeout_s=60, pipeline_group=pipeline_group, data_parallel_group=data_group
-    ) as pipe:
-        weights = dict.fromkeys(weight for module in stages.values() for weight in module.parameters())
-        mine = optimizer_of(optimizer, [shard.weight for shard in pipe.shards()] if sharded else list(weights))
-        reference = optimizer_of(optimizer, list(whole.parameters()))
+        tie_pieces(run)
+    gradient_errors, losses, expected, microbatches = [], [], [], []
+    with run.load() as pipe:
+        optimizers: list[Any] = [
+            torch.optim.AdamW(weights, lr=0.05) if adamw else Descent(weights, 0.9) for weights in (run.weights, run.whole_weights)
+        ]
         for step in range(2):
-            mine.zero_grad()
-            reference.zero_grad()
+            run.clear()
             for part in range(each):
-                inputs, targets = whole_batch(plan, pipelines, step * each + part)
-                halves = [batch.chunk(pipelines)[number] for batch in (inputs, targets)]
-                losses.append(pipe.step(*halves).item())
-                outputs = inputs
-                for piece in whole:
-                    outputs = piece(outputs)
-                loss = loss_fn(outputs, targets)
-                torch.autograd.backward(loss)
-                expected.append(loss.item())
-                logits = outputs.detach().chunk(pipelines)[number].chunk(plan.problem.microbatches)
-                alone = [loss_fn(*both) for both in zip(logits, halves[1].chunk(plan.problem.microbatches), strict=True)]
-                microbatches.append(float((pipe.losses - torch.stack(alone)).abs().max()))
-            if sharded:
-                for shard in pipe.shards():
-                    same = dict(whole[piece_of(plan, shard.stage)].named_parameters())[shard.name].grad
-                    assert same is not None
-                    gradient_errors.append(relative_error(shard.weight.grad, same.flatten()[shard.start : shard.stop]))
-                assert all(weight.grad is None for weight in weights)
-            else:
-                gradient_errors += [relative_error(own.grad, other.grad) for own, other in pairs(plan, stages, whole)]
-            mine.step()
-            reference.step()
+                loss, right = run.step(step * each + part)
+                losses.append(loss.item())
+                expected.append(right.item())
+                inputs, targets = run.batch(step * each + part)
+                with torch.no_grad():
+                    chunks = [one.chunk(plan.problem.microbatches) for one in run.share((run.outputs(inputs), targets))]
+                alone = torch.stack([loss_fn(*both) for both in zip(*chunks, strict=True)])
+                microbatches.append(float((pipe.losses - alone).abs().max()))
+            gradient_errors += run.gradient_errors()
+            for optimizer in optimizers:
+                optimizer.step()
         pipe.gather()
-        weight_errors = [relative_error(own.detach(), other.detach()) for own, other in pairs(plan, stages, whole)]
-        owned = sum(shard.weight.numel() for shard in pipe.shards()) if sharded else sum(weight.numel() for weight in weights)
-    return {
-        "gradients": max(gradient_errors),
-        "weights": max(weight_errors),
-        "losses": losses,
-        "expected": expected,
-        "microbatches": max(microbatches),
-        "owned": owned,
-        "all": sum(weight.numel() for weight in weights),
-    }
-
-
-def pairs(plan: Plan, stages: dict[int, nn.Module], whole: nn.ModuleList) -> list[tuple[nn.Parameter, nn.Parameter]]:
-    """The weights of this rank, with those of the whole model."""
-    return [
-        both
-        for stage, module in stages.items()
-        for both in zip(module.parameters(), whole[piece_of(plan, stage)].parameters(), strict=True)
-    ]
+        return {
+            "gradients": max(gradient_errors),
+            "weights": max(run.weight_errors()),
+            "losses": losses,
+            "expected": expected,
+            "microbatches": max(microbatches),
+            "owned": sum(weight.numel() for weight in run.weights),
+            "all": sum(weight.numel() for weight in weights_of(run.stages)),
+        }
 
 
 def refuse_replicated(rank: int, plans: Sequence[Plan], pipelines: int, seeds: Sequence[int] = (0, 0, 0, 0), **more: Any) -> str:
-    """Load with a group of replicas; the refusal."""
+    """Load with a group of replicas."""
     ranks = dist.get_world_size() // pipelines
     pipeline_group, data_group = grid(pipelines, ranks)
     stages: dict[int, nn.Module] = {}
     for stage in plans[rank].problem.stages_on(rank % ranks):
         torch.manual_seed(seeds[rank])
         stages[stage] = nn.Linear(2, 2)
-    try:
-        pipe = schedc.runtime.load(
-            plans[rank],
-            stages=stages,
-            loss_fn=loss_fn,
-            timeout_s=60,
-            **{"pipeline_group": pipeline_group, "data_parallel_group": data_group, **more},
-        )
-    except SchedcError as error:
-        return f"{type(error).__name__}: {error}"
-    pipe.close()
+    load(plans[rank], stages, **{"pipeline_group": pipeline_group, "data_parallel_group": data_group, **more}).close()
     return "accepted"
 
 
@@ -212,22 +131,6 @@ def refuse_mixed_up(rank: int, plan: Plan) -> str:
     pipeline_group, _ = grid(2, 2)
     groups = [dist.new_group(members) for members in ([0, 3], [1, 2])]
     return refuse_replicated(rank, [plan] * 4, 2, pipeline_group=pipeline_group, data_parallel_group=groups[rank in (1, 2)])
-
-
-class Failing(nn.Module):
-    """A stage that fails in its second forward."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-        self.calls = 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        if self.calls == 2:
-            raise ValueError("this stage cannot go on")
-        result: torch.Tensor = self.inner(x)
-        return result
 
 
 def refuse_batches(
@@ -243,18 +146,12 @@ def refuse_batches(
     Returns:
         What these say, and whether gradients are equal.
     """
-    pipelines = dist.get_world_size() // plan.problem.ranks
-    pipeline_group, replicas = grid(pipelines, plan.problem.ranks)
-    groups: dict[str, Any] = {"pipeline_group": pipeline_group}
-    if pipelines > 1:
-        groups[group] = replicas
-    stages = make_stages(plan, rank % plan.problem.ranks)
-    weights = [weight for module in stages.values() for weight in module.parameters()]
-    said, found = list[str](), []
-    kind = ChoosingPipe if chooses else Pipe
-    with schedc.runtime.load(plan, stages=stages, loss_fn=loss_fn, timeout_s=60, kind=kind, **groups) as pipe:
-        zero = plan.problem.data_parallel is not None and plan.problem.data_parallel.zero_stage > 0
-        owned = [shard.weight for shard in pipe.shards()] if zero else weights
+    run = Run(plan)
+    groups: dict[str, Any] = {"pipeline_group": grid(run.pipelines, plan.problem.ranks)[0], "data_parallel_group": None}
+    if run.pipelines > 1:
+        groups[group] = grid(run.pipelines, plan.problem.ranks)[1]
+    lines, found = list[str](), []
+    with run.load(kind=ChoosingPipe if chooses else Pipe, **groups) as pipe:
         for refuses in (False, True):
             for step in range(2):
                 inputs, targets = make_batch(plan, step)
@@ -267,111 +164,59 @@ def refuse_batches(
                     try:
                         call(*given)
                     except schedc.runtime.BatchRefused as error:
-                        said.append(str(error))
+                        lines.append(str(error))
                 pipe.step(inputs, targets)
-            found.append([weight.grad for weight in owned])
-            for weight in (*weights, *owned):
-                weight.grad = None
+            found.append([weight.grad for weight in run.weights])
+            run.clear()
     same = all(torch.equal(one, other) for one, other in zip(*found, strict=True) if one is not None and other is not None)
-    return said, same and len(found[0]) > 0
+    return lines, same and len(found[0]) > 0
 
 
 def fail_replicated(rank: int, plan: Plan, culprit: int) -> str:
-    """A step in which one process fails: what every process says."""
-    pipeline_group, data_group = grid(2, 2)
-    stages = make_stages(plan, rank % 2)
+    """A step in which one process fails in its second forward."""
+    run = Run(plan)
     if rank == culprit:
-        stages = {stage: Failing(module) for stage, module in stages.items()}
-        for module in stages.values():  # the same weights under other names
-            assert [*module.parameters()]
-    pipe = schedc.runtime.load(
-        plan, stages=stages, loss_fn=loss_fn, timeout_s=30, pipeline_group=pipeline_group, data_parallel_group=data_group
-    )
-    try:
-        pipe.step(*(batch.chunk(2)[rank // 2] for batch in whole_batch(plan, 2, 0)))
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
+        on_forward(run.stages, 2, cannot_go_on)
+    run.load(timeout_s=30).step(*run.share(run.batch(0)))
     return "stepped"
 
 
-def train_with_adamw(rank: int, plan: Plan, pipelines: int) -> dict[str, Any]:
-    """`train_replicated` with AdamW."""
-    return train_replicated(rank, plan, pipelines, optimizer="adamw")
-
-
-def train_tied(rank: int, plan: Plan, pipelines: int) -> dict[str, Any]:
-    """`train_replicated` with a weight that two stages of a rank share."""
-    return train_replicated(rank, plan, pipelines, tied=True)
-
-
-def train_in_two_parts(rank: int, plan: Plan, pipelines: int) -> dict[str, Any]:
-    """`train_replicated` with two steps of the pipe to each of the optimizer."""
-    return train_replicated(rank, plan, pipelines, each=2)
-
-
-def refuse_without_group(rank: int, plan: Plan) -> str:
-    """Load a plan with collectives, but no replicas."""
-    return refuse_replicated(rank, [plan] * 4, 2, data_parallel_group=None)
-
-
-def not_finite(rank: int, plan: Plan, pipelines: int) -> list[str]:
+def not_finite(rank: int, plan: Plan) -> list[str]:
     """A step in which the first pipeline's loss is NaN, and one after it: what each process says."""
-    pipeline_group, data_group = grid(pipelines, plan.problem.ranks)
-    number, own = divmod(rank, plan.problem.ranks)
-    said = []
-    calls = 0
+    run, lines, calls = Run(plan), list[str](), 0
 
     def broken(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         nonlocal calls
         calls += 1
-        return loss_fn(logits, targets) * (float("nan") if number == 0 and calls == 2 else 1.0)
+        return loss_fn(logits, targets) * (float("nan") if run.pipeline == 0 and calls == 2 else 1.0)
 
-    stages = make_stages(plan, own)
-    with schedc.runtime.load(
-        plan, stages=stages, loss_fn=broken, timeout_s=60, pipeline_group=pipeline_group, data_parallel_group=data_group
-    ) as pipe:
+    with run.load(loss_fn=broken) as pipe:
         for step in range(2):
-            try:
-                pipe.step(*(batch.chunk(pipelines)[number] for batch in whole_batch(plan, pipelines, step)))
-                said.append("stepped")
-            except SchedcError as error:
-                said.append(f"{type(error).__name__}: {error}")
-    return said
+            with noting(lines):
+                pipe.step(*run.share(run.batch(step)))
+                lines.append("stepped")
+    return lines
 
 
-def live_tensors(rank: int, plan: Plan, pipelines: int, **options: Any) -> list[int]:
+def live_tensors(rank: int, plan: Plan, **options: Any) -> list[int]:
     """How many tensors the process holds after each of four steps."""
-    groups: dict[str, Any] = {}
-    number, own = divmod(rank, plan.problem.ranks)
-    if pipelines > 1:
-        groups["pipeline_group"], groups["data_parallel_group"] = grid(pipelines, plan.problem.ranks)
-    counts = []
-    with schedc.runtime.load(plan, stages=make_stages(plan, own), loss_fn=loss_fn, timeout_s=60, **groups, **options) as pipe:
+    run, counts = Run(plan), []
+    with run.load(**options) as pipe:
         for step in range(4):
-            pipe.step(*(batch.chunk(pipelines)[number] for batch in whole_batch(plan, pipelines, step)))
-            gc.collect()
-            counts.append(sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects()))
+            pipe.step(*run.share(run.batch(step)))
+            counts.append(living_tensors())
     return counts
 
 
-def masters(rank: int, plan: Plan, pipelines: int) -> dict[str, Any]:
+def masters(rank: int, plan: Plan) -> dict[str, Any]:
     """Steps of ZeRO 1 in bf16 with gradients in float32, small enough that bf16 alone would lose them."""
-    pipeline_group, data_group = grid(pipelines, plan.problem.ranks)
-    number, own = divmod(rank, plan.problem.ranks)
-    stages = {stage: module.bfloat16() for stage, module in make_stages(plan, own).items()}
-    with schedc.runtime.load(
-        plan,
-        stages=stages,
-        loss_fn=loss_fn,
-        timeout_s=60,
-        pipeline_group=pipeline_group,
-        data_parallel_group=data_group,
-        grad_dtype=torch.float32,
-    ) as pipe:
+    run = Run(plan)
+    run.stages = {stage: module.bfloat16() for stage, module in run.stages.items()}
+    with run.load(grad_dtype=torch.float32) as pipe:
         shards = pipe.shards()
         before = [shard.weight.detach().clone() for shard in shards]
         for step in range(3):
-            pipe.step(*(batch.chunk(pipelines)[number] for batch in whole_batch(plan, pipelines, step)))
+            pipe.step(*run.share(run.batch(step)))
             with torch.no_grad():
                 for shard in shards:
                     assert shard.weight.grad is not None
@@ -380,12 +225,83 @@ def masters(rank: int, plan: Plan, pipelines: int) -> dict[str, Any]:
         pipe.gather()
         equal = []
         for shard in shards:
-            weight = dict(stages[shard.stage].named_parameters())[shard.name]
-            equal.append(torch.equal(weight.detach().flatten()[shard.start : shard.stop], shard.weight.detach().bfloat16()))
+            weight = run.stages[shard.stage].get_parameter(shard.name).detach().flatten()
+            equal.append(torch.equal(weight[shard.start : shard.stop], shard.weight.detach().bfloat16()))
         moved = [bool((shard.weight != old).any()) for shard, old in zip(shards, before, strict=True)]
     return {
         "dtypes": {str(shard.weight.dtype) for shard in shards},
         "equal": all(equal),
         "moved": all(moved),
-        "whole": [weight.detach().float() for module in stages.values() for weight in module.parameters()],
+        "whole": [weight.detach().float() for weight in weights_of(run.stages)],
     }
+
+
+class Counting(nn.Module):
+    """After a piece, a layer with statistics and a count that each forward changes, a table that is not saved, and two weights.
+
+    One of these is used in some pipelines only, the other never.
+    """
+
+    count: torch.Tensor
+    mean: torch.Tensor
+    table: torch.Tensor
+
+    def __init__(self, inner: nn.Module, *, uses: bool, start: float) -> None:
+        super().__init__()
+        self.inner = inner
+        self.uses = uses
+        self.some = nn.Parameter(torch.ones((), dtype=torch.float64))
+        self.never = nn.Parameter(torch.ones(3, dtype=torch.float64))
+        self.register_buffer("count", torch.tensor(False))
+        self.register_buffer("mean", torch.full((), start, dtype=torch.float64))
+        self.register_buffer("table", torch.full((), start, dtype=torch.float64), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.inner(x)
+        if self.training:
+            self.count = torch.logical_not(self.count)
+            self.mean = self.mean / 2 + result.detach().mean()
+        return result * self.some if self.uses else result
+
+
+def state(rank: int, plan: Plan) -> tuple[list[Any], list[bool]]:
+    """Steps from buffers that differ: those of this rank's pieces afterwards, by piece.
+
+    And of each weight whether it has no gradient though a replica has used it, or one though none has.
+    """
+    run, start = Run(plan), 1.0 + rank
+    stages = {stage: Counting(module, uses=stage % 2 == run.pipeline, start=start) for stage, module in run.stages.items()}
+    run.stages = {**stages}
+    with run.load() as pipe:
+        for step in range(2):
+            pipe.step(*make_batch(plan, 10 * run.pipeline + step))
+        for module in stages.values():
+            module.eval()
+        pipe.evaluate(*make_batch(plan, 0))
+        if run.sharded:
+            grads = {(shard.stage, shard.name): shard.weight.grad for shard in pipe.shards()}
+        else:
+            grads = {(stage, name): weight.grad for stage, each in stages.items() for name, weight in each.named_parameters()}
+    wrong = [(grad is None) is not name.endswith("never") for (_, name), grad in grads.items()]
+    return [
+        (piece_of(plan, stage), each.count.item(), each.mean.item(), each.table.item() == start) for stage, each in stages.items()
+    ], wrong
+
+
+def unfrozen(rank: int, plan: Plan, way: str) -> str:
+    """What a step says to a weight that is trained from the second step on: unfrozen, or new; in a tied one."""
+    run = Run(plan)
+    layers = [layer for module in run.stages.values() for layer in module.modules() if isinstance(layer, Layer)]
+    biases = [layer.norm.get_parameter("bias") for layer in layers]
+    for bias in biases:
+        bias.requires_grad_(way == "new")
+    with run.load() as pipe:
+        if way == "tied":
+            tie_weights(pipe, {"bias": biases[0]})
+        pipe.step(*make_batch(plan, 0))
+        for layer, bias in zip(layers, biases, strict=True):
+            bias.requires_grad_()
+            if way == "new":
+                layer.norm.bias = nn.Parameter(bias.detach().clone())
+        pipe.step(*make_batch(plan, 0))
+    return "trained"

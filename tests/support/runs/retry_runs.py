@@ -8,15 +8,14 @@ from collections import Counter
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import nn
 
-import schedc.runtime
 from runs import pipeline_runs
 from runs.faults import Faults, faulty
-from runs.pipeline_runs import Layer, loss_fn, make_batch, make_stages, piece_of
-from runs.replicated_runs import grid
+from runs.harness import TOKENS, WIDTH, Layer, Run, load, loss_fn, make_batch, make_stages, piece_of
 from schedc.runtime.measure.recording import Recorder
 from schedc.runtime.session import loading
 from schedc.runtime.transports.base import Ends, P2PChannel
@@ -72,12 +71,8 @@ def on_failing(faults: Sequence[Faults], *, delegate: bool = True, counts: Count
     channels = [P2PChannel("gloo", partial(connect, "gloo", faulty(gloo_apart, own))) for own in faults]
     if delegate:
         channels.append(P2PChannel("the delegate", partial(connect, "delegate", connect_delegate)))
-    before = vars(loading)["connection"]
-    vars(loading)["connection"] = lambda *_: lambda source, destination: channels
-    try:
+    with patch.object(loading, "connection", lambda *_: lambda source, destination: channels):
         yield
-    finally:
-        vars(loading)["connection"] = before
 
 
 class Moody(nn.Module):
@@ -88,7 +83,7 @@ class Moody(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.inner = Layer()
-        self.norm = nn.BatchNorm1d(pipeline_runs.WIDTH)
+        self.norm = nn.BatchNorm1d(WIDTH)
         self.dropout = nn.Dropout(0.3)
         self.register_buffer("calls", torch.zeros(()))
 
@@ -107,7 +102,6 @@ class Options(NamedTuple):
     """Whether gradients add up over two steps."""
     swap_to: Plan | None = None
     """A plan to move to; all ranks call `swap` before step 1."""
-    pipelines: int = 1
     late_s: float = 0.0
     """How long rank 0 sleeps before step 2."""
     delegate: bool = True
@@ -126,14 +120,8 @@ def compare(rank: int, plan: Plan, faults: Sequence[Sequence[Faults]], options: 
         Whether losses, gradients, weights, buffers and random numbers of every step are equal bit by bit; the warnings; how
         many transfers had begun by which channel after each step; the steps that a Recorder has kept; the moves to another plan.
     """
-    groups: dict[str, Any] = {}
-    place = rank
-    if options.pipelines > 1:
-        group, replicas = grid(options.pipelines, plan.problem.ranks)
-        groups = {"pipeline_group": group, "data_parallel_group": replicas}
-        place = rank % plan.problem.ranks
-    sound = _train(place, rank, plan, [Faults()], options._replace(timeout_s=60.0), groups)
-    failing = _train(place, rank, plan, faults[rank], options, groups)
+    sound = _train(rank, plan, [Faults()], options._replace(timeout_s=60.0))
+    failing = _train(rank, plan, faults[rank], options)
     pairs = list(zip(sound["states"], failing.pop("states"), strict=True))
     different = [
         step
@@ -143,15 +131,14 @@ def compare(rank: int, plan: Plan, faults: Sequence[Sequence[Faults]], options: 
     return failing | {"different": different, "told_when_sound": sound["told"]}
 
 
-def _train(place: int, rank: int, plan: Plan, faults: Sequence[Faults], options: Options, groups: dict[str, Any]) -> dict[str, Any]:
+def _train(rank: int, plan: Plan, faults: Sequence[Faults], options: Options) -> dict[str, Any]:
     """The steps; of each, what there is after it."""
-    stages: dict[int, nn.Module] = {}
-    for stage, module in make_stages(plan, place).items():
+    run = Run(plan)
+    for stage, module in run.stages.items():
         layers = list(module.children())
         torch.manual_seed(100 + piece_of(plan, stage))
         layers.insert(1 if isinstance(layers[0], nn.Embedding) else 0, Moody().double())
-        stages[stage] = nn.Sequential(*layers)
-    weights = [weight for module in stages.values() for weight in module.parameters()]
+        run.stages[stage] = nn.Sequential(*layers)
     torch.manual_seed(100 + rank)
     states: list[list[torch.Tensor]] = []
     counts = Counter[str]()
@@ -160,30 +147,22 @@ def _train(place: int, rank: int, plan: Plan, faults: Sequence[Faults], options:
     swapped: list[Any] = []
     with on_failing(faults, delegate=options.delegate, counts=counts), warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        with schedc.runtime.load(
-            plan, stages=stages, loss_fn=loss_fn, timeout_s=options.timeout_s, observe=recorder, **groups
-        ) as pipe:
-            zero = plan.problem.data_parallel
-            own = [shard.weight for shard in pipe.shards()] if zero is not None and zero.zero_stage else weights
+        with run.load(timeout_s=options.timeout_s, observe=recorder) as pipe:
             for step in range(options.steps):
                 if not options.accumulate or step % 2 == 0:
-                    for weight in own:
-                        weight.grad = None
+                    run.clear()
                 if step == 1 and options.swap_to is not None:
                     swapped.append(pipe.swap(options.swap_to))
                 if step == 2 and rank == 0:
                     time.sleep(options.late_s)
-                pipe.step(*make_batch(plan, 10 * step + rank // plan.problem.ranks))
-                gradients = [weight.grad.clone() for weight in own if weight.grad is not None]
-                with torch.no_grad():
-                    for weight in own:
-                        if weight.grad is not None:
-                            weight.sub_(weight.grad, alpha=0.1)
-                buffers = [buffer.clone() for module in stages.values() for buffer in module.buffers()]
-                state = [pipe.losses, *gradients, *(weight.detach().clone() for weight in own), *buffers, torch.get_rng_state()]
-                states.append(state)
+                pipe.step(*make_batch(plan, 10 * step + run.pipeline))
+                gradients = [weight.grad.clone() for weight in run.weights if weight.grad is not None]
+                run.descend()
+                weights = [weight.detach().clone() for weight in run.weights]
+                buffers = [buffer.clone() for module in run.stages.values() for buffer in module.buffers()]
+                states.append([pipe.losses, *gradients, *weights, *buffers, torch.get_rng_state()])
                 by_step.append(dict(counts))
-            recorded = [kept.step for kept in recorder.record(place).steps]
+            recorded = [kept.step for kept in recorder.record(run.rank).steps]
     return {
         "states": states,
         "told": [str(warning.message) for warning in told],
@@ -193,19 +172,10 @@ def _train(place: int, rank: int, plan: Plan, faults: Sequence[Faults], options:
     }
 
 
-def fail(rank: int, plan: Plan, culprit: int, way: str, timeout_s: float) -> list[str]:
+def fail(rank: int, *given: Any) -> list[str]:
     """`pipeline_runs.fail` where the delegate may take over."""
     with on_failing([Faults()]):
-        return pipeline_runs.fail(rank, plan, culprit, way, timeout_s)
-
-
-def refuse(rank: int, plan: Plan, faults: Sequence[Sequence[Faults]]) -> str:
-    """What a step says that fails on the last channel there is."""
-    try:
-        compare(rank, plan, faults, Options(delegate=False))
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "went well"
+        return pipeline_runs.fail(rank, *given)
 
 
 class Sudden(nn.Module):
@@ -233,15 +203,9 @@ def change_suddenly(rank: int, plan: Plan, faults: Sequence[Faults]) -> str:
     stages = make_stages(plan, rank)
     if rank == 1:
         stages = {stage: Sudden(module, plan.problem.microbatches) for stage, module in stages.items()}
-    try:
-        with (
-            on_failing([faults[rank]]),
-            schedc.runtime.load(plan, stages=stages, loss_fn=loss_fn, timeout_s=20) as pipe,
-        ):
-            for step in range(2):
-                pipe.step(*make_batch(plan, step))
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
+    with on_failing([faults[rank]]), load(plan, stages, timeout_s=20) as pipe:
+        for step in range(2):
+            pipe.step(*make_batch(plan, step))
     return "went well"
 
 
@@ -272,7 +236,7 @@ def lose_with_weights(rank: int, plan: Plan, faults: Sequence[Faults], method: b
     with (
         warnings.catch_warnings(),
         on_failing([faults[rank]]),
-        schedc.runtime.load(plan, stages=make_stages(plan, rank), loss_fn=own.method if method else own, timeout_s=20) as pipe,
+        load(plan, make_stages(plan, rank), loss_fn=own.method if method else own, timeout_s=20) as pipe,
     ):
         warnings.simplefilter("ignore")
         for step in range(2):
@@ -281,58 +245,30 @@ def lose_with_weights(rank: int, plan: Plan, faults: Sequence[Faults], method: b
     return found
 
 
-class Changing(nn.Module):
-    """A first stage that changes its input in place: each run of a step finds another batch."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.inner(x.add_(1).remainder_(pipeline_runs.TOKENS))
-        return y
-
-
 def change_the_batch(rank: int, plan: Plan, faults: Sequence[Faults], what: str) -> str:
-    """One step that changes the inputs or the targets in place, in which a channel fails."""
+    """One step that changes the inputs or the targets in place, in which a channel fails: each run of it finds another batch."""
     stages = make_stages(plan, rank)
     if what == "inputs" and 0 in stages:
-        stages[0] = Changing(stages[0])
+        stages[0].register_forward_pre_hook(lambda module, inputs: inputs[0].add_(1).remainder_(TOKENS))
 
     def changing(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return loss_fn(logits, targets.add_(1).remainder_(pipeline_runs.TOKENS) if what == "targets" else targets)
+        return loss_fn(logits, targets.add_(1).remainder_(TOKENS) if what == "targets" else targets)
 
-    try:
-        with on_failing([faults[rank]]), schedc.runtime.load(plan, stages=stages, loss_fn=changing, timeout_s=20) as pipe:
-            inputs, targets = ([piece.clone() for piece in one.chunk(plan.problem.microbatches)] for one in make_batch(plan, 0))
-            pipe.step(inputs, targets)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
+    with on_failing([faults[rank]]), load(plan, stages, loss_fn=changing, timeout_s=20) as pipe:
+        pipe.step(*([piece.clone() for piece in one.chunk(plan.problem.microbatches)] for one in make_batch(plan, 0)))
     return "went well"
 
 
-class NoZeros(nn.Module):
-    """A stage that raises on zeros."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not x.any():
-            raise ValueError("nothing to normalize by")
-        y: torch.Tensor = self.inner(x)
-        return y
-
-
-def raise_on_zeros(rank: int, plan: Plan, faults: Sequence[Faults]) -> list[str]:
-    """A step in which a channel fails and rank 1 raises on what comes in place of its tensors: the error and its notes."""
+def raise_on_zeros(rank: int, plan: Plan, faults: Sequence[Faults]) -> str:
+    """A step in which a channel fails and rank 1 raises on what comes in place of its tensors."""
     stages = make_stages(plan, rank)
-    if rank == 1:
-        stages = {stage: NoZeros(module) for stage, module in stages.items()}
-    try:
-        with on_failing([faults[rank]]), schedc.runtime.load(plan, stages=stages, loss_fn=loss_fn, timeout_s=20) as pipe:
-            pipe.step(*make_batch(plan, 0))
-    except Exception as error:
-        return [f"{type(error).__name__}: {error}", *error.__notes__]
-    return []
+
+    def refuse_zeros(module: nn.Module, inputs: Any) -> None:
+        if not inputs[0].any():
+            raise ValueError("nothing to normalize by")
+
+    for stage in stages.values() if rank == 1 else ():
+        stage.register_forward_pre_hook(refuse_zeros)
+    with on_failing([faults[rank]]), load(plan, stages, timeout_s=20) as pipe:
+        pipe.step(*make_batch(plan, 0))
+    return "went well"

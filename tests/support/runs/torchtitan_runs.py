@@ -64,21 +64,6 @@ def train(rank: int, run: Run) -> Found:
     return found
 
 
-def refusal(rank: int, run: Run) -> str:
-    """The error with which a trainer ends, before or in its first step."""
-    titan = _torchtitan()
-    trainer = None
-    try:
-        trainer = titan.build(run, Found([], [], {}))
-        trainer.train()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    finally:
-        if trainer is not None:
-            trainer.close()
-    return "trained"
-
-
 def _torchtitan() -> Any:
     """The module beside this one that imports torchtitan, once the CPU is the accelerator of this process."""
     warnings.simplefilter("default")

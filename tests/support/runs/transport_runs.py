@@ -1,21 +1,19 @@
-"""What the rank processes of the transports' tests run: one wire between ranks 0 and 1, and pipes on channels of all kinds."""
+"""What rank processes run in the tests of transports and links: one wire between ranks 0 and 1, and measured pairs."""
 
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
-import pytest
 import torch
 import torch.distributed as dist
 
-import schedc.runtime
 from runs import pipeline_runs
 from schedc.ir.ops import Kind, Op
 from schedc.runtime.common.boundary import BoundaryMeta, TensorMeta
@@ -23,6 +21,7 @@ from schedc.runtime.common.failure import ConnectionLost, NoAnswer, TransferFail
 from schedc.runtime.common.groups import Groups
 from schedc.runtime.common.program import Message, Wire
 from schedc.runtime.execution.channels import Receiver, Sender
+from schedc.runtime.profiling.pairs import Wires, measure_links
 from schedc.runtime.session import loading
 from schedc.runtime.transports.base import Ends, only
 from schedc.runtime.transports.delegate import connect_delegate
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from schedc.ir.plan import Plan
+    from schedc.runtime.profiling.pairs import Agenda, LinkMeasurement
     from schedc.runtime.transports.base import Connect
 
 WIRE = Wire(source=0, destination=1, name="send_next", receiver_name="recv_prev", transfers=(), messages=())
@@ -54,8 +54,7 @@ def connecting_timeouts(rank: int, timeout_s: float) -> list[tuple[float, float]
         given.append((group, timeout.total_seconds()))
         return group
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dist, "ProcessGroupGloo", made)
+    with patch.object(dist, "ProcessGroupGloo", made):
         groups = Groups(timeout_s)
         groups.make((0, 1))
     times = [(connecting_s, group.options._timeout.total_seconds()) for group, connecting_s in given]
@@ -143,10 +142,8 @@ def end_in_the_middle(rank: int, way: str, how: str, culprit: int, timeout_s: fl
     first.wait(WAIT_S)
     groups.exchange(0)
     if rank == culprit:
-        if how == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if how == "stop":
-            os.kill(os.getpid(), signal.SIGSTOP)
+        if how in pipeline_runs.ENDS:
+            pipeline_runs.ENDS[how]()
         ends.close()
         groups.close()
         return []
@@ -188,7 +185,7 @@ def die_in_a_transfer(rank: int, way: str, culprit: int) -> str:
     def die() -> None:
         groups.store.wait(["sent 1"])
         time.sleep(0.02)
-        os.kill(os.getpid(), signal.SIGKILL)
+        pipeline_runs.ENDS["kill"]()
 
     completion.begin()
     if rank == 1:
@@ -208,34 +205,6 @@ def die_in_a_transfer(rank: int, way: str, culprit: int) -> str:
     return said
 
 
-@contextmanager
-def on_channels(**given: Any) -> Iterator[None]:
-    """In here `schedc.runtime.load` gets these arguments, too."""
-    load = schedc.runtime.load
-    schedc.runtime.load = partial(load, **given)
-    try:
-        yield
-    finally:
-        schedc.runtime.load = load
-
-
-def train_with(rank: int, plan: Plan, channels: str, queues: int = 2) -> dict[str, Any]:
-    """`pipeline_runs.train` on these channels."""
-    with on_channels(channels=channels, queues=queues):
-        return pipeline_runs.train(rank, plan)
-
-
-def fail_with(rank: int, plan: Plan, channels: str, culprit: int, way: str, timeout_s: float) -> list[str]:
-    """`pipeline_runs.fail` on these channels."""
-    with on_channels(channels=channels):
-        return pipeline_runs.fail(rank, plan, culprit, way, timeout_s)
-
-
-def refuse_channels(rank: int, plan: Plan, channels: Sequence[str]) -> str:
-    """What `load` says to these channels, by rank."""
-    return pipeline_runs.refuse(rank, [plan, plan], [[0], [1]], channels=channels[rank])
-
-
 def train_without_tags(rank: int, plan: Plan) -> dict[str, Any]:
     """`pipeline_runs.train` over gloo that, like NCCL, matches sends and receives by their order alone."""
 
@@ -246,12 +215,8 @@ def train_without_tags(rank: int, plan: Plan) -> dict[str, Any]:
 
         return only(connected)
 
-    before = vars(loading)["connection"]
-    vars(loading)["connection"] = connection
-    try:
+    with patch.object(loading, "connection", connection):
         return pipeline_runs.train(rank, plan)
-    finally:
-        vars(loading)["connection"] = before
 
 
 class _Untagged(GlooTransport):
@@ -262,3 +227,27 @@ class _Untagged(GlooTransport):
 
     def receive(self, kind: TensorMeta, tag: int) -> Any:
         return super().receive(kind, 0)
+
+
+def measure(rank: int, agenda: Agenda, timeout_s: float = 60.0) -> tuple[LinkMeasurement, ...]:
+    """Measure the links of the agenda's pairs."""
+    control = dist.new_group(backend="gloo")
+    return measure_links(agenda, control=control, backend="gloo", device=torch.device("cpu"), timeout_s=timeout_s)
+
+
+def measure_without(rank: int, agenda: Agenda, culprit: int, timeout_s: float) -> tuple[LinkMeasurement, ...]:
+    """`measure`, with one rank that ends while its pair measures."""
+    if rank != culprit:
+        return measure(rank, agenda, timeout_s)
+    sends = 0
+
+    def send(wires: Wires, message: torch.Tensor) -> dist.Work:
+        nonlocal sends
+        sends += 1
+        if sends > 5:
+            os._exit(1)
+        return whole(wires, message)
+
+    whole = Wires.send
+    with patch.object(Wires, "send", send):
+        return measure(rank, agenda, timeout_s)

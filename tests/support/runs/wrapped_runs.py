@@ -10,10 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-import schedc.runtime
-from runs.pipeline_runs import Layer, loss_fn, make_piece, make_stages, piece_of, relative_error
-from runs.replicated_runs import whole_batch
-from schedc.errors import SchedcError
+from runs.harness import Layer, Run, make_stages
+from runs.training_runs import clipping_error
 from schedc.runtime.training.clipping import clip_grad_norm_
 
 if TYPE_CHECKING:
@@ -57,55 +55,35 @@ def own_group(rank: int) -> dist.ProcessGroup:
 
 def refused(rank: int, plan: Plan, kind: str, *, later: bool = False) -> str:
     """What is said of a pipeline over both ranks whose stages are wrapped, before `load` or after the first step."""
-    group = own_group(rank)
-    stages = make_stages(plan, rank)
+    run, group = Run(plan), own_group(rank)
     if not later:
-        stages = {stage: wrapped(kind, module, group) for stage, module in stages.items()}
-    try:
-        with schedc.runtime.load(plan, stages=stages, loss_fn=loss_fn, timeout_s=60) as pipe:
-            pipe.step(*whole_batch(plan, 1, 0))
-            for module in stages.values():
-                wrapped(kind, module, group)
-            pipe.step(*whole_batch(plan, 1, 1))
-    except SchedcError as error:
-        return f"{type(error).__name__}: {error}"
+        run.stages = {stage: wrapped(kind, module, group) for stage, module in run.stages.items()}
+    with run.load() as pipe:
+        pipe.step(*run.batch(0))
+        for module in run.stages.values():
+            wrapped(kind, module, group)
+        pipe.step(*run.batch(1))
     return "accepted"
-
-
-def refused_later(rank: int, plan: Plan, kind: str) -> str:
-    """As `refused`, after the first step."""
-    return refused(rank, plan, kind, later=True)
 
 
 def fused(rank: int, plan: Plan, kind: str, recompute: bool) -> list[float]:
     """Two steps of two processes, each with all stages of the plan, wrapped over both: the errors of the mean's gradients."""
     group = own_group(rank)
     both: dist.ProcessGroup = dist.new_group([0, 1])
-    count = len(plan.problem.stages)
-    bare = make_stages(plan, 0)
-    stages = {stage: wrapped(kind, module, both) for stage, module in bare.items()}
-    whole = nn.Sequential(*(make_piece(index, count) for index in range(count)))
-    errors = []
+    run, errors = Run(plan), []
+    stages = {stage: wrapped(kind, module, both) for stage, module in run.stages.items()}
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
-    with schedc.runtime.load(plan, stages=stages, loss_fn=loss_fn, timeout_s=60, pipeline_group=group, recompute=recompute) as pipe:
+    with run.load(stages=stages, pipeline_group=group, data_parallel_group=None, recompute=recompute):
         for step in range(2):
-            inputs, targets = whole_batch(plan, 2, step)
-            pipe.step(inputs.chunk(2)[rank], targets.chunk(2)[rank])
-            torch.autograd.backward(loss_fn(whole(inputs), targets))
-            for stage, module in bare.items():
-                found: list[Any] = [parameter.grad for parameter in module.parameters()]
-                for own, other in zip(found, whole[piece_of(plan, stage)].parameters(), strict=True):
-                    errors.append(relative_error(own.full_tensor() if hasattr(own, "full_tensor") else own, other.grad))
-        errors.append(clipping_error(pipe, whole))
-    return errors
+            run.step(step)
+            errors += run.gradient_errors()
+        return errors + clipped_to(run)
 
 
-def clipping_error(pipe: schedc.runtime.Pipe, whole: nn.Module) -> float:
+def clipped_to(run: Run, limit: float = 0.1) -> list[float]:
     """Clip both: the error of the norm before, and what the norm after is too large."""
-    limit = 0.1
-    expected = torch.nn.utils.clip_grad_norm_(whole.parameters(), limit)
-    assert expected > limit
-    return max(relative_error(clip_grad_norm_(pipe, limit), expected), clip_grad_norm_(pipe, math.inf).item() - limit)
+    assert torch.nn.utils.get_total_norm([one.grad for one in run.whole_weights if one.grad is not None]) > limit
+    return [clipping_error(run, limit), clip_grad_norm_(run.pipe, math.inf).item() - limit]
 
 
 def tensor_parallel(rank: int, plan: Plan, recompute: bool) -> list[float]:
@@ -114,56 +92,32 @@ def tensor_parallel(rank: int, plan: Plan, recompute: bool) -> list[float]:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     mesh = init_device_mesh("cpu", (plan.problem.ranks, 2), mesh_dim_names=("pipeline", "tensor"))
-    stages = make_stages(plan, rank // 2)
-    for module in stages.values():
+    run = Run(plan)
+    run.pipelines, run.pipeline, run.stages = 1, 0, make_stages(plan, rank // 2)
+    for module in run.stages.values():
         for layer in module.modules():
             if isinstance(layer, Layer):
                 parallelize_module(layer, mesh["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
-    count = len(plan.problem.paths[0])
-    whole = nn.Sequential(*(make_piece(index, count) for index in range(count)))
-    errors = []
-    group = mesh.get_group("pipeline")
-    with schedc.runtime.load(
-        plan,
-        stages=stages,
-        loss_fn=loss_fn,
-        timeout_s=60,
-        pipeline_group=group,
-        swap_group=mesh.get_group("tensor"),
-        recompute=recompute,
-    ) as pipe:
-        for step in range(2):
-            inputs, targets = whole_batch(plan, 1, step)
-            loss = pipe.step(inputs, targets)
-            expected = loss_fn(whole(inputs), targets)
-            torch.autograd.backward(expected)
-            errors.append(abs(loss.item() - expected.item()))
-            errors.append(abs(pipe.evaluate(inputs, targets).item() - expected.item()))
-            for stage, module in stages.items():
-                found: list[Any] = [parameter.grad for parameter in module.parameters()]
-                for own, other in zip(found, whole[piece_of(plan, stage)].parameters(), strict=True):
-                    errors.append(relative_error(own.full_tensor() if hasattr(own, "full_tensor") else own, other.grad))
-        errors.append(clipping_error(pipe, whole))
-    return errors
+    groups = {"pipeline_group": mesh.get_group("pipeline"), "swap_group": mesh.get_group("tensor")}
+    with run.load(recompute=recompute, **groups):
+        return steps_and_evaluations(run) + clipped_to(run)
 
 
 def compiled(rank: int, plan: Plan, backend: str) -> list[float]:
     """Steps and evaluations of stages that torch compiles, in turn: the errors of losses and gradients."""
-    stages = make_stages(plan, rank)
-    bare = dict(stages)
+    run = Run(plan)
     warnings.filterwarnings("ignore", "The .grad attribute of a Tensor")  # dynamo looks at it
-    own: dict[int, Any] = {stage: torch.compile(module, backend=backend) for stage, module in stages.items()}
-    count = len(plan.problem.paths[0])
-    whole = nn.Sequential(*(make_piece(index, count) for index in range(count)))
+    own: dict[int, Any] = {stage: torch.compile(module, backend=backend) for stage, module in run.stages.items()}
+    with run.load(stages=own, timeout_s=120):
+        return steps_and_evaluations(run)
+
+
+def steps_and_evaluations(run: Run) -> list[float]:
+    """Two of each, in turn: the errors of losses and gradients."""
     errors = []
-    with schedc.runtime.load(plan, stages=own, loss_fn=loss_fn, timeout_s=120) as pipe:
-        for step in range(2):
-            inputs, targets = whole_batch(plan, 1, step)
-            loss = pipe.step(inputs, targets)
-            expected = loss_fn(whole(inputs), targets)
-            torch.autograd.backward(expected)
-            errors += [abs(loss.item() - expected.item()), abs(pipe.evaluate(inputs, targets).item() - expected.item())]
-            for stage, module in bare.items():
-                same = whole[piece_of(plan, stage)].parameters()
-                errors += [relative_error(one.grad, other.grad) for one, other in zip(module.parameters(), same, strict=True)]
+    for step in range(2):
+        loss, expected = run.step(step)
+        evaluated = run.pipe.evaluate(*run.batch(step))
+        errors += [abs(one.item() - expected.item()) for one in (loss, evaluated)]
+        errors += run.gradient_errors()
     return errors

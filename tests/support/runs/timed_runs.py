@@ -1,10 +1,15 @@
-"""What the rank processes of `benchmarks/runtime/overhead.py` run: steps in which nothing is computed, and what they take."""
+"""What rank processes of `benchmarks/runtime` run whose steps are timed: stages that compute nothing, and what their steps take.
+
+And stages that take their time, and connections that do: for steps whose times are to be predictable.
+"""
 
 from __future__ import annotations
 
 import cProfile
+import threading
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,6 +33,8 @@ if TYPE_CHECKING:
     from schedc.runtime.common.program import Instruction
 
 LIMIT_S = 60.0
+OP_S = 0.010
+"""How long each F, B and W of a stage takes that takes its time."""
 
 
 class Cost(NamedTuple):
@@ -166,3 +173,70 @@ def _profile_table(profiler: cProfile.Profile, ops: int) -> str:
         where = code if isinstance(code, str) else f"{Path(code.co_filename).name}:{code.co_firstlineno} {code.co_name}"
         lines.append(f"{entry.inlinetime / ops * 1e6:>10.2f}{entry.callcount / ops:>10.2f}  {where}")
     return "\n".join(lines)
+
+
+class Slow:
+    """A group whose messages to one rank, from this one, are late."""
+
+    def __init__(self, group: Any, peer: int, latency_s: float) -> None:
+        self._group, self._peer, self._latency_s = group, peer, latency_s
+
+    def __getattr__(self, name: str) -> Any:
+        """All else is the group's."""
+        return getattr(self._group, name)
+
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Any:
+        """As the group's."""
+        return Late(partial(self._group.send, tensors, peer, tag), self._latency_s if peer == self._peer else 0.0)
+
+
+class Late:
+    """What a thread sends when its time has come."""
+
+    def __init__(self, send: Callable[[], Any], latency_s: float) -> None:
+        self._work: Any = None
+        self._sent = threading.Event()
+        self._send = send
+        timer = threading.Timer(latency_s, self._run)
+        timer.daemon = True
+        timer.start()
+
+    def _run(self) -> None:
+        self._work = self._send()
+        self._sent.set()
+
+    def wait(self, *limit: Any) -> None:
+        self._sent.wait()
+        self._work.wait(*limit)
+
+
+class Work(torch.autograd.Function):
+    """Waits as long as an op takes, and gives what it gets."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """F."""
+        time.sleep(OP_S)
+        return x + weight
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """B and W together."""
+        (gradient,) = gradients
+        time.sleep(2 * OP_S)
+        return gradient, gradient.sum()
+
+
+class Stage(nn.Module):
+    """A stage that takes its time, and has a buffer and a weight to put back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()))
+        self.register_buffer("table", torch.zeros(1000))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """F."""
+        work: Any = Work
+        y: torch.Tensor = work.apply(x, self.weight)
+        return y
