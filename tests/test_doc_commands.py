@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from command_page import commands
-from doc_outputs import FILES, ROOT
-from doc_programs import PAGES as PROGRAMS
+from doc_outputs import FILES, PROGRAMS, ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -37,8 +37,7 @@ from schedc.solvers.common.search_settings import SearchSettings
 from schedc.verify.layout import verify_layout
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
-from inputs.layout_choice import chosen_layout
-from inputs.real_chains import Chain, chain_of, workload_of
+from inputs.real_chains import Chain, chain_of, chosen_layout, workload_of
 from kept_rows import append_row, rows_of
 
 if TYPE_CHECKING:

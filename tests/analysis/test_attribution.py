@@ -12,8 +12,7 @@ from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from inputs.problems import make_problem
-from inputs.random_cases import cases
-from inputs.random_schedules import random_schedules
+from inputs.random_schedules import cases, random_schedules
 
 from schedc.analysis.attribution.idle import IdleCause, idle_of
 from schedc.analysis.attribution.slack import slacks_of

@@ -11,7 +11,7 @@ import pytest
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from inputs.mixed_problems import mixed_problem, with_zeros
+from inputs.fused_problems import mixed_problem, with_zeros
 from inputs.problems import make_problem
 from inputs.tiny_problems import random_parts
 from oracles.bounds import bound_of

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from inputs.plans import one_f_one_b
 from inputs.problems import make_problem
-from inputs.random_cases import cases
+from inputs.random_schedules import cases
 from oracles.choosing_engine import run_choosing
 
 from schedc.analysis.simulation.memory import peak_bytes

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from inputs.plans import one_f_one_b
 from inputs.problems import make_problem
-from inputs.random_cases import cases
+from inputs.random_schedules import cases
 from oracles.waiting_engines import blocking_rank, megatron_rank, one_queue_rank, run
 
 from schedc.analysis.simulation.engines import Transfers, simulate_engine

@@ -10,8 +10,7 @@ import pytest
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from inputs.fused_problems import fused_problem
-from inputs.mixed_problems import mixed_problem
+from inputs.fused_problems import fused_problem, mixed_problem
 from inputs.problems import make_problem, problems, with_fused_backward
 from inputs.random_schedules import random_schedules
 from inputs.tiny_problems import random_schedule

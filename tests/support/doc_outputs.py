@@ -1,9 +1,9 @@
-"""What README and docs show of the tool's output: written there by the commands that print it, and compared by a test.
+"""What README and docs show of the tool's output: written there by the commands and programs that print it, and compared by a test.
 
 A marker `<!-- output: COMMAND -->` is before a block of code with what the bash command prints, standard error included.
 The commands of a file run one after another in one directory, where `examples`, `benchmarks` and an empty `build` are; `schedc` and
-`python` run this tree's code.
-`python tests/support/doc_outputs.py` runs them all and writes what has changed.
+`python` run this tree's code. The Python blocks of a page of `PROGRAMS` are one program, and the text block after one is what that
+one prints. `python tests/support/doc_outputs.py` runs them all and writes what has changed.
 """
 
 from __future__ import annotations
@@ -13,16 +13,21 @@ import re
 import shlex
 import subprocess
 import sys
+from contextlib import chdir, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 _PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
 FILES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *_PAGES)
+PROGRAMS = ("docs/api.md",)
 
 _BLOCK = re.compile(
     r"(?P<head><!-- output:\s(?P<command>.*?)\s*-->\n+```\w*\n)(?P<shown>.*?)(?P<end>^```$)", re.DOTALL | re.MULTILINE
 )
+_PROGRAM = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<shown>.*?)(?=^```$))?", re.DOTALL | re.MULTILINE)
 _LIMIT_S = 240
 
 
@@ -71,15 +76,45 @@ def _printed(command: str, directory: Path) -> str:
     return "".join(f"{line.rstrip()}\n" for line in done.stdout.splitlines())
 
 
+def programs_of(text: str) -> list[str]:
+    """The blocks of the program."""
+    return [match["code"] for match in _PROGRAM.finditer(text)]
+
+
+def with_outputs(text: str, directory: Path) -> str:
+    """The text with what its blocks print now.
+
+    Args:
+        text: of a Markdown file.
+        directory: an empty one, where the program runs beside the examples.
+    """
+    (directory / "examples").symlink_to(ROOT / "examples")
+    names: dict[str, Any] = {"__name__": "__main__"}
+
+    def run(match: re.Match[str]) -> str:
+        out = StringIO()
+        with redirect_stdout(out):
+            exec(compile(match["code"], "a block of the page", "exec"), names)
+        block = f"```python\n{match['code']}```\n"
+        if out.getvalue() and match["shown"] is None:
+            raise RuntimeError(f"what this prints is not shown: {match['code']}")
+        return block if match["shown"] is None else f"{block}\n```text\n{out.getvalue()}"
+
+    with chdir(directory):
+        return _PROGRAM.sub(run, text)
+
+
 def _main() -> None:
     for name in FILES:
         path = ROOT / name
-        before = path.read_text(encoding="utf-8")
-        if commands_of(before):
-            with TemporaryDirectory() as directory:
-                after = written(before, Path(directory))
-            if after != before:
-                path.write_text(after, encoding="utf-8")
+        before = after = path.read_text(encoding="utf-8")
+        for shows, write in ((bool(commands_of(before)), written), (name in PROGRAMS, with_outputs)):
+            if shows:
+                with TemporaryDirectory() as directory:
+                    after = write(after, Path(directory))
+        if after != before:
+            path.write_text(after, encoding="utf-8")
+        if commands_of(before) or name in PROGRAMS:
             sys.stdout.write(f"{name}: {'written' if after != before else 'as it is'}\n")
 
 

@@ -11,7 +11,7 @@ from example_counts import examples
 from hypothesis import given
 from inputs.plans import plan_of, plans
 from inputs.problems import make_problem
-from inputs.random_cases import cases
+from inputs.random_schedules import cases
 
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate

@@ -1,4 +1,4 @@
-"""Chains of layers from public profiles of real models, as workloads.
+"""Chains of layers from public profiles of real models, as workloads, and the layout that the compiler chooses for one.
 
 Takes profiles in the form in which their collectors extracted them: JSON with `layers[]`, times in ms, sizes in bytes. What a file
 does not say is assumed here, the same for all:
@@ -15,14 +15,19 @@ import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from schedc.compile.driver import compile_layouts
 from schedc.ir.costs import MessageCost
 from schedc.ir.workload import Device, Layer, Network, Workload
 from schedc.lower.partition import balanced_partition, in_flight_of_1f1b
 from schedc.lower.placement import place
+from schedc.solvers.common.search_settings import SearchSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from schedc.ir.layout import Layout, OpenLayout
+    from schedc.solvers.common.base import Limits
 
 MS = 1_000_000
 MIB = 2**20
@@ -163,3 +168,20 @@ def _llama2(content: dict[str, Any]) -> Iterator[Layer]:
     output = round(MIB * block["tp_activation_per_bsz_dict"]["checkpoint"])
     for entry in entries:
         yield _layer(entry | {"backward_ms": 2 * entry["forward_ms"], "output_bytes": output})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """A layout, what its best schedule takes, and a bound over all layouts."""
+
+    layout: Layout
+    makespan_ns: int
+    lower_bound_ns: int
+
+
+def chosen_layout(workload: Workload, open_layout: OpenLayout, limits: Limits) -> Chosen:
+    """The layout that `auto` chooses within the limits."""
+    compiled = compile_layouts(workload, open_layout, SearchSettings(limits=limits))
+    assert compiled.layout is not None
+    certificate = compiled.plan.certificate
+    return Chosen(layout=compiled.layout, makespan_ns=certificate.makespan_ns, lower_bound_ns=certificate.lower_bound_ns)
