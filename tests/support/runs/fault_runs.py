@@ -7,21 +7,25 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
+from itertools import count
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from rank_processes import gave_up, until_others_give_up
 from torch import nn
 
 import schedc.runtime
-from runs.harness import Run, gradients_of, living_tensors, load, loss_fn, make_batch, make_stages, on_forward, said
+from runs.harness import SAMPLES, Run, gradients_of, living_tensors, load, loss_fn, make_batch, make_stages, on_forward, said
 from runs.pipeline_runs import ENDS
 from schedc.ir.ops import token
 from schedc.runtime.common.hooks import Observer, OpTimes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from schedc.ir.ops import Op
     from schedc.ir.plan import Plan
 
@@ -124,8 +128,7 @@ def lose_numbers(
         Of each step the error, the loss, the microbatches' losses, and whether all gradients are finite.
     """
     run, results = Run(plan), list[tuple[Said, float | None, list[float], bool]]()
-    count = plan.problem.microbatches
-    samples = len(make_batch(plan, 0)[0]) // count
+    microbatches = plan.problem.microbatches
 
     def loss_of(logits: torch.Tensor, numbered: torch.Tensor) -> torch.Tensor:
         number, targets = int(numbered[0, 0]), numbered[:, 1:]
@@ -136,7 +139,7 @@ def lose_numbers(
         for step in range(3):
             run.clear()
             inputs, targets = run.batch(step)
-            numbers = torch.arange(count).repeat_interleave(samples)[:, None]
+            numbers = torch.arange(microbatches).repeat_interleave(SAMPLES)[:, None]
             heard, total = Said(None, time.monotonic()), None
             try:
                 total = pipe.step(inputs, torch.cat([numbers, targets], 1)).item()
@@ -147,19 +150,9 @@ def lose_numbers(
     return results
 
 
-class Reshaping(nn.Module):
-    """A stage whose output has another width than the next one takes; from forward `after` on."""
-
-    def __init__(self, inner: nn.Module, after: int) -> None:
-        super().__init__()
-        self.inner = inner
-        self.after = after
-        self.calls = 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        y: torch.Tensor = self.inner(x)
-        return torch.cat([y, y], -1) if self.calls > self.after else y
+def twice_as_wide(calls: Iterator[int], after: int, module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+    """What a stage gives, with another width than the next one takes from this forward on."""
+    return torch.cat([output, output], -1) if next(calls) >= after else output
 
 
 def misfit(rank: int, plans: list[Plan], culprit: int | None, after: int, timeout_s: float) -> Said:
@@ -168,7 +161,8 @@ def misfit(rank: int, plans: list[Plan], culprit: int | None, after: int, timeou
     try:
         stages = make_stages(plan, rank) if rank < plan.problem.ranks else {}
         if rank == culprit:
-            stages = {stage: Reshaping(module, after) for stage, module in stages.items()}
+            for stage in stages.values():
+                stage.register_forward_hook(partial(twice_as_wide, count(), after))
         with load(plan, stages, timeout_s=timeout_s) as pipe:
             for step in range(2):
                 pipe.step(*make_batch(plan, step))

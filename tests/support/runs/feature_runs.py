@@ -81,31 +81,24 @@ class Watching(torch.autograd.Function):
         return gradients[0], None
 
 
-class Watched(nn.Module):
-    """A stage that notes whether its forward and its backward run under autocast, and what it gives."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-        self.seen: list[Any] = []
-        self.dtypes: set[torch.dtype] = set()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.inner(x)
-        self.dtypes.add(result.dtype)
-        function: Any = Watching
-        watched: torch.Tensor = function.apply(result, self.seen)
-        return watched
-
-
 def autocast(rank: int, plan: Plan, recompute: bool) -> dict[str, Any]:
     """Two steps under one autocast, weights changed between, beside the model without a pipeline, microbatch by microbatch."""
     run, microbatches = Run(plan), plan.problem.microbatches
-    stages = {stage: Watched(module.float()) for stage, module in run.stages.items()}
-    for piece in run.whole:
-        piece.float()
+    seen: list[Any] = []
+    dtypes: set[str] = set()
+
+    def watch(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        dtypes.add(str(output.dtype))
+        function: Any = Watching
+        watched: torch.Tensor = function.apply(output, seen)
+        return watched
+
+    for module in (*run.stages.values(), *run.whole):
+        module.float()
+    for module in run.stages.values():
+        module.register_forward_hook(watch)
     losses, expected, errors = [], [], []
-    with run.load(stages=stages, recompute=recompute) as pipe, torch.autocast("cpu", torch.bfloat16):
+    with run.load(recompute=recompute) as pipe, torch.autocast("cpu", torch.bfloat16):
         for step in range(2):
             run.clear()
             inputs, targets = run.batch(step)
@@ -124,8 +117,8 @@ def autocast(rank: int, plan: Plan, recompute: bool) -> dict[str, Any]:
         "losses": losses,
         "expected": expected,
         "error": max(errors),
-        "seen": {one for module in stages.values() for one in module.seen},
-        "dtypes": {str(dtype) for module in stages.values() for dtype in module.dtypes},
+        "seen": set(seen),
+        "dtypes": dtypes,
     }
 
 

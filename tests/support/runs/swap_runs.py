@@ -9,6 +9,7 @@ import math
 import threading
 import time
 import warnings
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -139,22 +140,14 @@ def record_and_swap(rank: int, plans: Sequence[Plan], paths: Sequence[Path]) -> 
     return lines
 
 
-class Meeting(nn.Module):
-    """A stage whose forward has a collective with its peers, as a slice of a layer has: all must be in the same step, at the same
-    op, of the same plan."""
+def meet(group: dist.ProcessGroup, now: list[int], *_: object) -> None:
+    """Before a stage's forward, a collective with its peers, as a slice of a layer has.
 
-    def __init__(self, inner: nn.Module, group: dist.ProcessGroup, now: list[int]) -> None:
-        super().__init__()
-        self.inner = inner
-        self.group = group
-        self.now = now
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found = [torch.zeros(2, dtype=torch.int64) for _ in range(self.group.size())]
-        dist.all_gather(found, torch.tensor(self.now), group=self.group)
-        assert all(torch.equal(found[0], other) for other in found), f"peers are in steps, of plans: {found}"
-        result: torch.Tensor = self.inner(x)
-        return result
+    All must be in the same step, at the same op, of the same plan.
+    """
+    found = [torch.zeros(2, dtype=torch.int64) for _ in range(group.size())]
+    dist.all_gather(found, torch.tensor(now), group=group)
+    assert all(torch.equal(found[0], other) for other in found), f"peers are in steps, of plans: {found}"
 
 
 def swap_with_peers(process: int, plans: Sequence[Plan], calls: Sequence[Mapping[int, int]], steps: int, together: bool) -> Any:
@@ -164,8 +157,9 @@ def swap_with_peers(process: int, plans: Sequence[Plan], calls: Sequence[Mapping
         Of each swap its state, step and reason; the warnings.
     """
     pipeline, peers = grid(2, 2)
-    now = [0, 0]
-    stages = {stage: Meeting(module, peers, now) for stage, module in make_stages(plans[0], pipeline.rank()).items()}
+    stages, now = make_stages(plans[0], pipeline.rank()), [0, 0]
+    for stage in stages.values():
+        stage.register_forward_pre_hook(partial(meet, peers, now))
     orders = [str(plan.ranks) for plan in plans]
     swaps = []
     given: dict[str, Any] = {"swap_group": peers} if together else {}
