@@ -22,7 +22,7 @@ suite: .venv/installed-test
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q
 
 outputs: .venv/installed-test     # what README and docs show of the tool's output
-	$(BIN)/python tests/support/doc_outputs.py
+	$(BIN)/python tests/support/repository/doc_outputs.py
 
 pictures: .venv/installed-test    # of docs/; needs Chromium
 	for each in tools/pictures/*.py; do $(BIN)/python $$each || exit 1; done

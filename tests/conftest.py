@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from example_counts import drop_to_a_quarter
 from hypothesis import HealthCheck, settings
-from surroundings import settle
+from suite.example_counts import drop_to_a_quarter
+from suite.surroundings import settle
 
 if TYPE_CHECKING:
     import pytest

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from doc_outputs import PROGRAMS, ROOT, programs_of, with_outputs
 from inputs.jobs import M70, write_job
+from repository.doc_outputs import PROGRAMS, ROOT, programs_of, with_outputs
 
 import schedc
 from schedc import api
@@ -230,7 +230,7 @@ def test_a_plan_is_timed_on_engines_whose_transfers_hold_up_compute() -> None:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_program_of_a_page_prints_what_the_page_shows(name: str, tmp_path: Path) -> None:
-    """If this fails, look at the difference and run `python tests/support/doc_outputs.py`."""
+    """If this fails, look at the difference and run `python tests/support/repository/doc_outputs.py`."""
     text = (ROOT / name).read_text(encoding="utf-8")
     assert len(programs_of(text)) > 3
     assert with_outputs(text, tmp_path) == text

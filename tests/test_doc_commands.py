@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from command_page import commands
-from doc_outputs import FILES, PROGRAMS, ROOT
+from repository.doc_outputs import FILES, PROGRAMS, ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
-from doc_outputs import FILES, ROOT, commands_of, written
+from repository.doc_outputs import FILES, ROOT, commands_of, written
 
 from schedc.frontend.job_file import job_schema
 from schedc.ir.plan import BoundName
@@ -31,7 +31,7 @@ def test_there_are_outputs_to_compare() -> None:
     "name", [pytest.param(name, marks=pytest.mark.slow) if name != "docs/torch.md" else name for name in SHOWING]
 )
 def test_what_a_page_shows_is_what_the_tool_prints(name: str, tmp_path: Path) -> None:
-    """If this fails, look at the difference and run `python tests/support/doc_outputs.py`."""
+    """If this fails, look at the difference and run `python tests/support/repository/doc_outputs.py`."""
     text = (ROOT / name).read_text(encoding="utf-8")
     assert written(text, tmp_path) == text
 

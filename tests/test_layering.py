@@ -6,7 +6,7 @@ import ast
 import re
 
 import pytest
-from import_graph import PACKAGE, between_children, cycles, drawn, files, modules
+from repository.import_graph import PACKAGE, between_children, cycles, drawn, files, modules
 
 FOR_ALL = {"errors", "units", "spelling"}
 IR, QUESTIONS = {"ir"}, {"analysis", "verify"}

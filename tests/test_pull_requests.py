@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from command_line import schedc
+from suite.command_line import schedc
 
 from schedc.cli.hook import run
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from command_page import command_page, commands
-from doc_outputs import FILES, ROOT
 from file_page import file_page, schemas
 from python_page import public_names, python_page
+from repository.doc_outputs import FILES, ROOT
 from repository_pages import repository_pages, with_site_links
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from surroundings import VARIABLES
+from suite.surroundings import VARIABLES
 
 SUPPORT = Path(__file__).parent / "support"
 CHILD = """
 import os, subprocess, sys
-import surroundings
+from suite import surroundings
 surroundings.settle()
 killed = subprocess.run([sys.executable, "-c", "import signal; signal.raise_signal(signal.SIGINT)"], stderr=subprocess.DEVNULL)
 print(killed.returncode, os.umask(0o022), {name: os.environ.get(name) for name in surroundings.VARIABLES} == surroundings.VARIABLES)

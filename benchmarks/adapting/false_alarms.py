@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
-from inputs.simulated_noise import LATENCY_NS, NOISES, RATE, nothing_wrong, step_of
+from benches.simulated_noise import LATENCY_NS, NOISES, RATE, nothing_wrong, step_of
 from oracles.link_pairs import BothEnds, SimulatedLink
 
 if TYPE_CHECKING:

@@ -96,8 +96,8 @@ def adapted(phase: str, victim: int | None, times: tuple[float, float], timeout_
     """Kill in a job that adapts; what went wrong, or that nothing did; what was under way; how long the others took to end."""
     from inputs.plans import plan_of
     from inputs.problems import make_problem
-    from rank_processes import rank_processes
     from runs import kill_runs  # here: the ranks import this file as well
+    from runs.processes import rank_processes
 
     from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState
     from schedc.solvers.driver.registry import constructive
@@ -129,8 +129,8 @@ def exchanged(
     plan: Plan, expected: list[list[float]], victim: int | None, times: tuple[float, float], timeout_s: float
 ) -> tuple[str, list[str], float]:
     """Kill in a job whose processes exchange places; as `adapted`."""
-    from rank_processes import rank_processes
     from runs import kill_runs
+    from runs.processes import rank_processes
 
     with TemporaryDirectory() as directory, rank_processes(4, Path(directory), "runs.kill_runs", port=store().port) as ranks:
         kill = kill_runs.Kill(victim, "exchange", *times, str(Path(directory) / "diary"))
@@ -193,8 +193,8 @@ def _replicated() -> Plan:
 
 def _undisturbed(plan: Plan) -> list[list[float]]:
     """By process, the losses where nobody is killed."""
-    from rank_processes import rank_processes
     from runs import exchange_runs
+    from runs.processes import rank_processes
 
     with TemporaryDirectory() as directory, rank_processes(4, Path(directory), "runs.kill_runs") as ranks:
         return [losses for losses, _ in ranks.run(exchange_runs.exchanging, plan, COMPARED, 60.0, limit_s=600)]

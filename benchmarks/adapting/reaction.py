@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
+from benches.simulated_noise import NOISES, RATE, nothing_wrong
 from inputs.plans import plan_of
 from inputs.problems import MS, make_problem
-from inputs.simulated_noise import NOISES, RATE, nothing_wrong
 from oracles.link_pairs import BothEnds
 
 from schedc.adapt.replan import replan

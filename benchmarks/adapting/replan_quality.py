@@ -41,8 +41,8 @@ from schedc.solvers.heuristics.pipemorph import PipeMorph
 from schedc.study.bench.pipelines import FREE, links_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
-from inputs.pipemorph_slow_link import MS, stages_of
-from kept_rows import append_row, rows_of
+from benches.kept_rows import append_row, rows_of
+from benches.pipemorph_slow_link import MS, stages_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

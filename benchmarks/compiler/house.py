@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "support"))
 
-from import_graph import PACKAGE, between_children, drawn
+from repository.import_graph import PACKAGE, between_children, drawn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
-from exported_commit import exported
+from repository.exported_commit import exported
 
 SETS = "m70,m70-wave,m70-loop,pipemorph,zero-bubble,random,large"
 CHILD = "PAIRED_AUTO"

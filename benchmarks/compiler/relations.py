@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
-from numbered_checks import run_numbered
+from benches.numbered_checks import run_numbered
 from oracles.relations import check_relation
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
-from exported_commit import exported
+from repository.exported_commit import exported
 
 METHODS = (
     "gpipe",

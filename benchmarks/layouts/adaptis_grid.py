@@ -52,7 +52,7 @@ from schedc.solvers.layout.layout_arrays import lay_out
 from schedc.solvers.templates import TEMPLATES
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
-from kept_rows import append_row, rows_of
+from benches.kept_rows import append_row, rows_of
 
 if TYPE_CHECKING:
     from schedc.ir.layout import Placement

@@ -1,11 +1,11 @@
 """Layouts that the compiler chooses for chains of real models, beside the balanced partitions in the three known placements.
 
-Takes profiles as they were extracted from public sources; `tests/support/inputs/real_chains.py` says how they become workloads, and
-what is assumed where they say nothing. A case is a profile on 4 or 8 ranks, with twice as many microbatches, with a memory limit or
-without, in one site or in two. Each is compiled four times by `auto`: with the balanced partition unidirectional, loop 2 and wave
-2; and with an open layout of at most two stages on a rank. This takes hours and may end at any time: every result is a row of a
-CSV, and what has a row is not done again. The table says what the open layout gains over the best of the other three, and its gap
-to the bound over all layouts.
+Takes profiles as they were extracted from public sources; `tests/support/benches/real_chains.py` says how they become workloads,
+and what is assumed where they say nothing. A case is a profile on 4 or 8 ranks, with twice as many microbatches, with a memory
+limit or without, in one site or in two. Each is compiled four times by `auto`: with the balanced partition unidirectional, loop 2
+and wave 2; and with an open layout of at most two stages on a rank. This takes hours and may end at any time: every result is a row
+of a CSV, and what has a row is not done again. The table says what the open layout gains over the best of the other three, and its
+gap to the bound over all layouts.
 
 Run it as `python benchmarks/layouts/chains.py FOLDER ROWS.csv [--only balanced|open|table] [--time-limit 60] [--balanced-limit 5]`.
 Exit status 1: an open layout is worse than a balanced one. To do cases again, delete their rows.
@@ -37,8 +37,8 @@ from schedc.solvers.common.search_settings import SearchSettings
 from schedc.verify.layout import verify_layout
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
-from inputs.real_chains import Chain, chain_of, chosen_layout, workload_of
-from kept_rows import append_row, rows_of
+from benches.kept_rows import append_row, rows_of
+from benches.real_chains import Chain, chain_of, chosen_layout, workload_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

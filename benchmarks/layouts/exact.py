@@ -40,7 +40,7 @@ from schedc.solvers.layout.exact import search_layouts
 from schedc.verify.layout import verify_layout
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
-from kept_rows import append_row, rows_of
+from benches.kept_rows import append_row, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator

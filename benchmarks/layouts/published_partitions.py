@@ -47,7 +47,7 @@ from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.templates import TEMPLATES
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
-from inputs.real_chains import chain_of, chosen_layout, workload_of
+from benches.real_chains import chain_of, chosen_layout, workload_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

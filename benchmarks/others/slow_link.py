@@ -35,7 +35,7 @@ from schedc.solvers.driver.registry import constructive
 from schedc.study.bench.pipelines import FREE, LinkTimes
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
-from inputs.pipemorph_slow_link import DELAYS_MS, MEASURED_MS, MS, ROOM, problem_of, stages_of
+from benches.pipemorph_slow_link import DELAYS_MS, MEASURED_MS, MS, ROOM, problem_of, stages_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

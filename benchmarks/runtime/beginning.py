@@ -153,7 +153,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=30)
     given = parser.parse_args()
-    from rank_processes import rank_processes
+    from runs.processes import rank_processes
 
     table = Table(title="steps that ask whether a batch fits, beside those that ask nobody")
     for column in ("plan", "latency", "between", "together", "asks nobody, ms", KINDS[1], KINDS[2]):

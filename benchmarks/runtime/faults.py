@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
 from inputs.plans import plan_of
 from inputs.problems import make_problem
-from rank_processes import DEAD, rank_processes
 from runs import fault_runs
+from runs.processes import DEAD, rank_processes
 
 from schedc.solvers.driver.registry import constructive
 

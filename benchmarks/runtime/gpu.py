@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
 from inputs.plans import plan_of
 from inputs.problems import make_problem
-from rank_processes import Ranks, rank_processes
 from runs import gpu_runs
+from runs.processes import Ranks, rank_processes
 
 from schedc.solvers.driver.registry import constructive
 

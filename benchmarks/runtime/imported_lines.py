@@ -20,10 +20,10 @@ RANKS = 2
 
 def main() -> None:
     """Print the table, one column for each rank."""
-    from imported_lines import lines_of_a_step  # here: the ranks import this file as well
     from inputs.plans import plan_of
     from inputs.problems import make_problem
-    from rank_processes import rank_processes
+    from runs.imported_lines import lines_of_a_step  # here: the ranks import this file as well
+    from runs.processes import rank_processes
 
     from schedc.formats.plan.plan_file import write_plan
     from schedc.solvers.driver.registry import constructive

@@ -15,8 +15,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
-from rank_processes import rank_processes
 from runs.matrix import cells, check_cell
+from runs.processes import rank_processes
 
 
 def main() -> int:

@@ -98,7 +98,7 @@ def main() -> None:
 
     from inputs.plans import plan_of
     from inputs.problems import make_problem
-    from rank_processes import rank_processes
+    from runs.processes import rank_processes
 
     from schedc.solvers.driver.registry import constructive
 

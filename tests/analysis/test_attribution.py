@@ -8,11 +8,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
-from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from inputs.problems import make_problem
 from inputs.random_schedules import cases, random_schedules
+from suite.example_counts import examples
 
 from schedc.analysis.attribution.idle import IdleCause, idle_of
 from schedc.analysis.attribution.slack import slacks_of

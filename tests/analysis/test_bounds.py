@@ -7,13 +7,13 @@ from itertools import combinations, product
 from random import Random
 
 import pytest
-from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from inputs.problems import make_problem, problems
 from inputs.tiny_problems import random_parts, random_schedule, tiny_problem
 from oracles.bounds import bound_of
 from oracles.brute_force import SearchTooLarge, optimum, timing
+from suite.example_counts import examples
 
 from schedc.analysis.bounds.lower_bounds import best_bound, lower_bounds
 from schedc.analysis.bounds.one_machine import Task, one_machine_bound

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from example_counts import examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from inputs.problems import M70_NS, m70, make_problem, problems
 from oracles.bounds import bound_of
 from oracles.brute_force import SearchTooLarge, optimum
+from suite.example_counts import examples
 
 from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.ops import Kind

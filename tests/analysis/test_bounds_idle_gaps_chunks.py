@@ -7,13 +7,13 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
-from example_counts import examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from inputs.problems import M70_NS, m70, make_problem, problems
 from inputs.tiny_problems import random_parts, random_schedule, tiny_problem
 from oracles.bounds import bound_of
 from oracles.brute_force import SearchTooLarge, optimum
+from suite.example_counts import examples
 
 from schedc.analysis.bounds.heads_and_tails import frames_of
 from schedc.analysis.bounds.idle_gaps_chunks import chunk_idle_gap_bound, chunk_idle_gap_bound_of_rank

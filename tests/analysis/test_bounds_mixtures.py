@@ -8,7 +8,6 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
-from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from inputs.fused_problems import mixed_problem, with_zeros
@@ -16,6 +15,7 @@ from inputs.problems import make_problem
 from inputs.tiny_problems import random_parts
 from oracles.bounds import bound_of
 from oracles.brute_force import SearchTooLarge, optimum
+from suite.example_counts import examples
 
 from schedc.analysis.bounds.lower_bounds import best_bound, lower_bounds
 from schedc.analysis.bounds.one_machine import Backward, Task, mixture_bound, one_machine_bound

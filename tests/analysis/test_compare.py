@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from example_counts import examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from inputs.plans import plan_of, plans, small_plan
 from inputs.problems import make_problem
 from inputs.traces import slower_block, slower_link, slower_stage, trace_of_timelines
+from suite.example_counts import examples
 
 from schedc.analysis.comparison.causes import delays_of
 from schedc.analysis.comparison.compare import compare

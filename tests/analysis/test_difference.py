@@ -8,12 +8,12 @@ from enum import Enum
 from itertools import combinations, pairwise, permutations
 from typing import TYPE_CHECKING, Any
 
-from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from inputs.plans import one_f_one_b, plan_of, plans, small_plan
 from inputs.problems import make_problem, problems
 from inputs.random_schedules import random_schedules
+from suite.example_counts import examples
 
 import schedc
 from schedc.analysis.difference.orders import RankOrder, compare_queues

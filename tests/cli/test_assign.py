@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from command_line import schedc
 from inputs.plans import one_f_one_b, plan_of
 from inputs.problems import make_problem
+from suite.command_line import schedc
 
 from schedc.api import read_plan
 from schedc.formats.plan.plan_file import write_plan

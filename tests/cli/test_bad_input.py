@@ -18,9 +18,9 @@ import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from command_line import content, run
 from inputs.traces import trace_of_timelines
 from msgspec import inspect
+from suite.command_line import content, run
 
 from schedc.analysis.simulation.simulate import simulate
 from schedc.formats.plan.plan_file import read_plan

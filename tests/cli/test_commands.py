@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import schedc
+from suite.command_line import schedc
 
 from schedc.view.document import Table, right
 from schedc.view.terminal.show import show

@@ -6,8 +6,8 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from command_line import schedc
 from inputs.jobs import M70, write_job
+from suite.command_line import schedc
 
 from schedc.analysis.difference.orders import RankOrder
 from schedc.analysis.difference.plans import PlanDifference, PlanFacts, changes_of

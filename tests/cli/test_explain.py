@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from command_line import schedc
 from inputs.problems import make_problem, with_fused_backward
+from suite.command_line import schedc
 
 from schedc.analysis.bounds.clock import Clock
 from schedc.analysis.simulation.simulate import simulate

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import schedc
+from suite.command_line import schedc
 
 from schedc.cli.app import main
 from schedc.frontend.job import load_job

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from command_line import schedc
 from inputs.few_layouts import seek_few_layouts
 from inputs.jobs import write_job
+from suite.command_line import schedc
 
 from schedc.compile.driver import compile_job
 from schedc.formats.plan.plan_file import read_plan, write_plan

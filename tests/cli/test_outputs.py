@@ -10,9 +10,9 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from command_line import content, run
 from inputs.traces import trace_of_timelines
 from inputs.tune_jobs import write_tiny
+from suite.command_line import content, run
 from typer.main import get_command
 
 from schedc.analysis.simulation.simulate import simulate

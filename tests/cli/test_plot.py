@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 import pytest
-from command_line import schedc
 from inputs.plans import plan_of
 from inputs.problems import make_problem
+from suite.command_line import schedc
 
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from command_line import schedc
+from suite.command_line import schedc
 
 from schedc.api import read_plan
 

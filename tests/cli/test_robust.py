@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from command_line import schedc
 from inputs.jobs import THREE_RANKS, write_job
+from suite.command_line import schedc
 
 FAST = ("--method", "greedy", "--deterministic-limit", "0.5")
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from command_line import schedc
 from inputs.jobs import write_job
+from suite.command_line import schedc
 from typer.main import get_command
 
 from schedc.cli.app import app

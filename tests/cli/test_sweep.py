@@ -13,8 +13,8 @@ from pathlib import Path
 from signal import SIGINT, SIGKILL, SIGTERM
 
 import pytest
-from command_line import schedc
 from inputs.sweeps import JOB
+from suite.command_line import schedc
 
 from schedc.study.sweep.run import Journal, journal_path
 

@@ -10,8 +10,8 @@ import tomllib
 from typing import TYPE_CHECKING
 
 import pytest
-from doc_outputs import ROOT
 from inputs.tune_jobs import TINY, write_tiny
+from repository.doc_outputs import ROOT
 
 from schedc.cli.app import main
 from schedc.formats.plan.plan_file import read_plan

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from command_line import schedc
+from suite.command_line import schedc
 
 from schedc.analysis.simulation.simulate import simulate
 from schedc.formats.family_file import read_family

@@ -7,11 +7,11 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from command_line import schedc
-from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from inputs.jobs import write_job
+from suite.command_line import schedc
+from suite.example_counts import examples
 
 from schedc.formats.layouts import ModelLayer, format_layout, parse_layout, partition_of
 from schedc.formats.plan.plan_file import read_plan

@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from example_counts import examples
 from hypothesis import given
 from inputs.few_plans import made_by
 from inputs.plans import one_f_one_b, plan_of, small_plan
 from inputs.problems import make_problem
 from inputs.torch_plans import torch_plans
 from oracles.torch_oracle import act_out
+from suite.example_counts import examples
 
 from schedc.errors import Unsupported
 from schedc.formats.torch_csv.exporter import CsvFormat, check_expressible, stage_map_path, torch_csv, write_torch_csv

@@ -7,7 +7,6 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from inputs.few_plans import made_by
@@ -15,6 +14,7 @@ from inputs.problems import make_problem
 from inputs.torch_plans import torch_plans
 from oracles.torch_oracle import Wrong, act_out
 from oracles.torch_stock import STOCK, dump
+from suite.example_counts import examples
 
 from schedc.errors import InvalidInput, Unsupported
 from schedc.formats.torch_csv.exporter import torch_csv

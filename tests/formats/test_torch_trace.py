@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import typer
 from inputs.jobs import read_problem, write_job
-from rank_processes import rank_processes
 from runs.harness import SAMPLES
+from runs.processes import rank_processes
 from runs.torch_runs import MICROBATCHES, SLOW_S, TRACED_WIDTH, record
 from typer.testing import CliRunner
 

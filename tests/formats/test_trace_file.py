@@ -9,10 +9,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from example_counts import examples
 from hypothesis import given
 from inputs.plans import plans, small_plan
 from inputs.traces import slower_block, trace_of_timelines
+from suite.example_counts import examples
 
 from schedc.analysis.comparison.compare import compare
 from schedc.analysis.simulation.simulate import simulate

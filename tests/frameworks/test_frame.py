@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from import_graph import modules
+from repository.import_graph import modules
 
 FRAMEWORKS = {"torchtitan", "megatron"}
 

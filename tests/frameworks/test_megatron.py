@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from inputs.plans import plan_of
 from inputs.problems import make_problem
-from optional_packages import MODULES, skip_without
-from rank_processes import Ranks, rank_processes
+from runs.processes import Ranks, rank_processes
+from suite.optional_packages import MODULES, skip_without
 
 from schedc.ir.problem import DataParallel
 from schedc.solvers.driver.registry import constructive

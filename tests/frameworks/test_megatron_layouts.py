@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from inputs.plans import plan_of
 from inputs.problems import make_problem
-from optional_packages import skip_without
+from suite.optional_packages import skip_without
 
 from schedc.formats.layouts import ModelLayer, format_layout, megatron_options, parse_layout
 from schedc.solvers.driver.registry import constructive

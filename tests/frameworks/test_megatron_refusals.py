@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from inputs.plans import plan_of
 from inputs.problems import make_problem
-from optional_packages import MODULES, skip_without
-from rank_processes import rank_processes
+from runs.processes import rank_processes
+from suite.optional_packages import MODULES, skip_without
 from torch import nn
 
 from schedc.errors import InvalidInput, SchedcError

@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from command_line import schedc
 from inputs.jobs import write_job
-from optional_packages import MODULES, skip_without
+from suite.command_line import schedc
+from suite.optional_packages import MODULES, skip_without
 
 skip_without("torchtitan")
 
-from rank_processes import Ranks, rank_processes  # noqa: E402
+from runs.processes import Ranks, rank_processes  # noqa: E402
 from runs.torchtitan_runs import Found, Run, train  # noqa: E402
 
 if TYPE_CHECKING:

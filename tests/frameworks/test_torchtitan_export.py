@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from command_line import schedc
 from inputs.jobs import write_job
-from optional_packages import MODULES, skip_without
-from rank_processes import Ranks, rank_processes
+from runs.processes import Ranks, rank_processes
 from runs.torchtitan_runs import Found, Run, train
+from suite.command_line import schedc
+from suite.optional_packages import MODULES, skip_without
 
 skip_without("torchtitan")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from inputs.plans import plan_of
 from inputs.problems import make_problem
-from optional_packages import skip_without
+from suite.optional_packages import skip_without
 
 from schedc.errors import InvalidInput, SchedcError
 from schedc.solvers.driver.registry import constructive

@@ -8,10 +8,10 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
-from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from inputs.jobs import M70, write_job
+from suite.example_counts import examples
 
 from schedc.errors import InvalidInput
 from schedc.frontend.job import load_job

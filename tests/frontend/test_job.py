@@ -7,10 +7,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
-from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from inputs.jobs import M70, read_problem, write_job
+from suite.example_counts import examples
 
 from schedc.frontend.job import load_job
 from schedc.ir.ops import Kind

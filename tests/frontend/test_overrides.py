@@ -9,10 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from inputs.jobs import M70, write_job
+from suite.example_counts import examples
 
 from schedc.errors import InvalidInput
 from schedc.frontend.job import checked_job, load_job

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pulp
 import pytest
-from example_counts import examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from inputs.problems import make_problem, problems
 from inputs.small_problems import small_problem
+from suite.example_counts import examples
 
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported

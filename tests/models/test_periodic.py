@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from inputs.fused_problems import with_fused
 from inputs.problems import make_problem, problems
 from oracles.bounds import bound_of
 from ortools.sat.python import cp_model
+from suite.example_counts import examples
 
 from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.ops import Kind

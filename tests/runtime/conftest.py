@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from rank_processes import Ranks, rank_processes
+from runs.processes import Ranks, rank_processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

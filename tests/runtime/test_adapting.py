@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from inputs.plans import plan_of
 from inputs.problems import make_problem
-from rank_processes import DEAD, Ranks, rank_processes
 from runs import adapt_runs
 from runs.adapt_runs import Fault
+from runs.processes import DEAD, Ranks, rank_processes
 
 from schedc.adapt.replan import replan
 from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState

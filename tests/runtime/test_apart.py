@@ -9,8 +9,8 @@ import torch
 from inputs.few_plans import few_plan, made_by
 from inputs.plans import plan_of
 from inputs.problems import make_problem
-from rank_processes import without_teller
 from runs import wrapped_runs
+from runs.processes import without_teller
 from torch import nn
 
 from schedc.errors import Unsupported
@@ -19,7 +19,7 @@ from schedc.runtime.stage.apart import check_stages
 from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
-    from rank_processes import Ranks
+    from runs.processes import Ranks
 
     from schedc.ir.plan import Plan
 

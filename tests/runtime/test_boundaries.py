@@ -16,7 +16,7 @@ from schedc.runtime.common.boundary import DTYPES, HEADER, MAX_DIMS, MAX_TENSORS
 from schedc.runtime.stage.batches import cut, inputs_of
 
 if TYPE_CHECKING:
-    from rank_processes import Ranks
+    from runs.processes import Ranks
 
 
 PLANS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -13,7 +13,7 @@ from runs import checkpoint_runs
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rank_processes import Ranks
+    from runs.processes import Ranks
 
 
 CUT_SHORT = {

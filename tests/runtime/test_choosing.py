@@ -10,9 +10,9 @@ import pytest
 import torch
 from inputs.plans import plan_of
 from inputs.problems import MS, make_problem
-from rank_processes import Ranks, rank_processes
 from runs import choosing_runs
 from runs.forked import fork_emulations
+from runs.processes import Ranks, rank_processes
 from runs.stage_blocks import WIDTH, Residual, Watching, gradients
 from torch import nn
 

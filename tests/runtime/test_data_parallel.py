@@ -18,7 +18,7 @@ from schedc.runtime.replicas.pipelines import check_same_collectives, queue_of
 from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
-    from rank_processes import Ranks
+    from runs.processes import Ranks
 
 
 PLANS: dict[str, tuple[str, dict[str, Any]]] = {

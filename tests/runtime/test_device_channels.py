@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from runs.fake_device import FakeDevice, FakeLane, FakeNccl, FakeSide
+from suite.example_counts import examples
 
 from schedc.runtime.common.boundary import TensorMeta
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from inputs.plans import one_f_one_b, plan_of
 from inputs.problems import MS, make_problem
-from marked_processes import parent, processes_of, until
 from runs.forked import fork_emulations
+from suite.marked_processes import parent, processes_of, until
 
 from schedc.errors import CheckFailed, InvalidInput
 from schedc.formats.plan.plan_file import write_plan

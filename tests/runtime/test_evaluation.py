@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from example_counts import examples
 from hypothesis import given
 from inputs.few_plans import PLANS, few_plan
 from inputs.plans import plans
 from runs import loss_runs
+from suite.example_counts import examples
 
 from schedc.ir.ops import Kind
 from schedc.runtime.common.program import forward_only
@@ -18,7 +18,7 @@ from schedc.verify.plan.channels import CHANNELS, needs_of
 from schedc.verify.plan.rendezvous import RENDEZVOUS
 
 if TYPE_CHECKING:
-    from rank_processes import Ranks
+    from runs.processes import Ranks
 
     from schedc.ir.plan import Plan
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from inputs.plans import plan_of
 from inputs.problems import make_problem
-from rank_processes import DEAD, Ranks, rank_processes
 from runs import fault_runs, pipeline_runs, transport_runs
+from runs.processes import DEAD, Ranks, rank_processes
 
 from schedc.solvers.driver.registry import constructive
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from inputs.plans import plan_of
 from inputs.problems import MS, make_problem
-from rank_processes import rank_processes
 from runs import watched_runs
+from runs.processes import rank_processes
 
 from schedc.ir.conditions import LinkState, LinkTrace
 from schedc.runtime.common.boundary import TensorMeta

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from inputs.jobs import read_problem, write_job
 from inputs.plans import plan_of
-from rank_processes import DEAD, rank_processes
 from runs.forked import run_on_ranks
+from runs.processes import DEAD, rank_processes
 from runs.transport_runs import measure, measure_without
 
 from schedc.formats.links import links_toml

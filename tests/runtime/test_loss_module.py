@@ -19,7 +19,7 @@ from schedc.runtime.stage.training import Training, with_loss
 from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
-    from rank_processes import Ranks
+    from runs.processes import Ranks
 
 
 def assert_small(results: list[Any]) -> None:

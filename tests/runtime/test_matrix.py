@@ -12,7 +12,7 @@ from runs.matrix_stages import OVER_PROCESSES
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rank_processes import Ranks
+    from runs.processes import Ranks
 
 QUICK = (1, 2, 4, 7, 10, 13, 16, 22, 27, 31, 32, 41, 45, 48, 54, 60, 62)
 """Cells that take little time, with each kind of stage and each choice of every way in one at least."""

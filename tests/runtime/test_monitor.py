@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from inputs.plans import plan_of
 from inputs.problems import MS, make_problem
 from oracles.link_pairs import SimulatedLink
-from rank_processes import rank_processes
 from runs import watched_runs
+from runs.processes import rank_processes
 
 from schedc.errors import InvalidInput
 from schedc.ir.conditions import LinkState, LinkTrace

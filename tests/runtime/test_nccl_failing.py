@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from runs.fake_device import FakeDevice, FakeLane, FakeNccl, FakeSide
+from suite.example_counts import examples
 
 from schedc.ir.ops import Kind, Op
 from schedc.runtime.common.boundary import BoundaryMeta, TensorMeta

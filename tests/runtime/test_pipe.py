@@ -8,7 +8,6 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from example_counts import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from inputs.all_layouts import tiny_workload
@@ -18,8 +17,9 @@ from inputs.few_plans import made_by
 from inputs.plans import plan_of
 from inputs.problems import make_problem
 from inputs.random_schedules import random_schedules
-from rank_processes import Ranks, rank_processes
 from runs import loss_runs, pipeline_runs, replicated_runs
+from runs.processes import Ranks, rank_processes
+from suite.example_counts import examples
 
 from schedc.compile.driver import compile_layouts
 from schedc.ir.layout import OpenLayout

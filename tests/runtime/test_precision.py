@@ -15,7 +15,7 @@ from schedc.runtime.replicas.buckets import set_gradient_type
 from schedc.runtime.stage.block import StageBlock
 
 if TYPE_CHECKING:
-    from rank_processes import Ranks
+    from runs.processes import Ranks
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ from schedc.solvers.driver.registry import constructive
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rank_processes import Ranks
+    from runs.processes import Ranks
 
 
 PLANS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -23,7 +23,7 @@ from schedc.runtime.measure.clocks import ClockOffset, best_offset, clock_name
 from schedc.runtime.measure.recording import RankRecord, Recorder, StepRecord, TransferTime, trace_of
 
 if TYPE_CHECKING:
-    from rank_processes import Ranks
+    from runs.processes import Ranks
 
     from schedc.ir.plan import Plan
 

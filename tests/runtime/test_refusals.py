@@ -20,7 +20,7 @@ from schedc.solvers.driver.registry import constructive
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rank_processes import Ranks
+    from runs.processes import Ranks
 
     from schedc.ir.plan import Plan
 

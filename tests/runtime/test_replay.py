@@ -15,8 +15,8 @@ import pytest
 import typer
 from inputs.plans import one_f_one_b, plan_of
 from inputs.problems import MS, make_problem
-from marked_processes import parent, processes_of, until
 from runs.forked import fork_emulations
+from suite.marked_processes import parent, processes_of, until
 from typer.testing import CliRunner
 
 from schedc.analysis.simulation.online import not_before

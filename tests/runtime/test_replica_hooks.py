@@ -15,7 +15,7 @@ from schedc.ir.problem import DataParallel
 from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
-    from rank_processes import Ranks
+    from runs.processes import Ranks
 
     from schedc.ir.plan import Plan
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from inputs.few_plans import few_plan
-from rank_processes import without_teller
 from runs import replicated_runs
+from runs.processes import without_teller
 from torch import nn
 
 from schedc.runtime.replicas.buckets import Partners, SharedBuffers
 
 if TYPE_CHECKING:
-    from rank_processes import Ranks
+    from runs.processes import Ranks
 
 
 @pytest.mark.parametrize("zero", [0, 1])

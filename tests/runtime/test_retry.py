@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from example_counts import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from inputs.plans import plan_of
 from inputs.problems import make_problem
-from rank_processes import DEAD, Ranks, rank_processes
 from runs import retry_runs
 from runs.faults import Faults
+from runs.processes import DEAD, Ranks, rank_processes
 from runs.retry_runs import Options
+from suite.example_counts import examples
 from torch import nn
 
 from schedc.errors import Unsupported

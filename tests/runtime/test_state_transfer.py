@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from inputs.few_plans import made_by
-from rank_processes import DEAD, rank_processes
 from runs import exchange_runs
+from runs.processes import DEAD, rank_processes
 
 from schedc.errors import InvalidInput
 from schedc.runtime.adapt.places import Places
@@ -16,7 +16,7 @@ from schedc.runtime.adapt.places import Places
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rank_processes import Ranks
+    from runs.processes import Ranks
 
     from schedc.ir.plan import Plan
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from imported_lines import lines_of_a_step
 from inputs.plans import plan_of
 from inputs.problems import make_problem
-from rank_processes import rank_processes
+from runs.imported_lines import lines_of_a_step
+from runs.processes import rank_processes
 
 from schedc.formats.plan.plan_file import write_plan
 from schedc.solvers.driver.registry import constructive

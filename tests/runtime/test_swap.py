@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from example_counts import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from inputs.few_plans import made_by
 from inputs.plans import plan_of
 from inputs.problems import make_problem
 from runs import swap_runs
+from suite.example_counts import examples
 
 from schedc.formats.plan.plan_file import plan_sha256, write_plan
 from schedc.formats.trace_file import read_trace
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from rank_processes import Ranks
+    from runs.processes import Ranks
 
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem

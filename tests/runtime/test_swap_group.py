@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from inputs.plans import plan_of
 from inputs.problems import make_problem
-from rank_processes import Ranks, rank_processes, without_teller
 from runs import swap_runs
+from runs.processes import Ranks, rank_processes, without_teller
 
 from schedc.solvers.driver.registry import constructive
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from example_counts import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from inputs.differing_problems import longest_first
@@ -14,8 +13,9 @@ from inputs.jobs import write_job
 from inputs.problems import make_problem
 from inputs.torch_plans import torch_plans
 from oracles.torch_stock import dump
-from rank_processes import Ranks, rank_processes
 from runs import torch_runs
+from runs.processes import Ranks, rank_processes
+from suite.example_counts import examples
 
 from schedc.compile.driver import compile_problem
 from schedc.formats.torch_csv.exporter import CsvFormat, torch_csv

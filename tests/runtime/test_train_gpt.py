@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from command_line import schedc
 from inputs.jobs import read_problem
 from inputs.plans import plan_of
 from runs.forked import run_on_ranks
+from suite.command_line import schedc
 
 from schedc.formats.plan.plan_file import write_plan
 from schedc.solvers.driver.registry import constructive

@@ -9,7 +9,7 @@ from inputs.few_plans import few_plan
 from runs import training_runs
 
 if TYPE_CHECKING:
-    from rank_processes import Ranks
+    from runs.processes import Ranks
 
 
 def assert_small(results: list[Any]) -> None:

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from example_counts import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from inputs.plans import plan_of
 from inputs.problems import make_problem
 from inputs.random_schedules import random_schedules
-from rank_processes import DEAD, Ranks, rank_processes
 from runs import gpu_runs, pipeline_runs, transport_runs
+from runs.processes import DEAD, Ranks, rank_processes
+from suite.example_counts import examples
 
 from schedc.runtime.transports.delegate import queues_needed
 from schedc.solvers.driver.registry import constructive

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from inputs.few_plans import few_plan
-from rank_processes import without_teller
 from runs import loss_runs
+from runs.processes import without_teller
 
 from schedc.runtime.common.hooks import ReplicaHooks
 from schedc.runtime.stage.batches import weigh
 from schedc.runtime.stage.losses import Seeds
 
 if TYPE_CHECKING:
-    from rank_processes import Ranks
+    from runs.processes import Ranks
 
 WAYS = ("weights", "sums", "later")
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from example_counts import examples
 from hypothesis import example, given
 from hypothesis import strategies as st
 from inputs.problems import make_problem, problems, with_fused_backward
+from suite.example_counts import examples
 
 from schedc.solvers.heuristics import rule_table as module
 from schedc.solvers.kernel.climb import climb_without_reserves

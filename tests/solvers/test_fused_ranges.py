@@ -7,11 +7,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
-from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from inputs.fused_problems import fused_problem
 from inputs.problems import make_problem
+from suite.example_counts import examples
 
 from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.simulation.simulate import simulate

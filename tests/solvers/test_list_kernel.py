@@ -7,11 +7,11 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 import pytest
-from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from inputs.fused_problems import with_fused
 from inputs.problems import make_problem, problems
+from suite.example_counts import examples
 
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate

@@ -6,9 +6,9 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 import pytest
-from example_counts import examples
 from hypothesis import given
 from inputs.problems import M70_NS, m70, make_problem, problems, with_fused_backward
+from suite.example_counts import examples
 
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate

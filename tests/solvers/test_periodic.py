@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from inputs.fused_problems import with_fused
 from inputs.problems import M70_NS, make_problem, problems
+from suite.example_counts import examples
 
 from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.simulation.simulate import simulate

@@ -7,7 +7,6 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
-from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from inputs.fused_problems import fused_problem, mixed_problem
@@ -15,6 +14,7 @@ from inputs.problems import make_problem, problems, with_fused_backward
 from inputs.random_schedules import random_schedules
 from inputs.tiny_problems import random_schedule
 from oracles.brute_force import SearchTooLarge, optimum
+from suite.example_counts import examples
 
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate

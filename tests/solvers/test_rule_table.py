@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from inputs.problems import m70, make_problem, problems, with_fused_backward
+from suite.example_counts import examples
 
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported

@@ -6,12 +6,12 @@ import json
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from command_line import schedc
-from example_counts import examples
 from hypothesis import given
 from inputs.plans import plan_of, plans
 from inputs.problems import make_problem
 from inputs.random_schedules import cases
+from suite.command_line import schedc
+from suite.example_counts import examples
 
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate

@@ -10,13 +10,13 @@ from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from command_line import schedc
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from inputs.jobs import M70, write_job
 from inputs.plans import plans
 from inputs.report_plans import MARKUP, marked_plan, plain_plan, slow_trace
 from inputs.traces import slower_link
+from suite.command_line import schedc
 
 from schedc.analysis.attribution.waits import Awaited, waits_of
 from schedc.analysis.comparison.compare import compare

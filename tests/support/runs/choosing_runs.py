@@ -6,10 +6,10 @@ import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rank_processes import gave_up, until_others_give_up
 from torch import nn
 
 from runs.harness import Orders, Run, cannot_go_on, gradients_of, load, make_batch, make_stages, on_forward
+from runs.processes import gave_up, until_others_give_up
 from schedc.runtime.emulation.injected import inject_links
 from schedc.runtime.session.online import ChoosingPipe
 from schedc.runtime.session.pipe import Pipe

@@ -14,12 +14,12 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from rank_processes import gave_up, until_others_give_up
 from torch import nn
 
 import schedc.runtime
 from runs.harness import SAMPLES, Run, gradients_of, living_tensors, load, loss_fn, make_batch, make_stages, on_forward, said
 from runs.pipeline_runs import ENDS
+from runs.processes import gave_up, until_others_give_up
 from schedc.ir.ops import token
 from schedc.runtime.common.hooks import Observer, OpTimes
 

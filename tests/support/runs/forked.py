@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, BinaryIO
 
-from rank_processes import forking
+from runs.processes import forking
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

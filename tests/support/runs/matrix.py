@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from pathlib import Path
 
-    from rank_processes import Ranks
-
+    from runs.processes import Ranks
     from schedc.ir.plan import Plan
 
 MICROBATCHES, STEPS = 4, 3

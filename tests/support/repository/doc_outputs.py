@@ -3,7 +3,7 @@
 A marker `<!-- output: COMMAND -->` is before a block of code with what the bash command prints, standard error included.
 The commands of a file run one after another in one directory, where `examples`, `benchmarks` and an empty `build` are; `schedc` and
 `python` run this tree's code. The Python blocks of a page of `PROGRAMS` are one program, and the text block after one is what that
-one prints. `python tests/support/doc_outputs.py` runs them all and writes what has changed.
+one prints. `python tests/support/repository/doc_outputs.py` runs them all and writes what has changed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 _PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
 FILES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *_PAGES)
 PROGRAMS = ("docs/api.md",)

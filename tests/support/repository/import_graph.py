@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-PACKAGE = Path(__file__).resolve().parents[2] / "schedc"
+PACKAGE = Path(__file__).resolve().parents[3] / "schedc"
 
 
 @dataclass(frozen=True, slots=True)

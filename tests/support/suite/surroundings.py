@@ -24,7 +24,7 @@ VARIABLES = {
     **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
     **dict.fromkeys(("NUMBA_DISABLE_JIT", "NUMBA_NUM_THREADS", "NUMBA_DEBUG")),
     # Compiled kernels are this checkout's own, whatever else the machine has compiled, and kept from one run to the next.
-    "NUMBA_CACHE_DIR": str(Path(__file__).parents[2] / "build" / "kernels"),
+    "NUMBA_CACHE_DIR": str(Path(__file__).parents[3] / "build" / "kernels"),
     # What torchrun and a cluster say of a job that this is not.
     **dict.fromkeys(("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")),
     **dict.fromkeys(("TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "GLOO_SOCKET_IFNAME", "TORCH_LOGS")),
