@@ -7,10 +7,10 @@ from io import StringIO
 from typing import TYPE_CHECKING
 
 import pytest
-from command_line import schedc
 from inputs.plans import small_plan
 from inputs.report_plans import plain_plan, slow_trace
 from rich.console import Console
+from suite.command_line import schedc
 
 from schedc.formats.plan.plan_file import write_plan
 from schedc.formats.trace_file import write_trace_file
