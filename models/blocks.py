@@ -33,10 +33,7 @@ from itertools import pairwise
 from math import gcd
 from typing import TYPE_CHECKING
 
-from schedc.ir.ops import WHOLE, Kind, Op
-from schedc.ir.problem import Problem, groups_of
-from schedc.ir.resource import Resource
-from schedc.ir.schedule import Parts
+from schedc.ir import WHOLE, Kind, Op, Parts, Problem, Resource, groups_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

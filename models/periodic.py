@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from schedc.ir.ops import Kind, Op
+from schedc.ir import Kind, Op, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ortools.sat.python import cp_model
 
-    from schedc.ir.problem import Problem
     from schedc.models.blocks import TimeGrid
 
 STEPS = 512

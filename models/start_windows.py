@@ -19,14 +19,12 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from schedc.ir.ops import Kind, Op
-from schedc.ir.problem import Objective, Problem, groups_of
+from schedc.ir import Kind, Objective, Op, Problem, Schedule, groups_of
 from schedc.models.blocks import Blocks, BlockTransfer, followers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from schedc.ir.schedule import Schedule
 
 CLOSE = 0.01
 """In ticks: the MILP's starts may be off by a rounding error."""

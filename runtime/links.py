@@ -24,7 +24,7 @@ from schedc.errors import InvalidInput, SchedcError, Unsupported
 from schedc.formats.links import links_toml
 from schedc.formats.plan.plan_file import read_plan
 from schedc.io.outputs import check_outputs, write_atomically
-from schedc.ir.problem import Link
+from schedc.ir import Link
 from schedc.runtime.common.failure import TransferFailed
 from schedc.runtime.profiling.pairs import Agenda, LinkMeasurement, measure_links
 from schedc.units import format_bytes, format_duration_ns, parse_bytes

@@ -402,8 +402,7 @@ def assign_plan(
     Raises:
         InvalidInput: the file cannot be used or has other processes, or a value is wrong.
     """
-    from schedc.adapt.node_mapping import Order
-    from schedc.adapt.node_mapping import assign_plan as assignment_of
+    from schedc.adapt.node_mapping import Order, assign_plan as assignment_of
     from schedc.io.location import Location
 
     if order not in list(Order):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
-from exported_commit import exported
+from repository.exported_commit import exported
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

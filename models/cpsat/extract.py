@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedc.ir.ops import WHOLE, Kind, Op
-from schedc.ir.schedule import Schedule
+from schedc.ir import WHOLE, Kind, Op, Problem, Schedule
 from schedc.models.start_windows import with_late_begins
 
 if TYPE_CHECKING:
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
     from schedc.analysis.simulation.timeline import Timeline
-    from schedc.ir.problem import Problem
     from schedc.models.blocks import TimeGrid
     from schedc.models.cpsat.variables import CpSatVariables
 

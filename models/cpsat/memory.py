@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from schedc.ir.ops import WHOLE, Kind, Op
+from schedc.ir import WHOLE, Kind, Op, Problem
 from schedc.models.blocks import unit_bytes
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
-    from schedc.ir.problem import Problem
     from schedc.models.cpsat.variables import CpSatVariables
 
 MOST_ENERGY = 1 << 58

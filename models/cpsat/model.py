@@ -17,9 +17,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from schedc.ir.ops import Kind, Op
-from schedc.ir.problem import Objective, Problem
-from schedc.ir.resource import Resource
+from schedc.ir import Kind, Objective, Op, Problem, Resource
 from schedc.models.cpsat.memory import add_memory_limit
 from schedc.models.cpsat.variables import CpSatVariables, variables_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from schedc.ir.ops import Kind, Op
+from schedc.ir import Kind, Op
 from schedc.models.blocks import Blocks, NothingAtMost
 
 if TYPE_CHECKING:

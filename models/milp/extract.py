@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from schedc.ir.ops import WHOLE, Kind, Op
-from schedc.ir.schedule import Schedule
+from schedc.ir import WHOLE, Kind, Op, Problem, Schedule
 from schedc.models.milp.variables import MilpVariables, op_name, send_name
 from schedc.models.start_windows import with_late_begins
 
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     import pulp
 
     from schedc.analysis.simulation.timeline import Timeline
-    from schedc.ir.problem import Problem
 
 
 def order_values(variables: MilpVariables, schedule: Schedule, timeline: Timeline) -> dict[tuple[str, str], int]:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pulp
 
-from schedc.ir.ops import WHOLE, Kind, Op
+from schedc.ir import WHOLE, Kind, Op, Problem
 from schedc.models.blocks import unit_bytes
 from schedc.models.milp.variables import MilpVariables, op_name
-
-if TYPE_CHECKING:
-    from schedc.ir.problem import Problem
 
 MOST_UNITS = 1 << 20
 """No row adds up more than this: each unit may be off by HiGHS's tolerance of 1e-9, and together they must stay far below one."""

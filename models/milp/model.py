@@ -17,9 +17,7 @@ from itertools import pairwise
 
 import pulp
 
-from schedc.ir.ops import Kind, Op
-from schedc.ir.problem import Objective, Problem
-from schedc.ir.resource import Resource
+from schedc.ir import Kind, Objective, Op, Problem, Resource
 from schedc.models.blocks import Blocks, NothingAtMost
 from schedc.models.milp.memory import add_memory_limit
 from schedc.models.milp.order import OrderedTask, add_no_overlap, add_work_cuts

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 import pulp
 
+from schedc.ir import Op
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.ir.ops import Op
     from schedc.models.milp.variables import Graph, MilpVariables
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from schedc.ir.ops import Op, token
+from schedc.ir import Op, token
 from schedc.models.blocks import Blocks, followers_of
 
 if TYPE_CHECKING:

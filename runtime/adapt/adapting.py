@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from schedc.errors import InvalidInput, SchedcError, Unsupported
 from schedc.formats.plan.plan_file import parse_plan
-from schedc.ir.conditions import Conditions
+from schedc.ir import Conditions, Plan
 from schedc.runtime.adapt.leading import Hysteresis, Leading, PlanStore, Settled
 from schedc.runtime.common.failure import TransferFailed
 from schedc.runtime.session.swap import Received, Swap
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from schedc.ir.plan import Plan
     from schedc.runtime.adapt.proposer import Proposer, ProposerAnswer
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.hooks import ReplicaHooks

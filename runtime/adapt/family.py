@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import CheckFailed, InvalidInput
@@ -24,13 +23,10 @@ from schedc.formats.family_file import FAMILY, Family, read_family
 from schedc.formats.plan.plan_file import parse_plan
 from schedc.io.input_file import MOST_BYTES, read_bytes
 from schedc.io.location import one_line
+from schedc.ir import Conditions, Plan
 from schedc.lower.problem import problem_under
 from schedc.verify.plan.checks import verify_plan
 from schedc.verify.problem import check_costs, check_pipeline, verify_problem
-
-if TYPE_CHECKING:
-    from schedc.ir.conditions import Conditions
-    from schedc.ir.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 from schedc.errors import CheckFailed, InvalidInput
-from schedc.ir.conditions import Conditions
+from schedc.ir import Conditions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -22,7 +22,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput
-from schedc.ir.conditions import Conditions, LinkState
+from schedc.ir import Conditions, LinkState, Op, Problem
 from schedc.runtime.adapt.monitoring.change import Rate
 from schedc.runtime.adapt.monitoring.peer import PeerLinks
 from schedc.runtime.adapt.monitoring.sampling import GAP_PER_LINK_S, Sampling, most_links
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     import torch
 
-    from schedc.ir.ops import Op
-    from schedc.ir.problem import Problem
     from schedc.runtime.adapt.monitoring.link_state import LinkWatch
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.program import Wire

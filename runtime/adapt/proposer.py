@@ -11,12 +11,11 @@ import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from schedc.io.child import Child, ChildDied, TookTooLong
+from schedc.ir import Conditions, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.ir.conditions import Conditions
-    from schedc.ir.plan import Plan
 
 FIRST_S = 600.0
 """How long it may take to begin: where the kernels are not in the cache yet, they are compiled."""

@@ -9,14 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from schedc.errors import InvalidInput, Unsupported
+from schedc.ir import Op, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
-
-    from schedc.ir.ops import Op
-    from schedc.ir.plan import Plan
 
 
 class OpTimes(NamedTuple):

@@ -10,13 +10,10 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, count
 from typing import TYPE_CHECKING, NamedTuple
 
-from schedc.ir.ops import WHOLE, Kind, Op
-from schedc.ir.plan import Plan, RankPlan
+from schedc.ir import WHOLE, Kind, Op, Plan, Problem, RankPlan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from schedc.ir.problem import Problem
 
 
 class Message(NamedTuple):

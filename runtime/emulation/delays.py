@@ -20,12 +20,11 @@ from mmap import mmap
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from schedc.errors import Unsupported
-from schedc.ir.conditions import AS_PLANNED, Conditions, LinkTrace
+from schedc.ir import AS_PLANNED, Conditions, LinkTrace, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from schedc.ir.problem import Problem
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.program import Wire
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from schedc.errors import CheckFailed, InvalidInput, Unsupported
 from schedc.formats.plan.plan_file import parse_plan, plan_sha256
+from schedc.ir import Conditions, LinkTrace, Op, Plan, Trace
 from schedc.runtime.emulation.rank import RankFailure, RankRequest, RankResult
 from schedc.runtime.measure.recording import RankRecord, trace_of
 from schedc.runtime.session.acceptance import read
@@ -29,10 +30,6 @@ from schedc.units import format_duration_ns
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from schedc.ir.conditions import Conditions, LinkTrace
-    from schedc.ir.ops import Op
-    from schedc.ir.plan import Plan
-    from schedc.ir.trace import Trace
 
 SHORTEST_OP_NS = 1_000_000
 """Of what is waited for, the least: timers and the way over the loopback interface are off by some hundredths of it."""

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from schedc.errors import Unsupported
+from schedc.ir import LinkTrace, Problem
 from schedc.runtime.emulation.delayed import ObservedTransport, OneQueue, SpunTransport, StampedTransport, Undelayed, cycles_per_ns
 from schedc.runtime.emulation.delays import OwnLink, TraceClock, delay_of, open_trunks, traced_delay
 from schedc.runtime.measure.clocks import clock_name
 from schedc.runtime.transports.nccl import NcclTransport
 
 if TYPE_CHECKING:
-    from schedc.ir.conditions import LinkTrace
-    from schedc.ir.problem import Problem
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.program import Wire
     from schedc.runtime.execution.wiring import Wrap

@@ -33,6 +33,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from schedc.errors import SchedcError
+from schedc.ir import LinkTrace, Plan
 from schedc.runtime.adapt.adapting import LOOK_S, Adaptation, adapting
 from schedc.runtime.adapt.monitor import Monitor
 from schedc.runtime.common.failure import TransferFailed
@@ -50,8 +51,6 @@ from schedc.runtime.transports.gloo import connect_gloo
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from schedc.ir.conditions import LinkTrace
-    from schedc.ir.plan import Plan
     from schedc.runtime.adapt.proposer import ProposerAnswer
     from schedc.runtime.session.swap import Swap
 

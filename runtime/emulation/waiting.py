@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from schedc.ir.ops import Kind, Op
+from schedc.ir import Kind, Op, Plan
 from schedc.runtime.common.hooks import Observer, OpTimes, ReplicaHooks
 from schedc.runtime.common.program import program_of
 from schedc.runtime.emulation.delays import OwnLink, Reservable
@@ -32,7 +32,6 @@ from schedc.runtime.session.swap import PlanSwapper, Received, Swap
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from schedc.ir.plan import Plan
     from schedc.runtime.common.boundary import Value
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.program import Instruction

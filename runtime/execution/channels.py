@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from schedc.ir.ops import Op, token
+from schedc.ir import Op, token
 from schedc.runtime.common.boundary import HEADER, MAX_TENSORS, TensorMeta, decode, encode
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer, TransferFailed, waiting_failed
 

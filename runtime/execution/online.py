@@ -52,7 +52,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from schedc.analysis.simulation.online import not_before, room_first
-from schedc.ir.ops import Kind, token
+from schedc.ir import Kind, Plan, token
 from schedc.runtime.common.program import Instruction, Program, Slot, program_of
 from schedc.runtime.execution.arrivals import Arrivals
 from schedc.runtime.execution.runner import Executor, PipelineRunner
@@ -60,7 +60,6 @@ from schedc.runtime.execution.runner import Executor, PipelineRunner
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from schedc.ir.plan import Plan
     from schedc.runtime.execution.wiring import Wiring, Wrap
 
 AHEAD = 4

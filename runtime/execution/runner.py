@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Protocol
 
-from schedc.ir.ops import token
+from schedc.ir import Plan, token
 from schedc.runtime.common.boundary import TensorMeta
 from schedc.runtime.common.hooks import Observer, OpTimes, ReplicaHooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from schedc.ir.plan import Plan
     from schedc.runtime.common.boundary import Value
     from schedc.runtime.common.program import Instruction, Message, Program
     from schedc.runtime.execution.wiring import Wiring, Wrap

@@ -21,6 +21,7 @@ from itertools import permutations
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from schedc.ir import Plan
 from schedc.runtime.common.boundary import BoundaryMeta
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer, TransferFailed, waiting_failed
 from schedc.runtime.common.program import Wire, connecting_order, wires_of
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
     import torch
 
-    from schedc.ir.plan import Plan
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.transports.base import ChannelsOf, Ends
 

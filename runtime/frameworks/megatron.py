@@ -19,6 +19,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.utils import get_model_config
 
 from schedc.errors import CheckFailed, InvalidInput, SchedcError
+from schedc.ir import Plan
 from schedc.runtime.common.hooks import ReplicaHooks
 from schedc.runtime.frameworks.megatron_checks import check_call, check_model, splits, warn_of_backwards
 from schedc.runtime.frameworks.megatron_stage import Call, FusedPipe, MegatronStage, layers_of_one_backward, split_linear_layers
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import nn
-
-    from schedc.ir.plan import Plan
 
 
 def forward_backward_func_from(plan: Path | str | Plan, **options: Any) -> ForwardBackward:

@@ -6,14 +6,13 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from schedc.errors import InvalidInput, Unsupported
-from schedc.ir.ops import Kind
+from schedc.ir import Kind, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import nn
 
-    from schedc.ir.plan import Plan
 
 _UNSUPPORTED = {
     "variable_seq_lengths": "what crosses ranks must have the same shape for all microbatches",

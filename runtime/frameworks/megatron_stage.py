@@ -21,14 +21,13 @@ from megatron.core.tensor_parallel.mappings import copy_to_tensor_model_parallel
 from megatron.core.utils import get_model_config
 from torch import nn
 
-from schedc.ir.ops import Kind
+from schedc.ir import Kind, Plan
 from schedc.runtime.session.pipe import Pipe
 from schedc.runtime.stage.training import Training
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from schedc.ir.plan import Plan
     from schedc.runtime.common.boundary import Value
     from schedc.runtime.common.program import Instruction, Program
 

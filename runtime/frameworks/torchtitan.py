@@ -16,7 +16,7 @@ from torchtitan.distributed.activation_checkpoint import FullAC
 from torchtitan.distributed.pipeline_parallel import _split_module
 
 from schedc.errors import InvalidInput, Unsupported
-from schedc.ir.ops import Kind
+from schedc.ir import Kind, Plan
 from schedc.runtime.frameworks.torchtitan_schedule import PlanSchedule
 from schedc.runtime.session.acceptance import read
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from schedc.ir.plan import Plan
     from schedc.runtime.common.hooks import Observer
 
 _EMBEDDING, _BLOCKS, _HEAD = ("tok_embeddings",), "layers", ("norm", "lm_head")

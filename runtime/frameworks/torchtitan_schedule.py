@@ -20,7 +20,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from schedc.errors import Unsupported
-from schedc.ir.ops import Kind
+from schedc.ir import Kind, Plan
 from schedc.runtime.common.hooks import ReplicaHooks
 from schedc.runtime.session.loading import load
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
-    from schedc.ir.plan import Plan
     from schedc.runtime.common.hooks import Observer
     from schedc.runtime.session.pipe import Pipe
 

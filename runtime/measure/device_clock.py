@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from schedc.ir import Op
 from schedc.runtime.common.hooks import Observer, OpTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from schedc.ir.ops import Op
 
 
 class Events(Protocol):

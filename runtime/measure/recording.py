@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from schedc.errors import InvalidInput, SchedcError
 from schedc.formats.plan.plan_file import plan_sha256
 from schedc.formats.trace_file import write_trace_file
-from schedc.ir.ops import Op, token
-from schedc.ir.trace import RankTrace, StepTrace, Trace
+from schedc.ir import Op, Plan, RankTrace, StepTrace, Trace, token
 from schedc.runtime.common.failure import TransferFailed
 from schedc.runtime.common.groups import share
 from schedc.runtime.common.hooks import Observer, OpTimes
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
-    from schedc.ir.plan import Plan
 
 NOT_ENDED = -1
 """The end of a step that still runs, or has failed."""

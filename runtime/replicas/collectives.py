@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from schedc.errors import InvalidInput
+from schedc.ir import Plan
 from schedc.runtime.common.hooks import ReplicaHooks, check_same_way
 from schedc.runtime.replicas.buckets import Bucket, Shard, ShardedBucket, SharedBuffers, by_gradient_type, check_known
 from schedc.runtime.replicas.pipelines import check_same_collectives, queue_of
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from torch import nn
 
-    from schedc.ir.plan import Plan
     from schedc.runtime.replicas.pipelines import Pipelines
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from schedc.errors import CheckFailed, InvalidInput, Unsupported
+from schedc.ir import Plan, Problem
 from schedc.runtime.common.hooks import ReplicaHooks, shards_of
 from schedc.runtime.common.program import replicas_of
 from schedc.runtime.replicas.buckets import Bucket, Partners, SharedBuffers, by_gradient_type, check_known, saved_buffers
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from schedc.ir.plan import Plan
-    from schedc.ir.problem import Problem
     from schedc.runtime.common.groups import Groups
 
 LOST = "a rank that holds one of them has ended or failed, and its own message says why"

@@ -11,8 +11,7 @@ import torch
 import torch.distributed as dist
 
 from schedc.errors import InvalidInput, Unsupported
-from schedc.ir.ops import Kind
-from schedc.ir.plan import Collective
+from schedc.ir import Collective, Kind, Plan
 from schedc.runtime.common.groups import Groups
 from schedc.runtime.replicas.buckets import Partners
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from schedc.ir.plan import Plan
 
 CALLS = (
     "step",

@@ -8,8 +8,7 @@ from torch.nn.parameter import is_lazy
 
 from schedc.errors import CheckFailed, InvalidInput, Unsupported
 from schedc.formats.plan.plan_file import read_plan
-from schedc.ir.ops import Kind
-from schedc.ir.plan import Plan
+from schedc.ir import Kind, Plan
 from schedc.runtime.common.program import replicas_of
 from schedc.runtime.stage.apart import check_stages
 from schedc.runtime.stage.training import with_loss

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from schedc.errors import CheckFailed, InvalidInput, SchedcError
+from schedc.ir import Plan, Problem
 from schedc.runtime.common.program import replicas_of
 from schedc.runtime.session.acceptance import read
 
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from schedc.ir.plan import Plan
-    from schedc.ir.problem import Problem
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.transports.choice import TransportRequest
 

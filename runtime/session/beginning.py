@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from schedc.errors import InvalidInput
+from schedc.ir import Problem
 from schedc.runtime.common.failure import BatchRefused
 from schedc.runtime.stage.batches import (
     Batch,
@@ -29,7 +30,6 @@ from schedc.runtime.transports.gloo import BEGINNING, PeerWords
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from schedc.ir.problem import Problem
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.hooks import ReplicaHooks
     from schedc.runtime.execution.runner import Executor

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from schedc.errors import InvalidInput
+from schedc.ir import Plan
 from schedc.runtime.common.boundary import tensors_of
 from schedc.runtime.session.acceptance import read
 
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import torch
-
-    from schedc.ir.plan import Plan
 
 
 class Layers(nn.Sequential):

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from schedc.errors import InvalidInput
+from schedc.ir import Plan, Problem
 from schedc.runtime.common.groups import Groups
 from schedc.runtime.common.hooks import ReplicaHooks
 from schedc.runtime.common.program import replicas_of, wires_of
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from torch import nn
 
-    from schedc.ir.plan import Plan
-    from schedc.ir.problem import Problem
     from schedc.runtime.common.hooks import Observer
     from schedc.runtime.execution.wiring import Wrap
     from schedc.runtime.replicas.pipelines import Pipelines

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput, Unsupported
+from schedc.ir import Plan
 from schedc.runtime.execution.online import OnlineRunner
 from schedc.runtime.session.pipe import Pipe
 from schedc.runtime.stage.apart import sharded
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import nn
-
-    from schedc.ir.plan import Plan
 
 
 class ChoosingPipe(Pipe):

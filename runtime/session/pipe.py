@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from schedc.errors import InvalidInput
+from schedc.ir import Plan, Problem
 from schedc.runtime.common.failure import BatchRefused, NonFiniteLoss
 from schedc.runtime.common.hooks import check_same_way
 from schedc.runtime.common.program import forward_only, program_of
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from schedc.ir.plan import Plan
-    from schedc.ir.problem import Problem
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.hooks import Observer, ReplicaHooks
     from schedc.runtime.execution.wiring import Wrap

@@ -27,6 +27,7 @@ import torch
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from schedc.errors import CheckFailed, InvalidInput, SchedcError
+from schedc.ir import Plan
 from schedc.runtime.common.failure import TransferFailed, with_others
 from schedc.runtime.common.groups import Groups
 from schedc.runtime.common.hooks import check_same_way
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from torch._C._distributed_c10d import Store
 
-    from schedc.ir.plan import Plan
     from schedc.runtime.common.hooks import ReplicaHooks
     from schedc.runtime.execution.wiring import Wiring
 

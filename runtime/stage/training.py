@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from schedc.errors import InvalidInput
-from schedc.ir.ops import WHOLE, Kind, Op
+from schedc.ir import WHOLE, Kind, Op, Plan, Problem
 from schedc.runtime.common.boundary import Value, tensors_of
 from schedc.runtime.common.program import Instruction, Program, replicas_of
 from schedc.runtime.stage.apart import check_stages
@@ -28,8 +28,6 @@ from schedc.runtime.stage.recompute import Buffers, check_alike
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 
-    from schedc.ir.plan import Plan
-    from schedc.ir.problem import Problem
     from schedc.runtime.stage.losses import Losses
 
 

@@ -18,9 +18,7 @@ from schedc.io.conform import conform
 from schedc.io.input_file import read_bytes
 from schedc.io.location import Location
 from schedc.io.tables import parse_toml
-from schedc.ir.plan import MadeBy, Plan
-from schedc.ir.problem import Link
-from schedc.ir.workload import Network
+from schedc.ir import Link, MadeBy, Network, Plan
 from schedc.solvers.common.base import Limits
 from schedc.solvers.node_mapping.nodes import Nodes, assign_nodes
 from schedc.solvers.node_mapping.value import AssignedStep, Replicated

@@ -12,20 +12,15 @@ import hashlib
 import os
 import pickle
 import sys
-from typing import TYPE_CHECKING
 
 from schedc.adapt.replan import Choice, replan
 from schedc.compiled.compiler import compile_ahead
 from schedc.errors import SchedcError
 from schedc.formats.plan.plan_file import plan_json
 from schedc.io.child import serve
-from schedc.ir.conditions import Conditions
-from schedc.ir.ops import Kind
+from schedc.ir import Conditions, Kind, Plan
 from schedc.lower.problem import problem_under
 from schedc.solvers.kernel.climb import climb_of, climbing_scheduler
-
-if TYPE_CHECKING:
-    from schedc.ir.plan import Plan
 
 NICE = 10
 """The training processes of the machine go first."""

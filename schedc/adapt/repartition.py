@@ -21,9 +21,7 @@ from schedc.analysis.simulation.memory import exceeded_limit
 from schedc.analysis.simulation.simulate import simulate
 from schedc.compile.certify import certify
 from schedc.errors import InvalidInput, Unsupported
-from schedc.ir.costs import FREE
-from schedc.ir.ops import Kind
-from schedc.ir.plan import MadeBy, Plan
+from schedc.ir import FREE, Conditions, Kind, Link, MadeBy, Plan, Problem, Schedule, Workload
 from schedc.lower.problem import layout_of, problem_of, problem_under
 from schedc.solvers.heuristics.rule_table import RuleTable
 from schedc.solvers.layout.layout_arrays import LayoutArrays, layout_arrays_of
@@ -35,10 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from fractions import Fraction
 
-    from schedc.ir.conditions import Conditions
-    from schedc.ir.problem import Link, Problem
-    from schedc.ir.schedule import Schedule
-    from schedc.ir.workload import Workload
 
 METHOD = "repartition"
 MOST_LAYOUTS = 2_000

@@ -15,9 +15,8 @@ from schedc.analysis.bounds.lower_bounds import simple_bound
 from schedc.analysis.simulation.simulate import simulate
 from schedc.compile.certify import certify
 from schedc.errors import InvalidInput, Unsupported
+from schedc.ir import Conditions, Kind, MadeBy, Op, Plan, Problem, Schedule
 from schedc.ir.index import tables_of
-from schedc.ir.ops import Kind, Op
-from schedc.ir.plan import MadeBy, Plan
 from schedc.lower.problem import checked_under
 from schedc.solvers.heuristics.rule_table import RuleTable, slow_link_rules
 from schedc.verify.problem import check_pipeline
@@ -25,9 +24,6 @@ from schedc.verify.problem import check_pipeline
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.ir.conditions import Conditions
-    from schedc.ir.problem import Problem
-    from schedc.ir.schedule import Schedule
 
 CLIMB_OPS = 6_000
 """How many ops the climbs from the best rules may place: under 1 ms, compiled; on large problems too few for any."""

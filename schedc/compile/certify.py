@@ -13,7 +13,7 @@ from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Defect
 from schedc.formats.plan.plan_file import plan_json
-from schedc.ir.plan import BoundName, Certificate, MadeBy, Plan, RankPlan, Scope
+from schedc.ir import BoundName, Certificate, MadeBy, Plan, Problem, RankPlan, Schedule, Scope
 from schedc.lower.plan import lower
 from schedc.solvers.common.base import NO_LIMITS, Limits
 from schedc.verify.plan.checks import verify_plan
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from schedc.analysis.simulation.timeline import Timeline
-    from schedc.ir.problem import Problem
-    from schedc.ir.schedule import Schedule
     from schedc.solvers.common.incumbent import BestKnown
     from schedc.verify.violation import Violation
 

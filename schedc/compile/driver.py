@@ -17,7 +17,7 @@ from schedc.analysis.bounds.lower_bounds import Bound, bounds_in_time
 from schedc.analysis.bounds.residency import rank_without_room
 from schedc.compile.certify import MOST_BOUNDED_OPS, bounds_within, certify, first_of
 from schedc.errors import CheckFailed, Defect, Infeasible, InvalidInput, NoPlanFound
-from schedc.ir.plan import MadeBy, Plan, Scope
+from schedc.ir import Layout, MadeBy, OpenLayout, Plan, Problem, Scope, Workload
 from schedc.solvers.common.incumbent import BestKnown, Candidate, Ended, Incumbent
 from schedc.solvers.common.search_settings import Improvement, SearchSettings
 from schedc.solvers.driver.portfolio import solve, try_methods
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from schedc.frontend.job import Job
-    from schedc.ir.layout import Layout, OpenLayout
-    from schedc.ir.problem import Problem
-    from schedc.ir.workload import Workload
     from schedc.solvers.common.incumbent import Failure
 
 CHECKS_S_PER_OP, CHECKS_S_PER_RANK = 40e-6, 1.5e-3

@@ -13,7 +13,7 @@ from schedc.analysis.gap import relative_gap
 from schedc.analysis.simulation.engines import Transfers, simulate_engine
 from schedc.compile.certify import first_of
 from schedc.errors import CheckFailed, Infeasible
-from schedc.ir.plan import BoundName, Plan, Scope
+from schedc.ir import BoundName, Plan, Problem, Scope
 from schedc.lower.problem import layout_of, problem_of
 from schedc.verify.layout import verify_open_layout
 from schedc.verify.problem import check_pipeline, verify_problem
@@ -23,7 +23,6 @@ from schedc.verify.violation import Violation
 if TYPE_CHECKING:
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.frontend.job import Job
-    from schedc.ir.problem import Problem
 
 OWN_BOUNDS_S = 1.0
 """Warm-up and idle gaps, which take long, are bounded for no longer."""

@@ -10,11 +10,10 @@ from schedc.errors import InvalidInput
 from schedc.io.input_file import read_bytes, without_mark
 from schedc.io.location import Location
 from schedc.io.tables import decode
+from schedc.ir import Plan
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from schedc.ir.plan import Plan
 
 
 class TriedMethod(msgspec.Struct, frozen=True, kw_only=True):

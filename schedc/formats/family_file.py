@@ -18,8 +18,7 @@ from schedc.formats.plan.plan_structs import Count, FileEntry, Several, Text
 from schedc.io.input_file import read_bytes, without_mark
 from schedc.io.location import Location, show
 from schedc.io.tables import decode, pretty_json
-from schedc.ir.conditions import Conditions, LinkState
-from schedc.ir.problem import Objective
+from schedc.ir import Conditions, LinkState, Objective
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -23,12 +23,12 @@ from schedc.io.conform import conform
 from schedc.io.input_file import read_bytes
 from schedc.io.location import Location
 from schedc.io.tables import parse_json
+from schedc.ir import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from schedc.ir.plan import Plan
 
 LAYOUT_PATTERN = r"^(auto|E[tmL|()*0-9,]*)$"
 """Of texts that may be layouts, or "auto", for a schema."""

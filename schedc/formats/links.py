@@ -23,14 +23,13 @@ from typing import TYPE_CHECKING
 from schedc.errors import InvalidInput, Unsupported
 from schedc.io.input_file import read_bytes, without_mark
 from schedc.io.location import Location, one_line, show
-from schedc.ir.conditions import LinkState, LinkTrace
+from schedc.ir import Link, LinkState, LinkTrace, Problem
 from schedc.units import MAX_QUANTITY, format_duration_ns
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from schedc.ir.problem import Link, Problem
 
 _TRUNK = re.compile(r"site(0|[1-9]\d*)>site(0|[1-9]\d*)", re.ASCII)
 

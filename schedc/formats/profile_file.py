@@ -23,13 +23,12 @@ from msgspec.structs import asdict, fields
 
 from schedc.io.conform import Count, Duration, Section, Size
 from schedc.io.tables import JsonValue, pretty_json
-from schedc.ir.ops import Kind
+from schedc.ir import Kind, Problem, Stage
 from schedc.units import MAX_QUANTITY, format_bytes, format_duration_ns, parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.ir.problem import Problem, Stage
 
 DIGITS = 4
 """What is kept of a measured duration. Few are good to more, and fewer digits read better in a review."""

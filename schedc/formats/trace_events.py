@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from schedc.ir.ops import Kind, Op, token
+from schedc.ir import Kind, Op, RankTrace, Trace, token
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from schedc.ir.trace import RankTrace, Trace
 
 Event = dict[str, Any]
 

@@ -19,14 +19,12 @@ from schedc.io.input_file import MOST_BYTES, read_bytes, without_mark
 from schedc.io.location import Location, show
 from schedc.io.outputs import write_atomically
 from schedc.io.tables import decode
-from schedc.ir.plan import Channel
-from schedc.ir.trace import RankTrace, StepTrace, Trace
+from schedc.ir import Channel, Op, RankTrace, StepTrace, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from schedc.ir.ops import Op
 
 FORMAT: Final = "schedc.trace"
 VERSION: Final = 1

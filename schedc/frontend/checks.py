@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from schedc.frontend.job_file import AUTO, JobFile
 from schedc.io.location import Location, show
-from schedc.ir.problem import MOST_OPS, Link, Problem
-from schedc.ir.workload import Semantics
+from schedc.ir import MOST_OPS, BlockCosts, Link, Network, OpenLayout, Placement, Problem, Semantics, Workload
 from schedc.spelling import counted
 from schedc.units import MAX_QUANTITY, format_bytes, format_duration_ns
 
@@ -22,9 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from schedc.frontend.job_file import ProfileSection
-    from schedc.ir.costs import BlockCosts
-    from schedc.ir.layout import OpenLayout, Placement
-    from schedc.ir.workload import Network, Workload
 
 
 def is_open(job: JobFile) -> bool:

@@ -13,13 +13,11 @@ from schedc.errors import Defect, InvalidInput
 from schedc.frontend.job import Job, checked_job
 from schedc.frontend.job_file import AUTO, NAMING_FILES
 from schedc.frontend.job_source import JobSource, Override, source_of_table, with_set
+from schedc.ir import Plan, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
-
-    from schedc.ir.plan import Plan
-    from schedc.ir.problem import Problem
 
 
 def job_in_layout(source: JobSource, plan: Plan, said: str) -> Job:

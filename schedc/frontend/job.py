@@ -38,8 +38,7 @@ from schedc.frontend.sections import (
 from schedc.frontend.topology import check_connected, read_network, read_topology
 from schedc.io.conform import conform
 from schedc.io.location import show
-from schedc.ir.layout import Layout, OpenLayout
-from schedc.ir.workload import Workload
+from schedc.ir import Layout, OpenLayout, Problem, Workload
 from schedc.lower.problem import problem_of
 from schedc.verify.layout import verify_layout
 from schedc.verify.workload import verify_workload
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from schedc.frontend.job_source import Override
-    from schedc.ir.problem import Problem
 
 
 _DEFAULT_CHUNKS = 4

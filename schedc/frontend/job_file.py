@@ -25,8 +25,7 @@ from schedc.io.conform import (
     Sizes,
     schema_of,
 )
-from schedc.ir.problem import Objective
-from schedc.ir.workload import Semantics
+from schedc.ir import Objective, Semantics
 
 AUTO = "auto"
 """In [pipeline]: schedc chooses it."""

@@ -15,7 +15,7 @@ from schedc.frontend.job_source import named_bytes
 from schedc.frontend.profile import alike_or_each
 from schedc.io.input_file import without_mark
 from schedc.io.location import Location, show
-from schedc.ir.ops import Kind
+from schedc.ir import Kind, Layer
 from schedc.units import parse_duration_ns
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from schedc.frontend.job_file import JobFile
     from schedc.frontend.job_source import JobSource
-    from schedc.ir.workload import Layer
 
 _LONGEST = 2**30
 """The longest sequence, in tokens."""

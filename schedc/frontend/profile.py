@@ -15,7 +15,7 @@ from schedc.errors import Defect
 from schedc.formats.profile_file import LayerEntry, ProfileFile
 from schedc.frontend.job_source import read_named
 from schedc.io.tables import parse_json
-from schedc.ir.workload import Layer
+from schedc.ir import Layer, Placement
 from schedc.lower.problem import together_ns
 from schedc.spelling import counted
 from schedc.units import MAX_QUANTITY, format_bytes
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from schedc.frontend.job_source import JobSource
     from schedc.io.conform import BlockDurations
     from schedc.io.location import Location
-    from schedc.ir.layout import Placement
 
 T = TypeVar("T")
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from schedc.frontend.job_file import AUTO, DataParallelSection, PipelineSection
 from schedc.frontend.profile import per_stage
 from schedc.io.location import Location, show
-from schedc.ir.problem import DataParallel
-from schedc.ir.workload import Device, Layer, Semantics, trunk_name
+from schedc.ir import DataParallel, Device, Layer, Placement, Problem, Semantics, trunk_name
 from schedc.lower.placement import place
 from schedc.spelling import counted
 from schedc.units import format_bytes
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from schedc.frontend.job_file import DevicesSection, MemorySection
-    from schedc.ir.layout import Placement
-    from schedc.ir.problem import Problem
 
 _MOST_STAGES = 2**14
 _WAYS = {"limit": "limit_bytes", "in_flight": "in_flight", "capacity": "capacity_bytes"}

@@ -13,9 +13,7 @@ from schedc.frontend.job_file import LinkCost, LinkOverride, SiteLinkOverride, T
 from schedc.frontend.job_source import read_named
 from schedc.io.location import Location, show
 from schedc.io.tables import parse_toml
-from schedc.ir.costs import FREE, MessageCost
-from schedc.ir.problem import Link
-from schedc.ir.workload import Network, SiteLink
+from schedc.ir import FREE, Link, MessageCost, Network, SiteLink
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

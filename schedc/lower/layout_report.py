@@ -9,15 +9,13 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from schedc.ir import Layout, Problem, Workload
 from schedc.lower.partition import balanced_partition
 from schedc.lower.problem import problem_of, stage_static_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.ir.layout import Layout
-    from schedc.ir.problem import Problem
-    from schedc.ir.workload import Workload
 
 FAR = 0.03
 """A partition is far from balance if its busiest rank has this much more work than that of the balanced one."""

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from schedc.ir import Placement, Workload
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from fractions import Fraction
 
     from numpy.typing import NDArray
 
-    from schedc.ir.layout import Placement
-    from schedc.ir.workload import Workload
 
 _MOST_CELLS = 2**25
 """Above this many pieces × layers², the pieces get equal numbers of layers."""

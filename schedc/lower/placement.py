@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedc.ir.layout import Placement
+from schedc.ir import Placement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

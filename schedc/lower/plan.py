@@ -11,13 +11,10 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from schedc.ir.ops import Kind, Op
-from schedc.ir.plan import Certificate, Channel, Collective, MadeBy, Plan, RankPlan
+from schedc.ir import Certificate, Channel, Collective, Kind, MadeBy, Op, Plan, Problem, RankPlan, Schedule
 
 if TYPE_CHECKING:
     from schedc.analysis.simulation.timeline import Timeline, Transfer
-    from schedc.ir.problem import Problem
-    from schedc.ir.schedule import Schedule
 
 
 def lower(problem: Problem, schedule: Schedule, timeline: Timeline, *, certificate: Certificate, made_by: MadeBy) -> Plan:

@@ -11,18 +11,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput
-from schedc.ir.layout import Layout
-from schedc.ir.ops import Kind
-from schedc.ir.problem import Problem, Stage, are_alike
-from schedc.ir.workload import Layer, Semantics, Workload
+from schedc.ir import Conditions, Kind, Layer, Layout, Problem, Semantics, Stage, Workload, are_alike
 from schedc.units import MAX_QUANTITY
 from schedc.verify.problem import verify_problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from fractions import Fraction
-
-    from schedc.ir.conditions import Conditions
 
 
 def problem_of(workload: Workload, layout: Layout) -> Problem:

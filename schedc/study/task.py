@@ -16,12 +16,12 @@ from schedc.compile.driver import Compiled, compile_job, compile_problem
 from schedc.compile.settings import search_settings
 from schedc.errors import Infeasible, InvalidInput, NoPlanFound, SchedcError, Unsupported
 from schedc.io.child import forget_peak_memory, own_peak_memory_bytes, peak_memory_bytes
+from schedc.ir import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from schedc.frontend.job_source import Override
-    from schedc.ir.problem import Problem
     from schedc.solvers.common.search_settings import SearchSettings
 
 GRACE_S = 60.0

@@ -7,13 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
-from schedc.ir.workload import Semantics, Workload
+from schedc.ir import Layout, OpenLayout, Semantics, Workload
 from schedc.verify.violation import Checks, Found, Violation, absent, path_faults
-
-if TYPE_CHECKING:
-    from schedc.ir.layout import Layout, OpenLayout
 
 SHAPE: Checks[[Workload, Layout]] = Checks()
 MEANING: Checks[[Workload, Layout]] = Checks()

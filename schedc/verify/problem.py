@@ -8,15 +8,9 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
-from schedc.ir.costs import DURATIONS
-from schedc.ir.ops import Kind
-from schedc.ir.problem import MOST_OPS, Objective, Problem
+from schedc.ir import DURATIONS, MOST_OPS, Kind, Objective, Plan, Problem
 from schedc.verify.violation import Checks, Found, Violation, absent, negative, path_faults, repeated, too_few
-
-if TYPE_CHECKING:
-    from schedc.ir.plan import Plan
 
 CHECKS: Checks[[Problem]] = Checks()
 

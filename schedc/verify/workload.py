@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedc.ir.ops import Kind
-from schedc.ir.problem import Objective
-from schedc.ir.workload import Semantics, Workload
+from schedc.ir import Kind, Objective, Semantics, Workload
 from schedc.verify.violation import Checks, Found, Violation, absent, negative, repeated, too_few
 
 if TYPE_CHECKING:

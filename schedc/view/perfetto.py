@@ -14,16 +14,14 @@ from typing import TYPE_CHECKING
 from schedc.analysis.comparison.steps import NEVER, Step, planned_step
 from schedc.analysis.simulation.memory import memory_curve
 from schedc.formats.trace_events import Event, counter_events, lane_name, perfetto_json, process_name, slice_event, trace_events
+from schedc.ir import Plan, RankPlan, RankTrace, StepTrace, Trace, token
 from schedc.ir.index import tables_of
-from schedc.ir.ops import token
-from schedc.ir.trace import RankTrace, StepTrace, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from schedc.analysis.comparison.compare import Comparison
     from schedc.analysis.simulation.timeline import Timeline
-    from schedc.ir.plan import Plan, RankPlan
 
 
 def perfetto_of_plan(plan: Plan, timeline: Timeline) -> bytes:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from schedc.analysis.gap import check_bound
 from schedc.errors import Defect
+from schedc.ir import Problem, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from schedc.ir.problem import Problem
-    from schedc.ir.schedule import Schedule
     from schedc.models.blocks import Blocks
 
     Construct: TypeAlias = Callable[[Problem], Schedule]

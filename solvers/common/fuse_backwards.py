@@ -13,16 +13,14 @@ import numpy as np
 
 from schedc.analysis.simulation.memory import exceeded_limit
 from schedc.analysis.simulation.simulate import simulate
+from schedc.ir import Kind, Op, Problem, Schedule
 from schedc.ir.index import Tables, tables_of
-from schedc.ir.ops import Kind, Op
-from schedc.ir.schedule import Schedule
 from schedc.solvers.common.method import fusing_saves_time
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from schedc.analysis.simulation.timeline import Timeline
-    from schedc.ir.problem import Problem
 
 TRIED_OPS = 10_000
 """About this many ops are simulated in all, in at least `LEAST_TRIALS` schedules and at most `MOST_TRIALS`."""

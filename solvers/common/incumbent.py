@@ -18,16 +18,14 @@ from schedc.analysis.gap import check_bound, relative_gap
 from schedc.analysis.simulation.memory import exceeded_limit
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import CheckFailed, SchedcError, Unsupported
+from schedc.ir import BoundName, Objective, Problem, Schedule
 from schedc.ir.index import Tables, tables_of
-from schedc.ir.plan import BoundName
 from schedc.solvers.common.search_settings import Improvement, SearchSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from schedc.ir.problem import Objective, Problem
-    from schedc.ir.schedule import Schedule
     from schedc.solvers.common.base import Limits, Solved
     from schedc.solvers.common.interruption import Interruption
 

@@ -16,15 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 from msgspec import Meta, Struct
 
 from schedc.io.conform import conform
-from schedc.ir.ops import Kind
+from schedc.ir import Kind, Problem, Schedule, Stage
 from schedc.solvers.common.base import Climbing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from schedc.io.location import Location
-    from schedc.ir.problem import Problem, Stage
-    from schedc.ir.schedule import Schedule
     from schedc.solvers.common.base import Limits
     from schedc.solvers.common.incumbent import Incumbent
 

@@ -10,9 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from schedc.ir.ops import Kind
-from schedc.ir.problem import Problem, are_alike
-from schedc.ir.schedule import Schedule
+from schedc.ir import Kind, Problem, Schedule, are_alike
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

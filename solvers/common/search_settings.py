@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from schedc.analysis.gap import relative_gap
+from schedc.ir import Objective
 from schedc.solvers.common.base import NO_LIMITS, Limits
 from schedc.solvers.common.interruption import Interruption
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from schedc.ir.problem import Objective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

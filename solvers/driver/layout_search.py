@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from schedc.analysis.bounds.layouts.layout_bound import layout_bound
 from schedc.compiled.compiler import at_hand, compiled
 from schedc.errors import Infeasible, NoPlanFound, Unsupported
-from schedc.ir.plan import BoundName
+from schedc.ir import BoundName, OpenLayout, Workload
 from schedc.solvers.driver.registry import is_auto, layout_method
 from schedc.solvers.layout.baselines import attempts
 from schedc.solvers.layout.climb import LayoutClimb
@@ -23,8 +23,6 @@ from schedc.solvers.layout.layout_arrays import lay_out
 from schedc.solvers.layout.listed import open_layouts
 
 if TYPE_CHECKING:
-    from schedc.ir.layout import OpenLayout
-    from schedc.ir.workload import Workload
     from schedc.solvers.driver.layout_work import LayoutOption, LayoutWork
     from schedc.solvers.layout.exact import LayoutsKnown
     from schedc.solvers.layout.layout_arrays import ScheduledLayout

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from schedc.analysis.bounds.clock import Until, never
 from schedc.analysis.bounds.lower_bounds import best_bound, bounds_in_time, cheap_bound_ns
 from schedc.analysis.bounds.residency import rank_without_room
+from schedc.ir import Layout, Objective, OpenLayout, Problem, Schedule, Workload
 from schedc.lower.problem import problem_of
 from schedc.solvers.common.incumbent import BestKnown, Candidate
 from schedc.solvers.common.interruption import Ends, OutOfTime
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from schedc.errors import Unsupported
-    from schedc.ir.layout import Layout, OpenLayout
-    from schedc.ir.problem import Objective, Problem
-    from schedc.ir.schedule import Schedule
-    from schedc.ir.workload import Workload
     from schedc.solvers.layout.layout_arrays import ScheduledLayout
 
 LITTLE = 0.0001

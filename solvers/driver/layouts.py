@@ -23,7 +23,7 @@ from schedc.analysis.bounds.clock import Clock, never
 from schedc.analysis.bounds.layouts.layout_bound import layout_bound
 from schedc.compiled.compiler import compile_ahead
 from schedc.errors import NoPlanFound, Unsupported
-from schedc.ir.plan import BoundName
+from schedc.ir import BoundName, OpenLayout, Workload
 from schedc.solvers.common.incumbent import Candidate, Ended
 from schedc.solvers.common.search_settings import ignore
 from schedc.solvers.driver.layout_search import run_layout_method, search_exactly, seek_layouts, try_baselines
@@ -34,8 +34,6 @@ from schedc.solvers.layout.evaluation.kernel import evaluate
 from schedc.solvers.layout.layout_arrays import ScheduledLayout
 
 if TYPE_CHECKING:
-    from schedc.ir.layout import OpenLayout
-    from schedc.ir.workload import Workload
     from schedc.solvers.common.search_settings import SearchSettings
     from schedc.solvers.driver.layout_work import LayoutOption
 

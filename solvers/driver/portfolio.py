@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from schedc.analysis.simulation.memory import exceeded_limit
 from schedc.compiled.compiler import at_hand, compile_ahead
 from schedc.errors import Unsupported
+from schedc.ir import BoundName, Problem, Schedule
 from schedc.solvers.common.fuse_backwards import fuse_backwards
 from schedc.solvers.common.incumbent import Candidate, Ended, Incumbent
 from schedc.solvers.common.interruption import OutOfTime
@@ -35,9 +36,6 @@ from schedc.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from schedc.ir.plan import BoundName
-    from schedc.ir.problem import Problem
-    from schedc.ir.schedule import Schedule
     from schedc.solvers.common.base import Construct, Limits
     from schedc.solvers.common.method import Search
     from schedc.solvers.common.search_settings import SearchSettings

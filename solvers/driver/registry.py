@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 from schedc.errors import InvalidInput
 from schedc.io.location import Location
+from schedc.ir import Problem, Schedule
 from schedc.solvers.common.method import FUSED, METHODS, MIXED, Constructive, Method, Search, methods_in
 from schedc.spelling import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from schedc.ir.problem import Problem
-    from schedc.ir.schedule import Schedule
     from schedc.solvers.common.base import Construct
     from schedc.solvers.layout.layout_arrays import ScheduledLayout
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from schedc.analysis.gap import check_bound
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Defect
-from schedc.ir.plan import BoundName
-from schedc.ir.problem import Objective, Problem
+from schedc.ir import BoundName, Objective, Problem, Schedule
 from schedc.models.blocks import NothingAtMost, blocks_of, grid_of
 from schedc.models.cpsat.extract import add_hint, schedule_of_cpsat
 from schedc.models.cpsat.model import build
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
     from ortools.sat.python import cp_model
 
-    from schedc.ir.schedule import Schedule
     from schedc.models.cpsat.variables import CpSatVariables
     from schedc.solvers.common.incumbent import Incumbent
 

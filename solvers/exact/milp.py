@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 from schedc.analysis.gap import check_bound
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
-from schedc.ir.plan import BoundName
-from schedc.ir.problem import Objective, Problem
+from schedc.ir import BoundName, Objective, Problem, Schedule
 from schedc.models.blocks import NothingAtMost, TimeGrid, blocks_of, grid_of
 from schedc.solvers.common.base import Limits, Solved, SolverStatus, bound_of_none
 from schedc.solvers.common.interruption import wait_for
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-    from schedc.ir.schedule import Schedule
     from schedc.models.milp.variables import MilpVariables
     from schedc.solvers.common.incumbent import Incumbent
 

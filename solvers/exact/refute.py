@@ -20,8 +20,7 @@ from schedc.analysis.bounds.idle_gaps_chunks import chunk_idle_gap_bound_of_rank
 from schedc.analysis.bounds.residency import without_recomputed_bytes
 from schedc.analysis.gap import check_bound
 from schedc.errors import Unsupported
-from schedc.ir.plan import BoundName
-from schedc.ir.problem import Objective, Problem
+from schedc.ir import BoundName, Objective, Problem
 from schedc.models.blocks import blocks_of, grid_of
 from schedc.models.cpsat.model import build_relaxed
 from schedc.models.start_windows import windows_of

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta
 
 from schedc.errors import Unsupported
-from schedc.ir.ops import Kind
+from schedc.ir import Kind, Link, Problem, Schedule
 from schedc.solvers.common.method import FUSED, SMALL_OPS, Constructive, fusing_frees, fusing_saves_time
 from schedc.solvers.common.microbatch_order import known_orders, order_is_open, permuted, renamed
 from schedc.solvers.heuristics.warm_up_counts import round_trip_in_flight
@@ -23,8 +23,6 @@ from schedc.solvers.kernel.scheduler_state import Rule, depth_by_stage
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from schedc.ir.problem import Link, Problem
-    from schedc.ir.schedule import Schedule
 
 LARGE_OPS = 50_000
 """From this many compute ops on, only the strongest variant is tried."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta
 
 from schedc.errors import InvalidInput, Unsupported
-from schedc.ir.ops import Kind
+from schedc.ir import Kind, Problem, Schedule
 from schedc.solvers.common.method import FUSED, Constructive, fusing_frees, fusing_saves_time
 from schedc.solvers.kernel.list_scheduler import list_schedule
 from schedc.solvers.kernel.scheduler_state import Rule
@@ -21,8 +21,6 @@ from schedc.solvers.kernel.scheduler_state import Rule
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.ir.problem import Problem
-    from schedc.ir.schedule import Schedule
 
 BACKWARD_FORWARD_WEIGHT = (1, 0, 2)
 """The priorities of F, B and W after warm-up (algorithm 3, line 12)."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from schedc.compiled.compiler import at_hand, compile_ahead
+from schedc.ir import Problem, Schedule
 from schedc.solvers.common.method import Constructive, Ops
 from schedc.solvers.heuristics.warm_up_counts import in_flight_before_first_backward, round_trip_in_flight
 from schedc.solvers.kernel.climb import Climber, PackedRule, climb_of, climbing_scheduler, longest_op_ns, policies, stop_flag
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from schedc.ir.problem import Problem
-    from schedc.ir.schedule import Schedule
 
 MORE_IN_FLIGHT = tuple(product((False, True), (0, 1, 2, 3)))
 """Activations in flight: this many more than `round_trip_in_flight`, with or without whole periods; beside as many as memory holds,

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedc.ir.ops import Kind
+from schedc.ir import Kind, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from schedc.ir.problem import Problem
 
 
 def round_trip_in_flight(problem: Problem, *, whole_period: bool) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from schedc.compiled.compiler import compiled
 from schedc.compiled.kernel import kernel, variant
+from schedc.ir import Problem, Schedule
 from schedc.solvers.common.method import fusing_saves_time
 from schedc.solvers.kernel.draws import Draws, below, draw, fraction
 from schedc.solvers.kernel.list_kernel import run_rule
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from schedc.ir.problem import Problem
-    from schedc.ir.schedule import Schedule
 
 DRAWS = 32
 """Random numbers that an evaluation takes, at most but for rare cases."""

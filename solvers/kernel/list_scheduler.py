@@ -9,17 +9,12 @@ trunk is shared and durations are 0 does it not tell the moments within a nanose
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from schedc.compiled.compiler import at_hand, compile_ahead, compiled
-from schedc.ir.ops import Kind, Op
-from schedc.ir.schedule import Parts, Schedule
+from schedc.ir import Kind, Op, Parts, Problem, Schedule
 from schedc.solvers.kernel.list_kernel import run_rule
 from schedc.solvers.kernel.scheduler_state import Rule, scheduler_of, set_rule
 from schedc.solvers.kernel.tables import SchedulerState, as_arrays, read_back, refresh
-
-if TYPE_CHECKING:
-    from schedc.ir.problem import Problem
 
 COMPILE_FROM_OPS = 100_000
 """From this many ops on, over all rules, the compiled kernel pays for importing numba. Until it is at hand, the plain one runs."""

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from schedc.compiled.kernel import kernel
+from schedc.ir import Kind, Objective, Problem
 from schedc.ir.index import tables_of
-from schedc.ir.ops import Kind
-from schedc.ir.problem import Objective, Problem
 from schedc.solvers.kernel.list_kernel import soonest_of
 from schedc.solvers.kernel.tables import NEVER as STRANDED
 

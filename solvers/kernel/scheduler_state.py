@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from schedc.errors import Unsupported
-from schedc.ir.ops import Kind
-from schedc.ir.resource import Resource
+from schedc.ir import Kind, Problem, Resource
 from schedc.solvers.kernel.tables import NEVER, ROW, SchedulerState
 from schedc.units import format_bytes
-
-if TYPE_CHECKING:
-    from schedc.ir.problem import Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

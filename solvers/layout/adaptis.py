@@ -34,6 +34,7 @@ from itertools import islice, pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
 from schedc.errors import NoPlanFound
+from schedc.ir import OpenLayout, Workload
 from schedc.solvers.kernel.tables import NEVER
 from schedc.solvers.layout.baselines import baselines, named_layouts, stage_count
 from schedc.solvers.layout.evaluation.evaluate import LayoutEvaluator
@@ -43,8 +44,6 @@ from schedc.solvers.layout.moves import transferred
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from schedc.ir.layout import OpenLayout
-    from schedc.ir.workload import Workload
     from schedc.solvers.layout.layout_arrays import ScheduledLayout
 
     Phase: TypeAlias = Callable[["KeptArrays"], Iterator[tuple[LayoutArrays, list[int]]]]

@@ -10,8 +10,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from schedc.ir.layout import Layout, OpenLayout, Placement
-from schedc.ir.workload import Semantics, Workload
+from schedc.ir import Layout, OpenLayout, Placement, Semantics, Workload
 from schedc.lower.partition import balanced_partition
 from schedc.lower.placement import place, placement_name
 from schedc.solvers.layout.layout_arrays import ScheduledLayout, scheduled_layout

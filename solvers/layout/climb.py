@@ -16,7 +16,7 @@ from random import Random
 from threading import Event
 from typing import TYPE_CHECKING
 
-from schedc.ir.workload import Semantics
+from schedc.ir import OpenLayout, Semantics, Workload
 from schedc.solvers.kernel.tables import NEVER
 from schedc.solvers.layout.baselines import named_layouts, stage_count
 from schedc.solvers.layout.evaluation.evaluate import Screen
@@ -26,8 +26,6 @@ from schedc.solvers.layout.moves import changed, moves_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from schedc.ir.layout import OpenLayout
-    from schedc.ir.workload import Workload
     from schedc.solvers.layout.layout_arrays import ScheduledLayout
     from schedc.solvers.layout.moves import Move
 

@@ -17,6 +17,7 @@ from schedc.analysis.bounds.lower_bounds import bounds_in_time, cheap_bound_ns
 from schedc.analysis.bounds.residency import rank_without_room
 from schedc.analysis.gap import check_bound, relative_gap
 from schedc.errors import Infeasible, NoPlanFound, Unsupported
+from schedc.ir import Layout, OpenLayout, Problem, Workload
 from schedc.lower.problem import problem_of, static_bytes
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.heuristics.greedy import Greedy
@@ -26,9 +27,6 @@ from schedc.solvers.layout.listed import QuickBound, open_layouts
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from schedc.ir.layout import Layout, OpenLayout
-    from schedc.ir.problem import Problem
-    from schedc.ir.workload import Workload
     from schedc.solvers.common.base import Limits, Solved
     from schedc.solvers.layout.layout_arrays import LayoutArrays
 

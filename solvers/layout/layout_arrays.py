@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from schedc.analysis.simulation.memory import exceeded_limit
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
-from schedc.ir.layout import Layout
+from schedc.ir import Layout, Problem, Schedule, Workload
 from schedc.lower.placement import placement_name
 from schedc.lower.problem import problem_of
 from schedc.verify.layout import verify_layout
 
 if TYPE_CHECKING:
-    from schedc.ir.problem import Problem
-    from schedc.ir.schedule import Schedule
-    from schedc.ir.workload import Workload
     from schedc.solvers.common.base import Construct
 
 

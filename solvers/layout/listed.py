@@ -11,14 +11,11 @@ from math import isinf
 from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.layouts.pieces import pieces_of, rank_kinds
-from schedc.ir.problem import Objective
+from schedc.ir import Device, Objective, OpenLayout, Workload
 from schedc.solvers.layout.layout_arrays import LayoutArrays
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from schedc.ir.layout import OpenLayout
-    from schedc.ir.workload import Device, Workload
 
     Table = list[list[float]]
     Tables = tuple[Table, ...]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import TYPE_CHECKING, TypeAlias
 
+from schedc.ir import Workload
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-    from schedc.ir.workload import Workload
     from schedc.solvers.layout.layout_arrays import LayoutArrays
 
     Move: TypeAlias = Callable[[LayoutArrays, Random, int, int], LayoutArrays | None]

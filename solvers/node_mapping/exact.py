@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ortools.sat.python import cp_model
 
 from schedc.errors import Defect, InvalidInput
-from schedc.ir.costs import MessageCost
+from schedc.ir import MessageCost
 from schedc.models.assignment import AssignmentModel, Kinds, KnownEnds
 from schedc.solvers.exact.cpsat import run, solver_of
 from schedc.solvers.node_mapping.value import AssignedStep, Replicated, Timer, ring_ns

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from schedc.analysis.simulation.memory import exceeded_limit
-from schedc.ir.costs import MessageCost
+from schedc.ir import MessageCost, Problem, Schedule
 from schedc.solvers.heuristics.rule_table import RuleTable
 from schedc.solvers.node_mapping.exact import Assigned, assign
 from schedc.solvers.node_mapping.value import AssignedStep, Replicated, Timer, alike, costs_between, under
@@ -20,8 +20,6 @@ from schedc.solvers.node_mapping.value import AssignedStep, Replicated, Timer, a
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.ir.problem import Problem
-    from schedc.ir.schedule import Schedule
     from schedc.solvers.common.base import Limits
 
 MOST_SCHEDULES = 12

@@ -17,15 +17,12 @@ import numpy as np
 
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput
-from schedc.ir.costs import MessageCost
-from schedc.ir.problem import Link, Problem
+from schedc.ir import Link, MessageCost, Network, Problem, Schedule
 from schedc.units import format_duration_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from schedc.ir.schedule import Schedule
-    from schedc.ir.workload import Network
 
 APART = 1.25
 """Costs of one class differ by at most this factor."""

@@ -18,6 +18,7 @@ import numpy as np
 
 from schedc.compiled.compiler import compiled
 from schedc.errors import Unsupported
+from schedc.ir import Problem, Schedule
 from schedc.solvers.common.method import LocalSearch, fusing_saves_time
 from schedc.solvers.common.microbatch_order import entering
 from schedc.solvers.heuristics.greedy import GreedyRule
@@ -30,8 +31,6 @@ from schedc.solvers.search.rounds import climb_in_turn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from schedc.ir.problem import Problem
-    from schedc.ir.schedule import Schedule
     from schedc.solvers.common.base import Climbing, Limits
     from schedc.solvers.common.incumbent import Incumbent
 

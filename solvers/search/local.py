@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from schedc.ir import Problem
 from schedc.solvers.common.fuse_backwards import fuse_backwards
 from schedc.solvers.common.method import MIXED, LocalSearch, fusing_saves_time
 from schedc.solvers.common.microbatch_order import entering
@@ -22,7 +23,6 @@ from schedc.solvers.search.rounds import Found, Rounds
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from schedc.ir.problem import Problem
     from schedc.solvers.common.base import Climbing, Limits
     from schedc.solvers.common.incumbent import Incumbent
 

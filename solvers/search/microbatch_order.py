@@ -17,7 +17,7 @@ import numpy as np
 
 from schedc.compiled.compiler import compiled
 from schedc.errors import Unsupported
-from schedc.ir.problem import Problem, groups_of
+from schedc.ir import Problem, Schedule, groups_of
 from schedc.solvers.common.method import LocalSearch
 from schedc.solvers.common.microbatch_order import entry_order, known_orders, order_is_open, renamed
 from schedc.solvers.heuristics.rule_table import table_of_rules
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from schedc.ir.schedule import Schedule
     from schedc.solvers.common.base import Climbing, Limits
     from schedc.solvers.common.incumbent import Incumbent
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
-from schedc.ir.ops import Kind, Op
-from schedc.ir.schedule import Schedule
+from schedc.ir import Kind, Op, Problem, Schedule
 from schedc.models.blocks import TimeGrid, grid_of
 from schedc.models.periodic import build_cycle, held_at_most, takes_less_fused
 from schedc.solvers.common.base import NO_LIMITS, Limits
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
     from ortools.sat.python import cp_model
 
-    from schedc.ir.problem import Problem
     from schedc.models.periodic import Cycle
     from schedc.solvers.common.incumbent import Incumbent
 

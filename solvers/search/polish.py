@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from schedc.ir import Kind, Op, Problem, Schedule
 from schedc.ir.index import tables_of
-from schedc.ir.ops import Kind, Op
-from schedc.ir.schedule import Schedule
 from schedc.solvers.common.interruption import NOTICE_S, Interruption
 from schedc.solvers.common.method import LocalSearch, fusing_saves_time
 from schedc.solvers.kernel.climb import stop_flag
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from schedc.ir.problem import Problem
     from schedc.solvers.common.base import Climbing, Limits
     from schedc.solvers.common.incumbent import Incumbent
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from schedc.ir import Schedule
 from schedc.solvers.common.interruption import wait_for
 from schedc.solvers.kernel.climb import stop_flag
 from schedc.solvers.kernel.tables import NEVER
@@ -15,7 +16,6 @@ from schedc.solvers.kernel.tables import NEVER
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from schedc.ir.schedule import Schedule
     from schedc.solvers.common.base import Climbing
 
 Entry = TypeVar("Entry", bound=tuple[Any, ...])

@@ -5,15 +5,12 @@ from __future__ import annotations
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from schedc.ir.ops import Kind, Op
-from schedc.ir.schedule import Schedule
+from schedc.ir import Kind, Op, Problem, Schedule
 from schedc.solvers.common.method import Constructive, Template
 from schedc.solvers.templates.shape import LINE_OR_LOOP, LOOP, Grid, grid_for, schedule_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from schedc.ir.problem import Problem
 
 
 class GPipe(Template, frozen=True):

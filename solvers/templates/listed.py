@@ -7,16 +7,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import permutations
-from typing import TYPE_CHECKING
 
-from schedc.ir.problem import Link, Problem
+from schedc.ir import Link, Problem, Schedule
 from schedc.solvers.common.method import Template
 from schedc.solvers.kernel.list_scheduler import ListSchedule, list_schedule
 from schedc.solvers.kernel.scheduler_state import Rule
 from schedc.solvers.templates.shape import WAVE, grid_for, two_lines
-
-if TYPE_CHECKING:
-    from schedc.ir.schedule import Schedule
 
 
 class Hanayo(Template, frozen=True):

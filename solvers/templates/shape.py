@@ -11,13 +11,10 @@ from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from schedc.errors import Unsupported
-from schedc.ir.schedule import Schedule
+from schedc.ir import Op, Problem, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-
-    from schedc.ir.ops import Op
-    from schedc.ir.problem import Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

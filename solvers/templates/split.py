@@ -6,15 +6,12 @@ from collections import deque
 from itertools import count
 from typing import TYPE_CHECKING, ClassVar
 
-from schedc.ir.ops import Kind, Op
+from schedc.ir import Kind, Op, Problem, Schedule
 from schedc.solvers.common.method import Template
 from schedc.solvers.templates.shape import LINE, WAVE_OF_TWO, grid_for, need_split, schedule_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from schedc.ir.problem import Problem
-    from schedc.ir.schedule import Schedule
 
 
 class ZBH1(Template, frozen=True):

@@ -8,8 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from inputs.problems import make_problem
 from inputs.random_schedules import cases, random_schedules
 from suite.example_counts import examples

@@ -7,8 +7,7 @@ from itertools import combinations, product
 from random import Random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from inputs.problems import make_problem, problems
 from inputs.tiny_problems import random_parts, random_schedule, tiny_problem
 from oracles.bounds import bound_of

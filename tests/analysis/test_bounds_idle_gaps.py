@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 from inputs.problems import M70_NS, m70, make_problem, problems
 from oracles.bounds import bound_of
 from oracles.brute_force import SearchTooLarge, optimum

@@ -7,8 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 from inputs.problems import M70_NS, m70, make_problem, problems
 from inputs.tiny_problems import random_parts, random_schedule, tiny_problem
 from oracles.bounds import bound_of

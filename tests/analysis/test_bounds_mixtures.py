@@ -8,8 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from inputs.fused_problems import mixed_problem, with_zeros
 from inputs.problems import make_problem
 from inputs.tiny_problems import random_parts

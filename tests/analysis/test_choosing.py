@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from inputs.plans import one_f_one_b
 from inputs.problems import make_problem
 from inputs.random_schedules import cases

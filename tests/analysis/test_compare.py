@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 from inputs.plans import plan_of, plans, small_plan
 from inputs.problems import make_problem
 from inputs.traces import slower_block, slower_link, slower_stage, trace_of_timelines

@@ -8,8 +8,7 @@ from enum import Enum
 from itertools import combinations, pairwise, permutations
 from typing import TYPE_CHECKING, Any
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from inputs.plans import one_f_one_b, plan_of, plans, small_plan
 from inputs.problems import make_problem, problems
 from inputs.random_schedules import random_schedules

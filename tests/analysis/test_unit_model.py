@@ -8,8 +8,7 @@ from random import Random
 import pytest
 from inputs.problems import make_problem
 from inputs.tiny_problems import tiny_problem
-from oracles.brute_force import SearchTooLarge
-from oracles.brute_force import optimum as by_brute_force
+from oracles.brute_force import SearchTooLarge, optimum as by_brute_force
 from oracles.unit_model import Unsettled, optimum, search
 
 from schedc.analysis.simulation.simulate import simulate

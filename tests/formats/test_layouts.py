@@ -7,8 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from inputs.jobs import write_job
 from suite.command_line import schedc
 from suite.example_counts import examples

@@ -7,8 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from inputs.few_plans import made_by
 from inputs.problems import make_problem
 from inputs.torch_plans import torch_plans

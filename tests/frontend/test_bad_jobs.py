@@ -8,8 +8,7 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from inputs.jobs import M70, write_job
 from suite.example_counts import examples
 

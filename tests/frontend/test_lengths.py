@@ -6,8 +6,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from inputs.jobs import write_job
 
 from schedc.errors import InvalidInput

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import json
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from schedc.io.tables import WIDTH, JsonValue, pretty_json
 

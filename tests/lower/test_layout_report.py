@@ -7,8 +7,7 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from inputs.workloads import random_workload
 
 from schedc.ir.layout import Layout

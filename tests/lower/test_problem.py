@@ -10,8 +10,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from inputs.workloads import random_workload
 
 from schedc.frontend.job import load_job

@@ -7,8 +7,7 @@ from itertools import pairwise
 from random import Random
 from typing import TYPE_CHECKING
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from inputs.tiny_problems import random_parts, random_schedule
 from inputs.workloads import random_workload
 

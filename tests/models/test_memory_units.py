@@ -6,8 +6,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from inputs.problems import make_problem
 
 from schedc.models.blocks import grid_of, unit_bytes

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import pulp
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 from inputs.problems import make_problem, problems
 from inputs.small_problems import small_problem
 from suite.example_counts import examples

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from inputs.few_plans import made_by
 from runs import feature_runs
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from inputs.plans import plan_of
 from inputs.problems import MS, make_problem
 from runs import watched_runs

@@ -7,8 +7,7 @@ import tomllib
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from inputs.jobs import read_problem, write_job
 from inputs.plans import plan_of
 from runs.forked import run_on_ranks

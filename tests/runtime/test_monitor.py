@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from inputs.plans import plan_of
 from inputs.problems import MS, make_problem
 from oracles.link_pairs import SimulatedLink

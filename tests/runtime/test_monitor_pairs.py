@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from inputs.problems import MS, make_problem
 from oracles.link_pairs import BothEnds
 from torch._C._distributed_c10d import HashStore

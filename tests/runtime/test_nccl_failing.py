@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from runs.fake_device import FakeDevice, FakeLane, FakeNccl, FakeSide
 from suite.example_counts import examples
 

@@ -8,8 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, given
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, strategies as st
 from inputs.all_layouts import tiny_workload
 from inputs.differing_problems import longest_first
 from inputs.few_layouts import seek_few_layouts

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, strategies as st
 from inputs.plans import plan_of
 from inputs.problems import make_problem
 from inputs.random_schedules import random_schedules

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 from inputs.problems import make_problem, problems, with_fused_backward
 from suite.example_counts import examples
 

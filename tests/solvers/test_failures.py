@@ -21,8 +21,7 @@ from schedc.ir.plan import BoundName
 from schedc.ir.problem import Objective
 from schedc.ir.schedule import Parts, Schedule
 from schedc.models.cpsat import model as cpsat_model
-from schedc.models.milp import model as milp_model
-from schedc.models.milp import variables as milp
+from schedc.models.milp import model as milp_model, variables as milp
 from schedc.solvers.common.base import NO_LIMITS, Limits, Solved, SolverStatus
 from schedc.solvers.common.incumbent import Incumbent
 from schedc.solvers.common.search_settings import SearchSettings

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from inputs.problems import m70, make_problem, problems, with_fused_backward
 from inputs.random_schedules import random_schedules
 from suite.example_counts import examples

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from inputs.fused_problems import fused_problem
 from inputs.problems import make_problem
 from suite.example_counts import examples

@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from inputs.problems import M70_NS, MS, m70, make_problem, problems, with_fused_backward
 from suite.example_counts import examples
 

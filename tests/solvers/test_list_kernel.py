@@ -7,8 +7,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from inputs.fused_problems import with_fused
 from inputs.problems import make_problem, problems
 from suite.example_counts import examples

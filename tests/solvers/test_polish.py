@@ -7,8 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from inputs.fused_problems import fused_problem, mixed_problem
 from inputs.problems import make_problem, problems, with_fused_backward
 from inputs.random_schedules import random_schedules

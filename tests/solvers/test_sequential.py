@@ -6,8 +6,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from inputs.problems import make_problem
 from inputs.tiny_problems import tiny_problem
 

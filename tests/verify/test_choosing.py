@@ -6,8 +6,7 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from inputs.plans import plan_of
 from inputs.problems import problems
 from inputs.random_schedules import random_schedules

@@ -4,8 +4,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 from inputs.plans import one_f_one_b, plan_of, plans, small_plan
 from inputs.problems import M70_NS, m70, make_problem
 

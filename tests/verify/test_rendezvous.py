@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from inputs.plans import one_f_one_b, plan_of, plans, small_plan
 from inputs.problems import make_problem
 

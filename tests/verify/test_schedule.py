@@ -9,8 +9,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from inputs.problems import make_problem, problems
 from inputs.tiny_problems import random_parts, random_schedule
 

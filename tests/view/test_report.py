@@ -10,8 +10,7 @@ from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from inputs.jobs import M70, write_job
 from inputs.plans import plans
 from inputs.report_plans import MARKUP, marked_plan, plain_plan, slow_trace

@@ -13,12 +13,12 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
+from schedc.ir import Problem
 from schedc.runtime.common.failure import TransferFailed
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-    from schedc.ir.problem import Problem
 
 GAP_PER_LINK_S = 0.15
 """How much time lies at least between two steps that are measured, for each link of the rank that has the most: measuring one takes

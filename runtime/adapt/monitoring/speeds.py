@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
-from schedc.ir.ops import Kind, Op
+from schedc.ir import Kind, Op
 from schedc.runtime.adapt.monitoring.change import ChangeTest, Rate
 
 if TYPE_CHECKING:

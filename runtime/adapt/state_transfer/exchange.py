@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 
 from schedc.errors import CheckFailed, InvalidInput, SchedcError, Unsupported
+from schedc.ir import Plan
 from schedc.runtime.adapt.state_transfer.pieces import (
     Manifest,
     add_random,
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from torch import nn
 
-    from schedc.ir.plan import Plan
     from schedc.runtime.adapt.places import Places
     from schedc.runtime.session.pipe import Pipe
 

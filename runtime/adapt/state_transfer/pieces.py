@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from schedc.errors import InvalidInput, Unsupported
+from schedc.ir import Plan
 from schedc.runtime.common.boundary import TensorMeta
 from schedc.runtime.session.building import layers_of_stage
 from schedc.runtime.transports.choice import stage_device
@@ -20,7 +21,6 @@ from schedc.runtime.transports.choice import stage_device
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from schedc.ir.plan import Plan
 
 PLAIN = (int, float, bool, str, type(None))
 """What an optimizer may keep of a weight besides tensors."""

@@ -33,15 +33,13 @@ from numpy.typing import NDArray
 
 from schedc.analysis.attribution.waits import Awaited, Waits
 from schedc.analysis.simulation.memory import memory_changes
+from schedc.ir import Kind, Problem, Schedule
 from schedc.ir.index import tables_of
-from schedc.ir.ops import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from schedc.analysis.simulation.timeline import Timeline
-    from schedc.ir.problem import Problem
-    from schedc.ir.schedule import Schedule
 
 Numbers = int | NDArray[np.int64]
 Piece = tuple[Numbers, int, Numbers, Numbers, Numbers]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedc.ir.ops import Kind
+from schedc.ir import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -31,13 +31,11 @@ import numpy as np
 from schedc.analysis.attribution.waits import SegmentKind, critical_path, waits_of
 from schedc.analysis.simulation.flow import flow_of, timeline_of
 from schedc.analysis.simulation.simulate import times_of
+from schedc.ir import Kind, Problem, Schedule
 from schedc.ir.index import tables_of
-from schedc.ir.ops import Kind
 
 if TYPE_CHECKING:
     from schedc.analysis.simulation.timeline import Timeline
-    from schedc.ir.problem import Problem
-    from schedc.ir.schedule import Schedule
 
 
 def lengthened_ns(makespan_ns: int, share: float) -> int:

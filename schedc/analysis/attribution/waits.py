@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from schedc.ir import KIND_NAMES, Kind, Problem
 from schedc.ir.index import tables_of
-from schedc.ir.ops import KIND_NAMES, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from schedc.analysis.simulation.timeline import Timeline
-    from schedc.ir.problem import Problem
 
 
 class Awaited(IntEnum):

@@ -21,9 +21,7 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate, pairwise
 
-from schedc.ir.ops import Kind
-from schedc.ir.problem import Objective, Problem
-from schedc.ir.resource import Resource
+from schedc.ir import Kind, Objective, Problem, Resource
 
 FREE = Fraction(0)
 

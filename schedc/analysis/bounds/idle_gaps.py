@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedc.ir.resource import Resource
+from schedc.ir import Resource
 
 if TYPE_CHECKING:
     from schedc.analysis.bounds.heads_and_tails import Frame

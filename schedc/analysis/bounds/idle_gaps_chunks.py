@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.clock import Until, check, never
 from schedc.analysis.bounds.memory_states import Knapsack, Status, WayStep, pareto_front, statuses_after, trip_of
-from schedc.ir.resource import Resource
+from schedc.ir import Resource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

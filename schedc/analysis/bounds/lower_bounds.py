@@ -20,9 +20,7 @@ from schedc.analysis.bounds.idle_gaps_chunks import chunk_idle_gap_bound, chunk_
 from schedc.analysis.bounds.one_machine import Backward, Task, mixture_bound
 from schedc.analysis.bounds.residency import residency_bound_of_rank, without_recomputed_bytes
 from schedc.analysis.bounds.warm_up import wave_tasks
-from schedc.ir.plan import BoundName
-from schedc.ir.problem import Objective, Problem
-from schedc.ir.resource import Resource
+from schedc.ir import BoundName, Objective, Problem, Resource
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

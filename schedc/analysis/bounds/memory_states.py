@@ -12,7 +12,7 @@ from math import gcd
 from operator import add, mul
 from typing import TYPE_CHECKING
 
-from schedc.ir.resource import Resource
+from schedc.ir import Resource
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

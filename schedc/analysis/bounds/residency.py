@@ -11,11 +11,12 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
+from schedc.ir import Problem
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from schedc.analysis.bounds.heads_and_tails import Frame, HeadsAndTails
-    from schedc.ir.problem import Problem
 
 
 class _Stay(NamedTuple):

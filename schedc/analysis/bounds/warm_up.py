@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from schedc.analysis.bounds.clock import Until, check
 from schedc.analysis.bounds.one_machine import Backward, Task
-from schedc.ir.resource import Resource
+from schedc.ir import Problem, Resource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from schedc.analysis.bounds.heads_and_tails import HeadsAndTails
-    from schedc.ir.problem import Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

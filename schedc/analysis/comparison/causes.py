@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from schedc.analysis.attribution.waits import awaited_events
+from schedc.ir import Op
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from schedc.analysis.comparison.steps import Step
     from schedc.analysis.simulation.timeline import Timeline
-    from schedc.ir.ops import Op
 
 SIGNIFICANT = 10
 """A stage's kind of block, a link or a rank matters if it adds the delay's tenth part or more."""

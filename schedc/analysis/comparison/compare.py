@@ -17,12 +17,10 @@ from schedc.analysis.comparison.steps import Step, measured_steps, planned_step
 from schedc.analysis.comparison.times import Spread, spread_of
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput
+from schedc.ir import Plan, Problem, Trace
 
 if TYPE_CHECKING:
     from schedc.analysis.simulation.timeline import Timeline
-    from schedc.ir.plan import Plan
-    from schedc.ir.problem import Problem
-    from schedc.ir.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

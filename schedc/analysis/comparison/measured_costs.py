@@ -14,14 +14,13 @@ import numpy as np
 
 from schedc.analysis.comparison.steps import transfers_of_links
 from schedc.analysis.comparison.times import Spread, spread_of
-from schedc.ir.ops import Kind
+from schedc.ir import Kind, Link, Problem, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from schedc.analysis.comparison.steps import Step
     from schedc.analysis.simulation.timeline import Timeline
-    from schedc.ir.problem import Link, Problem, Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from schedc.analysis.attribution.waits import Awaited, Waits, waits_of
 from schedc.errors import InvalidInput
-from schedc.ir.ops import Op, token
+from schedc.ir import Op, Plan, Problem, StepTrace, Trace, token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from schedc.analysis.simulation.timeline import Timeline
-    from schedc.ir.plan import Plan
-    from schedc.ir.problem import Problem
-    from schedc.ir.trace import StepTrace, Trace
 
 NEVER = -(2**62)
 """When a transfer was sent or taken that never was."""

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, TypeAlias
 
-from schedc.ir.ops import Kind, Op
+from schedc.ir import Kind, Op, RankPlan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.ir.plan import RankPlan
 
 Entry: TypeAlias = "tuple[Op, int]"
 """An op, and how often the queue has had it before, which is 0 in a sound plan."""

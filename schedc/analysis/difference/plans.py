@@ -12,13 +12,11 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from schedc.analysis.difference.orders import RankOrder, compare_queues
-from schedc.ir.costs import DURATIONS
-from schedc.ir.ops import KIND_NAMES
+from schedc.ir import DURATIONS, KIND_NAMES, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.ir.plan import Plan
 
 At: TypeAlias = int | str | None
 PlanFacts: TypeAlias = "dict[tuple[str, At], Any]"

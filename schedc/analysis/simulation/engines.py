@@ -14,14 +14,12 @@ from schedc.analysis.simulation.flow import NOT_RUN, Times, flow_of, timeline_of
 from schedc.analysis.simulation.moments import BEGIN, Moment, Resources, after, arrived, gates_of
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import CheckFailed
-from schedc.ir.ops import token
+from schedc.ir import Problem, Schedule, token
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from schedc.analysis.simulation.timeline import Timeline
-    from schedc.ir.problem import Problem
-    from schedc.ir.schedule import Schedule
 
 TRANSFER, END = 0, 1
 """What happens to an op: its transfer begins; it ends, and makes a reduce-scatter ready. In this order at one moment."""

@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from schedc.analysis.simulation.timeline import CollectiveSpan, Timeline
+from schedc.ir import Collective, Kind, Problem, Schedule, token
 from schedc.ir.index import Tables, ops_array, tables_of
-from schedc.ir.ops import Kind, token
-from schedc.ir.plan import Collective
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from schedc.ir.problem import Problem
-    from schedc.ir.schedule import Schedule
 
 NOT_RUN = -1
 """The start of an op that has not run."""

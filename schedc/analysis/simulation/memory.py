@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from schedc.ir import Kind, Problem, Schedule
 from schedc.ir.index import ops_array
-from schedc.ir.ops import Kind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from schedc.analysis.simulation.timeline import Timeline
-    from schedc.ir.problem import Problem
-    from schedc.ir.schedule import Schedule
 
 
 def peak_bytes(problem: Problem, schedule: Schedule) -> tuple[int, ...]:

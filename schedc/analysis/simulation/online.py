@@ -20,15 +20,13 @@ from schedc.analysis.simulation.memory import memory_changes, peak_bytes
 from schedc.analysis.simulation.moments import BEGIN, Moment, Resources, after, arrived, gates_of
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import CheckFailed
+from schedc.ir import Kind, Problem, Schedule
 from schedc.ir.index import ops_array
-from schedc.ir.ops import Kind
-from schedc.ir.schedule import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from schedc.analysis.simulation.timeline import Timeline
-    from schedc.ir.problem import Problem
 
 ENDS, ARRIVES, CHOOSES = 0, 1, 2
 """What happens: an op ends; what an op needs arrives; a rank, if it is idle, looks for its next op. In this order at one moment."""

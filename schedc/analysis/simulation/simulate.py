@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 from schedc.analysis.simulation.event_loop import event_loop_for
 from schedc.analysis.simulation.flow import Flow, Times, flow_of, timeline_of, waiting_text
 from schedc.errors import CheckFailed
+from schedc.ir import Problem, Schedule
 
 if TYPE_CHECKING:
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.index import Tables
-    from schedc.ir.problem import Problem
-    from schedc.ir.schedule import Schedule
 
 
 def simulate(problem: Problem, schedule: Schedule, *, tables: Tables | None = None) -> Timeline:

@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from schedc.ir.ops import WHOLE, Kind, Op
-from schedc.ir.problem import Objective
+from schedc.ir import WHOLE, Collective, Kind, Objective, Op
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from schedc.ir.plan import Collective
 
 
 class Transfer(NamedTuple):

@@ -37,11 +37,22 @@ from schedc.io.input_file import MOST_BYTES, read_bytes, without_mark
 from schedc.io.location import Location, show
 from schedc.io.outputs import write_atomically
 from schedc.io.tables import decode, pretty_json
-from schedc.ir.costs import DURATIONS
-from schedc.ir.ops import Kind, Op
-from schedc.ir.plan import Certificate, Channel, MadeBy, Plan, RankPlan, Scope
-from schedc.ir.problem import DataParallel, Link, Problem, Stage
-from schedc.ir.schedule import Parts
+from schedc.ir import (
+    DURATIONS,
+    Certificate,
+    Channel,
+    DataParallel,
+    Kind,
+    Link,
+    MadeBy,
+    Op,
+    Parts,
+    Plan,
+    Problem,
+    RankPlan,
+    Scope,
+    Stage,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

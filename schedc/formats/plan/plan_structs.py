@@ -15,9 +15,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from schedc.io.location import PRINTABLE
-from schedc.ir.ops import Op, parse_op, token
-from schedc.ir.plan import BoundName, Collective, Scope
-from schedc.ir.problem import Objective
+from schedc.ir import BoundName, Collective, Objective, Op, Scope, parse_op, token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

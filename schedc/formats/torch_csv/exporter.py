@@ -28,14 +28,13 @@ from schedc.errors import Unsupported
 from schedc.formats.torch_csv.stage_map import plan_microbatches, stage_map
 from schedc.io.outputs import write_atomically
 from schedc.io.tables import pretty_json
-from schedc.ir.ops import WHOLE, Kind, Op, token
+from schedc.ir import WHOLE, Kind, Op, Plan, token
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
     from pathlib import Path
 
     from schedc.analysis.simulation.timeline import Transfer
-    from schedc.ir.plan import Plan
 
 CsvFormat: TypeAlias = Literal["compute_comms", "compute_only"]
 

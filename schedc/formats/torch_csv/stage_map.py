@@ -6,13 +6,10 @@ Python that load the CSV, the options of torchtitan where it can load it, and wh
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from schedc.ir.ops import Kind
+from schedc.ir import Kind, Plan
 from schedc.units import format_duration_ns
-
-if TYPE_CHECKING:
-    from schedc.ir.plan import Plan
 
 
 def stage_map(plan: Plan, csv_name: str, layout: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput
-from schedc.ir.problem import Objective, Problem
+from schedc.ir import Objective, Problem
 from schedc.spelling import nearest
 from schedc.study.bench.pipelines import RANDOM_SEEDS, LinkTimes, both_ways, pipeline, random_problem
 from schedc.study.bench.published import (

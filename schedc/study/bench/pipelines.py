@@ -16,13 +16,12 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
-from schedc.ir.problem import Link, Objective, Problem, Stage
+from schedc.ir import Link, Objective, Placement, Problem, Stage
 from schedc.lower.placement import place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from schedc.ir.layout import Placement
 
 ACTIVATION_BYTES = 1 << 30
 """What one microbatch holds on a rank; half of it from the end of B to the end of W. Only the ratio to the limit counts."""

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 from schedc.errors import InvalidInput
 from schedc.frontend.job import Job, checked_job
 from schedc.frontend.job_source import source_of_table
-from schedc.ir.ops import Kind
+from schedc.ir import Kind, Link, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from schedc.ir.problem import Link, Problem
 
 PLACEMENTS = (("unidirectional", 1), ("loop", 2), ("wave", 2), ("bidirectional", 1))
 """Each with the stages that a rank has of a path; they are those that a job can name."""

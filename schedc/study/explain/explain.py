@@ -20,7 +20,7 @@ from schedc.compile.driver import compile_job
 from schedc.compile.plans import problem_for, time_plan
 from schedc.errors import CheckFailed, Infeasible, NoPlanFound
 from schedc.frontend.chosen_layout import job_in_layout
-from schedc.ir.problem import Objective, Problem
+from schedc.ir import Objective, Plan, Problem
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.interruption import Interruption, OutOfTime
 from schedc.solvers.common.search_settings import SearchSettings
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.frontend.job import Job
-    from schedc.ir.plan import Plan
 
 SEARCH_WORK = 0.1
 """The deterministic limit of each search, in CP-SAT's units."""

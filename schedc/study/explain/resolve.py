@@ -16,6 +16,7 @@ from schedc.analysis.attribution.tolerance import Slackness, Tolerance, slacknes
 from schedc.analysis.bounds.clock import Clock, Until, never
 from schedc.analysis.bounds.lower_bounds import Bound, bounds_in_time
 from schedc.analysis.bounds.residency import rank_without_room
+from schedc.ir import Problem, Schedule
 from schedc.solvers.common.base import Limits
 from schedc.solvers.common.incumbent import Ended
 from schedc.solvers.common.interruption import Interruption, OutOfTime
@@ -25,8 +26,6 @@ from schedc.solvers.driver.portfolio import solve
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from schedc.ir.problem import Problem
-    from schedc.ir.schedule import Schedule
 
 MOST_ROUNDS = 4
 """The unchanged problem is searched at most this many times."""

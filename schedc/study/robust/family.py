@@ -15,7 +15,7 @@ from schedc.compile.driver import compile_problem
 from schedc.formats.family_file import FAMILY, Family, FamilyPlan, family_json
 from schedc.formats.plan.plan_file import plan_json, read_plan
 from schedc.io.outputs import write_atomically
-from schedc.ir.conditions import AS_PLANNED, Conditions
+from schedc.ir import AS_PLANNED, Conditions, Plan, Problem
 from schedc.lower.problem import checked_under
 from schedc.study.robust.robust import ends_of
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from schedc.ir.plan import Plan
-    from schedc.ir.problem import Problem
     from schedc.solvers.common.incumbent import Failure
     from schedc.solvers.common.search_settings import SearchSettings
 

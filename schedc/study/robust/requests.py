@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 from schedc.errors import InvalidInput
 from schedc.formats.links import read_link_trace
 from schedc.io.location import one_line, show
-from schedc.ir.conditions import Conditions, LinkState
+from schedc.ir import Conditions, LinkState, Problem
 from schedc.study.robust.scenarios import Scenarios, states_of_trace
 from schedc.units import format_duration_ns, parse_duration_ns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from schedc.ir.problem import Problem
 
 EXPECTED = '"normal(MEAN, DEVIATION)" or "uniform(LEAST, MOST)" of durations, as in "normal(30 ms, 10 ms)"'
 _CALL = re.compile(r"\s*(\w+)\s*\(([^()]*)\)\s*")

@@ -19,7 +19,7 @@ from schedc.compile.certify import BOUNDS_SHARE, certify
 from schedc.compile.driver import Compiled, compile_problem
 from schedc.compiled.compiler import compile_ahead
 from schedc.errors import Defect
-from schedc.ir.plan import MadeBy
+from schedc.ir import MadeBy, Problem, Schedule
 from schedc.lower.problem import checked_under, problem_under
 from schedc.solvers.common.base import Climbing
 from schedc.solvers.common.incumbent import Ended
@@ -32,8 +32,6 @@ from schedc.study.robust.scenarios import MEAN, Criterion, Scenarios, clustered,
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.ir.problem import Problem
-    from schedc.ir.schedule import Schedule
 
 SEARCHED = {0.0: 0.2, 0.5: 0.1, 1.0: 0.1, 1.5: 0.1}
 """For the mean latencies plus this many standard deviations, the method is run within this share of the limit. The rest is for the

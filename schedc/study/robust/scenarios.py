@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState, LinkTrace
+from schedc.ir import AS_PLANNED, Conditions, LinkState, LinkTrace, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from schedc.ir.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from schedc.ir import Layer, Problem
 from schedc.study.tune.candidates import TuneCandidate, candidates
 from schedc.study.tune.problems import bytes_per_parameter, collectives_ns
 from schedc.units import format_bytes
@@ -15,8 +16,6 @@ from schedc.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from schedc.ir.problem import Problem
-    from schedc.ir.workload import Layer
     from schedc.study.tune.request import TuneRequest
 
 ROUNDED_NS = 16

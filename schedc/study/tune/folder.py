@@ -16,7 +16,7 @@ from schedc.errors import Defect, InvalidInput
 from schedc.formats.plan.plan_file import plan_json
 from schedc.frontend.job import load_job
 from schedc.io.outputs import check_outputs, write_atomically
-from schedc.ir.workload import Semantics
+from schedc.ir import MessageCost, Semantics
 from schedc.solvers.common.method import Constructive
 from schedc.solvers.driver.registry import method_named
 from schedc.study.tune.candidates import rows_csv
@@ -27,7 +27,6 @@ from schedc.units import format_duration_ns
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from schedc.ir.costs import MessageCost
     from schedc.study.tune.candidates import TuneCandidate
     from schedc.study.tune.search import Tuned
 

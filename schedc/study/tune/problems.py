@@ -26,10 +26,7 @@ from schedc.frontend.checks import check_size
 from schedc.frontend.job_file import MemorySection
 from schedc.frontend.sections import Memory, check_room, exactly
 from schedc.io.location import Location
-from schedc.ir.costs import MessageCost
-from schedc.ir.layout import Layout
-from schedc.ir.problem import DataParallel, Problem
-from schedc.ir.workload import Device, Network, Workload
+from schedc.ir import DataParallel, Device, Layout, MessageCost, Network, Problem, Workload
 from schedc.lower.partition import balanced_partition
 from schedc.lower.placement import place
 from schedc.lower.problem import problem_of, static_bytes

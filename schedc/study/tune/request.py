@@ -16,8 +16,7 @@ from schedc.io.conform import conform
 from schedc.io.input_file import read_bytes
 from schedc.io.location import Location, show
 from schedc.io.tables import parse_json
-from schedc.ir.costs import MessageCost
-from schedc.ir.workload import Layer, Semantics
+from schedc.ir import Layer, MessageCost, Semantics
 from schedc.study.tune.candidates import Choices, divisors
 from schedc.study.tune.tune_file import TuneFile
 from schedc.units import format_bytes

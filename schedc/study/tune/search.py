@@ -17,7 +17,7 @@ from schedc.analysis.gap import relative_gap
 from schedc.compile.certify import certify
 from schedc.compile.driver import checks_s, compile_problem, defects_named
 from schedc.errors import Infeasible, InvalidInput, NoPlanFound, Unsupported
-from schedc.ir.plan import MadeBy, Plan
+from schedc.ir import MadeBy, Plan, Problem
 from schedc.solvers.common.incumbent import Incumbent
 from schedc.solvers.common.method import fusing_frees, fusing_saves_time
 from schedc.solvers.common.search_settings import SearchSettings
@@ -33,7 +33,6 @@ from schedc.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from schedc.ir.problem import Problem
     from schedc.solvers.common.incumbent import Failure
     from schedc.study.tune.request import TuneRequest
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from schedc.costs.architecture import expert_parameters, further_token_parameters, matrix_parameters, parameters
 from schedc.errors import Defect
+from schedc.ir import Certificate
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.ir.plan import Certificate
     from schedc.study.tune.candidates import TuneCandidate
     from schedc.study.tune.request import TuneRequest
 

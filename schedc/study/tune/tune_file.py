@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from schedc.frontend.job_file import SolverSection
 from schedc.io.conform import Bandwidth, Count, Duration, Section, Size
-from schedc.ir.workload import Semantics
+from schedc.ir import Semantics
 
 Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 PlacementName: TypeAlias = Literal["unidirectional", "loop", "wave"]

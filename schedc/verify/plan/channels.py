@@ -11,8 +11,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from schedc.ir.ops import WHOLE, Kind, Op, token
-from schedc.ir.plan import Channel, Collective, Plan
+from schedc.ir import WHOLE, Channel, Collective, Kind, Op, Plan, token
 from schedc.verify.violation import Checks, Found
 
 if TYPE_CHECKING:

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedc.ir.ops import WHOLE, Kind
-from schedc.ir.plan import BoundName, Plan, RankPlan, Scope
-from schedc.ir.problem import Objective
+from schedc.ir import WHOLE, BoundName, Kind, Objective, Plan, RankPlan, Scope
 from schedc.verify.plan.channels import CHANNELS, needs_of
 from schedc.verify.plan.rendezvous import RENDEZVOUS
 from schedc.verify.plan.replay import Replay, replay

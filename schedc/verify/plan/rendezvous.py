@@ -19,7 +19,7 @@ from __future__ import annotations
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from schedc.ir.ops import Op, token
+from schedc.ir import Op, Plan, token
 from schedc.verify.cycles import edges_between, shortest_cycle, stuck_nodes
 from schedc.verify.plan.channels import channel_ends
 from schedc.verify.violation import Checks, Found
@@ -27,7 +27,6 @@ from schedc.verify.violation import Checks, Found
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from schedc.ir.plan import Plan
     from schedc.verify.plan.channels import Need
 
 _MOST_NODES = 4_000

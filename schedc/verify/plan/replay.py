@@ -17,12 +17,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from schedc.ir.ops import WHOLE, Kind, Op
+from schedc.ir import WHOLE, Kind, Op, Plan, RankPlan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from schedc.ir.plan import Plan, RankPlan
     from schedc.verify.plan.channels import Need
 
 

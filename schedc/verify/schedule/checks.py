@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedc.ir.ops import KIND_NAMES, WHOLE, Kind, Op, token
+from schedc.ir import KIND_NAMES, WHOLE, Kind, Op, Problem, Schedule, token
 from schedc.verify.cycles import shortest_cycle
 from schedc.verify.schedule.order import ends_of_blocks, first_blocked, needs, waiting_graph
 from schedc.verify.violation import Checks, Found, Violation
@@ -17,8 +17,6 @@ from schedc.verify.violation import Checks, Found, Violation
 if TYPE_CHECKING:
     from collections.abc import Container
 
-    from schedc.ir.problem import Problem
-    from schedc.ir.schedule import Schedule
 
 _COMPLETE = ((True, True, True, False), (True, False, False, True))
 """Which kinds of a block there are, one after the other: F, B and W, or F and BW."""

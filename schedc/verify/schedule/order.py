@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from schedc.ir.ops import Kind
+from schedc.ir import Kind, Problem, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from schedc.ir.problem import Problem
-    from schedc.ir.schedule import Schedule
 
 _KINDS = len(Kind)
 _F, _B, _W, _BW = range(_KINDS)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from schedc.ir.ops import Kind
+from schedc.ir import Kind, Plan
 from schedc.view.plot.figure import STYLE, TIMES, legend_above, new_figure, picture, unit_of
 from schedc.view.terminal.gantt import chunk_of_stage
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from schedc.analysis.simulation.timeline import Timeline
-    from schedc.ir.plan import Plan
 
 COLOURS = {Kind.F: "#4f94cd", Kind.B: "#f4b65e", Kind.W: "#b4b4b4", Kind.BW: "#b5573a"}
 """Apart by lightness alone, so in grey print, too; blue, yellow, grey and brown are apart for all kinds of colour blindness."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from schedc.analysis.attribution.waits import Awaited
 from schedc.analysis.simulation.memory import memory_curve
+from schedc.ir import Plan
 from schedc.ir.index import tables_of
 from schedc.view.terminal.gantt import chunk_of_stage
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
     from schedc.analysis.attribution.waits import Waits
     from schedc.analysis.simulation.timeline import Timeline
-    from schedc.ir.plan import Plan
 
 
 def chart_data(plan: Plan) -> dict[str, Any]:

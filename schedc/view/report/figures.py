@@ -12,13 +12,12 @@ from schedc.analysis.attribution.tolerance import Tolerance, lengthened_ns
 from schedc.analysis.attribution.waits import Segment, Waits, critical_path, waits_of
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.compile.plans import OwnLayout, own_layout
+from schedc.ir import Plan, Trace
 
 if TYPE_CHECKING:
     from schedc.analysis.comparison.compare import Comparison
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.formats.compiled_json import Compilation
-    from schedc.ir.plan import Plan
-    from schedc.ir.trace import Trace
 
 
 ALLOWED = 0.01

@@ -9,8 +9,7 @@ from hashlib import sha256
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from schedc.ir.plan import Scope
-from schedc.ir.problem import Objective
+from schedc.ir import Objective, Plan, Scope
 from schedc.spelling import counted
 from schedc.view.document import duration, size
 from schedc.view.report import sections
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.formats.compiled_json import Compilation
-    from schedc.ir.plan import Plan
     from schedc.view.document import Panel
 
 SCRIPTS = "decode units model lanes view colours spans draw overview describe pointer keys main"

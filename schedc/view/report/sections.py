@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from schedc.analysis.attribution.idle import Idle, IdleCause
 from schedc.analysis.attribution.waits import SegmentKind
-from schedc.ir.ops import KIND_NAMES
-from schedc.ir.plan import Certificate, Scope
+from schedc.ir import KIND_NAMES, Certificate, Scope
 from schedc.spelling import counted
 from schedc.view.document import Bar, Block, Column, Facts, Fold, Keys, Line, Panel, Table, duration, left, right, size
 from schedc.view.report.figures import ALLOWED, Figures

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from schedc.io.location import one_line
-from schedc.ir.ops import KIND_NAMES, token
+from schedc.ir import KIND_NAMES, Plan, Problem, Trace, token
 from schedc.spelling import counted, ranges
 from schedc.view.document import Bar, Block, Column, Facts, Fold, Keys, Line, Panel, Picture, Table, duration, left, right
 from schedc.view.terminal.gantt import Window, cropped, legend, rank_spans, row_of, ruler, spread_ranks
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from schedc.analysis.comparison.causes import Cause, Delay
     from schedc.analysis.comparison.compare import Account, Comparison
     from schedc.analysis.comparison.times import Spread
-    from schedc.ir.plan import Plan
-    from schedc.ir.problem import Problem
-    from schedc.ir.trace import Trace
 
 MOST_CAUSES = 5
 PARTS = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from schedc.ir.ops import token
+from schedc.ir import token
 from schedc.spelling import counted, ranges
 from schedc.view.document import duration, size
 from schedc.view.terminal.show import picked

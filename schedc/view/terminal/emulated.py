@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from schedc.analysis.simulation.engines import Transfers
 from schedc.analysis.simulation.online import not_before, simulate_online
 from schedc.compile.plans import time_plan
+from schedc.ir import Conditions, LinkTrace, Plan, Schedule
 from schedc.lower.problem import problem_under
 from schedc.view.document import Block, Table, duration, right
 from schedc.view.terminal.comparison import comparison_json, shown_comparison
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from schedc.analysis.comparison.compare import Comparison
-    from schedc.ir.conditions import Conditions, LinkTrace
-    from schedc.ir.plan import Plan
-    from schedc.ir.schedule import Schedule
     from schedc.runtime.emulation.emulate import AdaptingRuns, Emulation
 
 MOST_LINKS = 3

@@ -6,7 +6,7 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from schedc.ir.ops import Op, token
+from schedc.ir import Op, Plan, token
 from schedc.spelling import counted, ranges
 from schedc.study.explain.changes import ChangeKind
 from schedc.view.document import Block, Column, Line, Table, duration, number, right
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from schedc.analysis.attribution.idle import Idle
     from schedc.analysis.attribution.waits import Segment
     from schedc.analysis.simulation.timeline import Timeline
-    from schedc.ir.plan import Plan
     from schedc.study.explain.explain import Explanation, Gain
 
 _time, _percent = partial(duration, decimals=2), partial(number, pattern=".1%")

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rich.text import Text
 
+from schedc.ir import Kind, Problem
 from schedc.ir.index import tables_of
-from schedc.ir.ops import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from schedc.analysis.simulation.timeline import Timeline
-    from schedc.ir.problem import Problem
 
 NAMES = {Kind.F: "forward", Kind.B: "backward input", Kind.W: "backward weight", Kind.BW: "backward"}
 FILLS = {Kind.F: ">)]}", Kind.B: "<([{", Kind.W: "wvum", Kind.BW: "=#%&"}

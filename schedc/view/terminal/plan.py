@@ -9,8 +9,8 @@ from rich.text import Text
 
 from schedc.analysis.simulation.memory import memory_curve, peak_bytes
 from schedc.errors import InvalidInput
+from schedc.ir import Plan, Problem, Resource
 from schedc.ir.index import tables_of
-from schedc.ir.resource import Resource
 from schedc.spelling import counted
 from schedc.view.document import Block, Line, Picture, Table, duration, right, size
 from schedc.view.terminal.gantt import (
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from schedc.analysis.simulation.timeline import Timeline
-    from schedc.ir.plan import Plan
-    from schedc.ir.problem import Problem
 
 MOST_LINKS, MOST_MEMORY, MOST_STAGES = 8, 4, 16
 """How many rows of each are shown, unless ranks are asked for: a picture is looked at as a whole."""

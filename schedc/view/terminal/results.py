@@ -9,8 +9,7 @@ from schedc.analysis.simulation.memory import peak_bytes
 from schedc.compile.plans import OwnLayout, own_layout
 from schedc.io.location import one_line
 from schedc.io.outputs import is_standard
-from schedc.ir.plan import Certificate, Plan, Scope
-from schedc.ir.problem import Objective, Problem
+from schedc.ir import Certificate, Layout, Objective, Plan, Problem, Schedule, Scope
 from schedc.spelling import counted
 from schedc.view.document import Block, Column, Line, Table, duration, left, right, size
 from schedc.view.terminal.show import picked
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from schedc.analysis.bounds.lower_bounds import Bound
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.compile.driver import Compiled
-    from schedc.ir.layout import Layout
-    from schedc.ir.schedule import Schedule
     from schedc.lower.layout_report import LayoutReport
     from schedc.solvers.common.incumbent import Candidate, Failure
     from schedc.solvers.common.method import Template

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from schedc.ir.ops import Kind, Op, token
+from schedc.ir import Kind, Op, token
 from schedc.view.document import Document, Line, Picture, Table
 
 LEAST = 3

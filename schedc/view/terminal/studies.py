@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from schedc.formats.family_file import FAMILY
-from schedc.ir.problem import Objective
+from schedc.ir import Objective
 from schedc.spelling import counted
 from schedc.study.robust.scenarios import MEAN, percentile_of
 from schedc.study.tune.candidates import CandidateState, TuneRow

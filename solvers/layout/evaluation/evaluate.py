@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from schedc.compiled.compiler import at_hand, compiled
+from schedc.ir import Schedule, Workload
 from schedc.solvers.kernel.list_scheduler import ListSchedule
 from schedc.solvers.kernel.tables import COLUMNS, NEVER, ROW, SchedulerState, example_scheduler
 from schedc.solvers.layout.evaluation.kernel import KernelResult, Sketch, evaluate
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from schedc.ir.schedule import Schedule
-    from schedc.ir.workload import Workload
     from schedc.solvers.layout.layout_arrays import KeptArrays, LayoutArrays, ScheduledLayout
 
 ORDERS = ((1, 0, 2), (0, 1, 2), (0, 2, 1))

@@ -6,10 +6,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from schedc.errors import Unsupported
-from schedc.ir.costs import MessageCost
-from schedc.ir.problem import Objective
-from schedc.ir.resource import Resource
-from schedc.ir.workload import Semantics, Workload
+from schedc.ir import MessageCost, Objective, Resource, Semantics, Workload
 from schedc.solvers.kernel.tables import NEVER
 
 if TYPE_CHECKING:

@@ -6,19 +6,12 @@ Takes a workload and what is open; gives one number. It shares no code with what
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.layouts.one_stage import one_stage_bound
 from schedc.analysis.bounds.layouts.shared_ranks import shared_ranks_bound
 from schedc.analysis.bounds.lower_bounds import Bound
 from schedc.errors import Infeasible
-from schedc.ir.plan import BoundName
-from schedc.ir.problem import Objective
-from schedc.ir.workload import Device
-
-if TYPE_CHECKING:
-    from schedc.ir.layout import OpenLayout
-    from schedc.ir.workload import Workload
+from schedc.ir import BoundName, Device, Objective, OpenLayout, Workload
 
 MOST_EXACT = 2**53
 

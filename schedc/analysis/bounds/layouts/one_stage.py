@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from schedc.analysis.bounds.layouts.pieces import idle_ns, most_work_in_gaps_ns, pieces_of, rank_kinds, stays_ns
-from schedc.ir.problem import Objective
-from schedc.ir.workload import Device
+from schedc.ir import Device, Link, Objective, OpenLayout, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from schedc.analysis.bounds.layouts.pieces import Matrix, Pieces
-    from schedc.ir.layout import OpenLayout
-    from schedc.ir.problem import Link
-    from schedc.ir.workload import Workload
 
     Vector = NDArray[np.float64]
 

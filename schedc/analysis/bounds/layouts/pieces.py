@@ -16,16 +16,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedc.ir.workload import Device, Layer, Semantics, Workload
+from schedc.ir import Device, Layer, Link, OpenLayout, Semantics, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from fractions import Fraction
 
     from numpy.typing import NDArray
-
-    from schedc.ir.layout import OpenLayout
-    from schedc.ir.problem import Link
 
     Matrix = NDArray[np.float64]
 

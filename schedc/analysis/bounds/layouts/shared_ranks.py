@@ -14,13 +14,10 @@ from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.layouts.pieces import microbatch_values
 from schedc.analysis.bounds.residency import load_of_slots
-from schedc.ir.problem import Link, Objective
+from schedc.ir import Layer, Link, Objective, OpenLayout, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-    from schedc.ir.layout import OpenLayout
-    from schedc.ir.workload import Layer, Workload
 
     _Pair = tuple[Link, Link]
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from schedc.errors import InvalidInput
+from schedc.ir import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from schedc.ir.problem import Problem
 
 COMPUTE = ("F", "I", "B", "W")
 TRANSFERS = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")

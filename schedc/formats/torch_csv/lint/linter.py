@@ -13,14 +13,12 @@ from schedc.errors import Unsupported
 from schedc.formats.torch_csv.lint import rules
 from schedc.formats.torch_csv.lint.actions import COMPUTE, Finding, Lists, check_cells, check_rows, read_actions
 from schedc.formats.torch_csv.lint.deadlock import check_compute_deadlock, check_deadlock
-from schedc.ir.ops import Kind, Op
-from schedc.ir.schedule import Schedule
+from schedc.ir import Kind, Op, Problem, Schedule
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from schedc.ir.problem import Problem
 
 _KINDS = {"F": Kind.F, "I": Kind.B, "W": Kind.W, "B": Kind.BW}
 _COMPUTE = (

@@ -11,11 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from schedc.formats.torch_csv.lint.actions import COMPUTE, TRANSFERS, Action, Finding, Lists
+from schedc.ir import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from schedc.ir.problem import Problem
 
 
 def check_placement(lists: Lists, problem: Problem) -> Iterator[Finding]:
