@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from schedc.errors import Unsupported
 from schedc.runtime.execution.channels import TAGS
-from schedc.runtime.transports.base import Ends, Incoming, Outgoing, SerialExecutor, Transport, UnderWay, result_of
+from schedc.runtime.transports.base import Ends, Outgoing, SerialExecutor, Transport, UnderWay, result_of
 from schedc.runtime.transports.gloo import FOREVER_S
 
 if TYPE_CHECKING:
@@ -85,13 +85,12 @@ class _Watched:
         incoming, at = self._inner.receive(kind, tag), tag // TAGS
         with self._arrivals.changed:
             self.pending[at] += 1
-        come = self._receives[self._messages[at].gradient].submit(partial(self._watch, incoming, at))
+        come = self._receives[self._messages[at].gradient].submit(partial(incoming.wait, FOREVER_S))
+        come.add_done_callback(lambda _: self._note(at))  # after it: what counts as come is there at once
         return UnderWay(lambda timeout_s: result_of(come, 0 if self._arrivals.expired else timeout_s))
 
-    def _watch(self, incoming: Incoming, at: int) -> torch.Tensor:
-        try:
-            return incoming.wait(FOREVER_S)
-        finally:
-            with self._arrivals.changed:
-                self.pending[at] -= 1
-                self._arrivals.changed.notify_all()
+    def _note(self, at: int) -> None:
+        """A tensor has come, or has failed."""
+        with self._arrivals.changed:
+            self.pending[at] -= 1
+            self._arrivals.changed.notify_all()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -19,11 +21,14 @@ from torch import nn
 from schedc.ir.conditions import LinkState, LinkTrace
 from schedc.ir.ops import Kind, parse_op
 from schedc.ir.schedule import Parts, Schedule
+from schedc.runtime.common.boundary import TensorMeta
 from schedc.runtime.common.program import program_of
 from schedc.runtime.emulation.emulate import emulate
+from schedc.runtime.execution.arrivals import Arrivals
 from schedc.runtime.execution.online import QUEUE_OF, _choices
 from schedc.runtime.stage.batches import Microbatches
 from schedc.runtime.stage.training import Training
+from schedc.runtime.transports.base import Ends, UnderWay
 from schedc.solvers.driver.registry import constructive
 from schedc.verify.plan.checks import verify_plan
 
@@ -162,6 +167,27 @@ def test_a_rank_that_hangs_is_found_though_an_op_waits_for_its_time(tmp_path: Pa
         said = processes.run(choosing_runs.fail, plan, 1, "hangs")
     assert said[0].startswith("TransferFailed: rank 0: BW0.0 waits for BW1.0 from rank 1 on recv_next: no answer in 5 s"), said
     assert said[1].startswith("TransferFailed"), said
+
+
+def test_what_has_come_is_there_without_waiting() -> None:
+    """A rank whose time is over takes only what has come."""
+
+    class Slow(threading.Condition):
+        def __exit__(self, *error: Any) -> None:
+            super().__exit__(*error)
+            if threading.current_thread() is not threading.main_thread():
+                time.sleep(0.2)  # whoever waits for this goes on before the thread that notifies
+
+    plan = plan_by("1f1b")
+    wire = next(each for each in program_of(plan, 1).wires if each.destination == 1)
+    arrivals = Arrivals()
+    arrivals.changed = Slow()
+    inner: Any = SimpleNamespace(receive=lambda kind, tag: UnderWay(lambda timeout_s: torch.ones(2)))
+    taken = arrivals.around(None)(wire, Ends(inner, inner)).data.receive(TensorMeta.of(torch.ones(2)), 0)
+    with arrivals.changed:
+        assert arrivals.changed.wait_for(lambda: arrivals.has_come(wire, 0), 10)
+    arrivals.expired = True
+    assert taken.wait(10).tolist() == [1, 1]
 
 
 def test_what_a_transfer_proves_has_been_used_in_every_order() -> None:
