@@ -143,6 +143,7 @@ OUTPUTS = {
     "the plan as CSV, through a hard link": Row("export torch plan.json -o hardlink.json", 2, "hardlink.json: cannot be written: this command reads it as plan.json; name another file"),
     "the plan as stage map": Row("export torch torch.stages.json -o torch.csv", 2, "torch.stages.json: cannot be written: this command reads it as torch.stages.json; name another file"),
     "a stage map that is a folder": Row("export torch plan.json -o map.csv", 2, "map.stages.json: cannot be written: found a directory; expected a file or nothing"),
+    "a CSV that is this folder": Row("export torch plan.json -o .", 2, ".: cannot be written: found a directory; expected a file or nothing"),
     "a CSV in no folder": Row("export torch plan.json -o no/torch.csv", 2, "no/torch.csv: cannot be written: the directory {here}/no does not exist; create it first"),
     "the plan as profile": Row("compare plan.json trace.json --profile plan.json", 2, "plan.json: cannot be written: this command reads it as plan.json; name another file"),
     "the trace as topology": Row("compare plan.json trace.json --topology trace.json", 2, "trace.json: cannot be written: this command reads it as trace.json; name another file"),

@@ -62,7 +62,7 @@ def write_torch_csv(plan: Plan, path: Path, layout: CsvFormat = "compute_comms")
 
 def stage_map_path(path: Path) -> Path:
     """Where the stage map of a CSV goes: `plan.csv` has `plan.stages.json`."""
-    return path.with_name(f"{path.stem if path.suffix == '.csv' else path.name}.stages.json")
+    return path.parent / f"{path.stem if path.suffix == '.csv' else path.name}.stages.json"
 
 
 def torch_csv(plan: Plan, layout: CsvFormat = "compute_comms") -> str:
