@@ -236,6 +236,13 @@ def test_each_corruption_is_caught_with_its_place(name: str) -> None:
     assert (rule, place) in [(violation.rule, violation.place) for violation in violations]
 
 
+@pytest.mark.parametrize(("rank", "channel"), [(0, "send_next"), (1, "recv_prev")])
+def test_the_rank_without_a_channel_is_named(rank: int, channel: str) -> None:
+    violations = verify_plan(with_rank(SMALL, rank, channels=without(SMALL.ranks[rank], channel)))
+    messages = [violation.message for violation in violations if violation.rule == "channel-pairs"]
+    assert messages == [f"rank {rank} has no channel for the other end of it"]
+
+
 def test_a_valid_plan_has_no_violation() -> None:
     assert verify_plan(SMALL) == ()
     assert verify_plan(parse_plan(plan_json(SMALL), "x")) == ()
