@@ -83,6 +83,16 @@ def test_what_can_be_named_is_on_the_pages() -> None:
     assert missing == {pages: set() for pages in names}
 
 
+def test_what_the_readme_of_a_folder_names_is_in_it() -> None:
+    """Folders and files, at the head of a line of its list."""
+    for folder in ("schedc", "models", "solvers", "runtime", "tests"):
+        listed = re.findall(r"^ *- (`[^:]*`):", (ROOT / folder / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+        names = [name for each in listed for name in re.findall(r"`(\w[\w.]*)`", each)]
+        assert len(names) > 3, folder
+        there = {path.name for path in (ROOT / folder).rglob("*") if "__pycache__" not in path.parts}
+        assert [name for name in names if name not in there] == [], folder
+
+
 def test_no_page_is_too_long_to_read() -> None:
     """If this fails, divide the page by its readers: how to, reference, method, measurements."""
     lengths = {name: len((ROOT / name).read_text(encoding="utf-8").splitlines()) for name in FILES if name != "CHANGELOG.md"}

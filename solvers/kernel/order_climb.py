@@ -250,7 +250,7 @@ def polish_sampled(
 ) -> Any:
     """Change the orders this many times, one op at a time; `orders` becomes the best found, whose value is returned.
 
-    As `order_evaluator.polish`, whose arguments these are, but for the samples.
+    As `polish`, whose arguments these are, but for the samples.
     """
     blocks = len(facts.stage_rank) * scratch.ready.shape[2]
     current_ns = value_of(facts, duration, sampled, orders, scratch, 1.0 * STRANDED)
