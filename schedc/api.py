@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from schedc.ir.conditions import Conditions, LinkTrace
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
-    from schedc.solvers.common.search_settings import Improvement
+    from schedc.solvers.common.base import Improvement
     from schedc.study.explain.explain import Explanation
     from schedc.verify.violation import Violation
 
@@ -40,7 +40,7 @@ else:
         "Bound": "schedc.analysis.bounds.lower_bounds",
         "Compiled": "schedc.compile.driver",
         "Conditions": "schedc.ir.conditions",
-        "Improvement": "schedc.solvers.common.search_settings",
+        "Improvement": "schedc.solvers.common.base",
         "Job": "schedc.frontend.job",
         "Plan": "schedc.ir.plan",
         "PlanDifference": "schedc.analysis.difference.plans",

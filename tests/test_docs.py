@@ -11,7 +11,7 @@ from repository.doc_outputs import FILES, ROOT, commands_of, written
 from schedc.frontend.job_file import job_schema
 from schedc.ir.plan import BoundName
 from schedc.solvers.common.method import Method
-from schedc.solvers.driver.registry import LAYOUT_METHODS, methods
+from schedc.solvers.driver.registry import methods
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,7 +72,7 @@ def test_what_can_be_named_is_on_the_pages() -> None:
     names = {
         ("job-file.md", "topology-and-profile.md"): keys,
         ("plan-file.md",): bounds,
-        ("compile.md",): {*methods(Method), *LAYOUT_METHODS},
+        ("compile.md",): {*methods(Method)},
         ("bounds.md",): bounds,
     }
     missing = {}

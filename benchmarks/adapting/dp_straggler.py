@@ -37,8 +37,7 @@ from schedc.ir.plan import MadeBy
 from schedc.ir.problem import Link, Problem, Stage
 from schedc.ir.workload import Network
 from schedc.lower.placement import place
-from schedc.solvers.common.base import Limits
-from schedc.solvers.common.search_settings import SearchSettings
+from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.driver.registry import constructive
 from schedc.solvers.node_mapping.exact import assign
 from schedc.solvers.node_mapping.value import Replicated, Timer

@@ -30,8 +30,7 @@ from schedc.ir.conditions import LinkState, LinkTrace
 from schedc.ir.plan import MadeBy
 from schedc.lower.problem import problem_under
 from schedc.runtime.emulation.emulate import emulate
-from schedc.solvers.common.base import Limits
-from schedc.solvers.common.search_settings import SearchSettings
+from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.driver.registry import constructive
 from schedc.study.bench.pipelines import LinkTimes, pipeline
 

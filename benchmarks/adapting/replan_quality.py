@@ -35,8 +35,7 @@ from schedc.ir.conditions import Conditions, LinkState
 from schedc.ir.problem import Problem
 from schedc.lower.placement import place
 from schedc.lower.problem import problem_under
-from schedc.solvers.common.base import Limits
-from schedc.solvers.common.search_settings import SearchSettings
+from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.heuristics.pipemorph import PipeMorph
 from schedc.study.bench.pipelines import FREE, links_of
 

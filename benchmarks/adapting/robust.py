@@ -26,8 +26,7 @@ from schedc.compile.driver import compile_problem
 from schedc.ir.conditions import Conditions, LinkState
 from schedc.ir.problem import Link, Problem, Stage
 from schedc.lower.problem import problem_under
-from schedc.solvers.common.base import Limits
-from schedc.solvers.common.search_settings import SearchSettings
+from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.heuristics.rule_table import RuleTable
 from schedc.study.robust.requests import Distribution, drawn_states, pairs_of
 from schedc.study.robust.robust import compile_robust, ends_of

@@ -32,8 +32,7 @@ from schedc.compile.plans import time_plan
 from schedc.ir.conditions import Conditions, LinkState
 from schedc.ir.plan import MadeBy
 from schedc.runtime.emulation.emulate import emulate
-from schedc.solvers.common.base import Limits
-from schedc.solvers.common.search_settings import SearchSettings
+from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.driver.registry import constructive
 from schedc.study.bench.pipelines import FREE, LinkTimes
 

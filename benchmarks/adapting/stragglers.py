@@ -45,8 +45,7 @@ from schedc.compile.driver import compile_problem
 from schedc.ir.conditions import Conditions, LinkState, LinkTrace
 from schedc.ir.plan import MadeBy
 from schedc.lower.problem import problem_under
-from schedc.solvers.common.base import Limits
-from schedc.solvers.common.search_settings import SearchSettings
+from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.driver.registry import constructive
 from schedc.study.bench.pipelines import pipeline
 

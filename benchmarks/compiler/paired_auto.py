@@ -77,8 +77,7 @@ def _asked(child: Any, what: dict[str, Any]) -> Any:
 def _answer() -> None:
     """Answer questions on standard input, a line of JSON each."""
     from schedc.compile.driver import compile_problem
-    from schedc.solvers.common.base import Limits
-    from schedc.solvers.common.search_settings import SearchSettings
+    from schedc.solvers.common.base import Limits, SearchSettings
     from schedc.study.bench.instances import instances
 
     for line in sys.stdin:

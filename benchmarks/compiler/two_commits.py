@@ -132,9 +132,12 @@ def _compiled(tree: Path, job: Path, method: str) -> dict[str, Any]:
 
 def _by(tree: Path, method: str) -> dict[str, Any]:
     """How the tree's compiler takes a method."""
-    if not (tree / "solvers" / "common" / "search_settings.py").exists():
-        return {"method": method}
-    return {"settings": import_module("schedc.solvers.common.search_settings").SearchSettings(method=method)}
+    for module in ("base", "search_settings"):
+        if (tree / "solvers" / "common" / f"{module}.py").exists():
+            settings = getattr(import_module(f"schedc.solvers.common.{module}"), "SearchSettings", None)
+            if settings is not None:
+                return {"settings": settings(method=method)}
+    return {"method": method}
 
 
 def _scheduled(problem: Any, construct: Any, simulate: Any) -> dict[str, Any]:

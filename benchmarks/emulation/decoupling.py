@@ -25,8 +25,7 @@ from schedc.compile.driver import compile_problem
 from schedc.compile.plans import time_plan
 from schedc.ir.plan import MadeBy, Plan
 from schedc.runtime.emulation.emulate import emulate
-from schedc.solvers.common.base import Limits
-from schedc.solvers.common.search_settings import SearchSettings
+from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.driver.registry import constructive
 from schedc.study.bench.pipelines import LinkTimes, both_ways, pipeline
 

@@ -24,8 +24,7 @@ from schedc.compile.driver import compile_problem
 from schedc.compile.plans import time_plan
 from schedc.ir.ops import token
 from schedc.runtime.emulation.emulate import emulate
-from schedc.solvers.common.base import Limits
-from schedc.solvers.common.search_settings import SearchSettings
+from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.study.bench.instances import instances
 from schedc.units import parse_duration_ns
 

@@ -46,8 +46,7 @@ from schedc.ir.layout import Layout, OpenLayout
 from schedc.lower.partition import balanced_partition
 from schedc.lower.placement import place, placement_name
 from schedc.lower.problem import problem_of
-from schedc.solvers.common.base import Limits
-from schedc.solvers.common.search_settings import SearchSettings
+from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.layout.layout_arrays import lay_out
 from schedc.solvers.templates import TEMPLATES
 

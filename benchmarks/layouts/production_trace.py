@@ -39,8 +39,7 @@ from schedc.ir.workload import Device, Layer, Network, Workload
 from schedc.lower.partition import balanced_partition
 from schedc.lower.placement import place
 from schedc.lower.problem import problem_of
-from schedc.solvers.common.base import Limits
-from schedc.solvers.common.search_settings import SearchSettings
+from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.templates import TEMPLATES
 
 if TYPE_CHECKING:

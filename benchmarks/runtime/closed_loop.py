@@ -29,8 +29,7 @@ from schedc.formats.profile_file import stage_profile_json
 from schedc.formats.trace_file import read_trace
 from schedc.frontend.job import load_job
 from schedc.ir.ops import Kind, Op
-from schedc.solvers.common.base import Limits
-from schedc.solvers.common.search_settings import SearchSettings
+from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.units import format_duration_ns
 
 JOB = """\

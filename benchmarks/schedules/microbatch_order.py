@@ -24,8 +24,7 @@ from rich.table import Table
 
 from schedc.compile.driver import compile_problem
 from schedc.frontend.job import load_job
-from schedc.solvers.common.base import Limits
-from schedc.solvers.common.search_settings import SearchSettings
+from schedc.solvers.common.base import Limits, SearchSettings
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem

@@ -23,8 +23,7 @@ from rich.table import Table
 from schedc.compile.driver import compile_problem
 from schedc.ir.ops import Kind
 from schedc.ir.problem import Link, Problem, Stage
-from schedc.solvers.common.base import Limits
-from schedc.solvers.common.search_settings import SearchSettings
+from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.heuristics.greedy import Greedy
 

@@ -20,8 +20,7 @@ from rich.table import Table
 
 from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.compile.driver import compile_problem
-from schedc.solvers.common.base import Limits
-from schedc.solvers.common.search_settings import SearchSettings
+from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.study.bench.pipelines import LinkTimes, both_ways, pipeline
 
 if TYPE_CHECKING:

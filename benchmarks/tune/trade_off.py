@@ -31,8 +31,7 @@ from rich.table import Table
 
 from schedc.errors import NoPlanFound
 from schedc.frontend.job_source import source_of_table
-from schedc.solvers.common.base import Limits
-from schedc.solvers.common.search_settings import SearchSettings
+from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.study.tune.candidates import candidates
 from schedc.study.tune.problems import candidate_problem
 from schedc.study.tune.request import read_request

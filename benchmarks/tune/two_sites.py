@@ -36,8 +36,7 @@ from schedc.costs.devices import device_named, sustained
 from schedc.costs.layers import architecture_named, layers_of
 from schedc.formats.profile_file import profile_json
 from schedc.frontend.job_source import source_of_table
-from schedc.solvers.common.base import Limits
-from schedc.solvers.common.search_settings import SearchSettings
+from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.study.tune.candidates import candidates
 from schedc.study.tune.problems import candidate_problem
 from schedc.study.tune.request import PROFILE, read_request

@@ -18,8 +18,8 @@ from schedc.analysis.bounds.residency import rank_without_room
 from schedc.compile.certify import MOST_BOUNDED_OPS, bounds_within, certify, first_of
 from schedc.errors import CheckFailed, Defect, Infeasible, InvalidInput, NoPlanFound
 from schedc.ir import Layout, MadeBy, OpenLayout, Plan, Problem, Scope, Workload
+from schedc.solvers.common.base import Improvement, SearchSettings
 from schedc.solvers.common.incumbent import BestKnown, Candidate, Ended, Incumbent
-from schedc.solvers.common.search_settings import Improvement, SearchSettings
 from schedc.solvers.driver.portfolio import solve, try_methods
 from schedc.units import format_bytes
 from schedc.verify.problem import verify_problem

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput
 from schedc.io.location import Location, show
-from schedc.solvers.common.base import Limits
-from schedc.solvers.common.search_settings import SearchSettings
+from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.driver.registry import check_method
 
 if TYPE_CHECKING:

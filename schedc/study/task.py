@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from schedc.frontend.job_source import Override
-    from schedc.solvers.common.search_settings import SearchSettings
+    from schedc.solvers.common.base import SearchSettings
 
 GRACE_S = 60.0
 """How long a task may take beyond twice its time limit: methods look at the clock between their steps only."""

@@ -20,7 +20,7 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import CheckFailed, SchedcError, Unsupported
 from schedc.ir import BoundName, Objective, Problem, Schedule
 from schedc.ir.index import Tables, tables_of
-from schedc.solvers.common.search_settings import Improvement, SearchSettings
+from schedc.solvers.common.base import Improvement, SearchSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable

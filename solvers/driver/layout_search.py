@@ -180,7 +180,7 @@ def run_layout_method(work: LayoutWork) -> None:
         work.progress(objective_ns)
 
     try:
-        found = layout_method(work.method)(work.workload, work.open_layout, stop=stop, report=report, plain=None)
+        found = layout_method(work.method).choose(work.workload, work.open_layout, stop=stop, report=report)
     except (NoPlanFound, Unsupported) as reason:
         work.tried(work.method, time.perf_counter() - begun, why_not=str(reason))
     else:

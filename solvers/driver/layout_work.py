@@ -14,10 +14,10 @@ from schedc.analysis.bounds.lower_bounds import best_bound, bounds_in_time, chea
 from schedc.analysis.bounds.residency import rank_without_room
 from schedc.ir import Layout, Objective, OpenLayout, Problem, Schedule, Workload
 from schedc.lower.problem import problem_of
+from schedc.solvers.common.base import LayoutsProgress
 from schedc.solvers.common.incumbent import BestKnown, Candidate
 from schedc.solvers.common.interruption import Ends, OutOfTime
-from schedc.solvers.common.search_settings import LayoutsProgress
-from schedc.solvers.driver.registry import LAYOUT_METHODS, is_constructive
+from schedc.solvers.driver.registry import chooses_layout, is_constructive
 from schedc.verify.layout import verify_layout
 from schedc.verify.problem import verify_problem
 
@@ -118,7 +118,7 @@ class LayoutWork(BestKnown):
     @property
     def is_constructive(self) -> bool:
         """Whether the method makes a schedule at once."""
-        return is_constructive(self.method) and self.method not in LAYOUT_METHODS
+        return is_constructive(self.method) and not chooses_layout(self.method)
 
     @property
     def is_timed(self) -> bool:

@@ -24,17 +24,17 @@ from schedc.analysis.bounds.layouts.layout_bound import layout_bound
 from schedc.compiled.compiler import compile_ahead
 from schedc.errors import NoPlanFound, Unsupported
 from schedc.ir import BoundName, OpenLayout, Workload
+from schedc.solvers.common.base import ignore
 from schedc.solvers.common.incumbent import Candidate, Ended
-from schedc.solvers.common.search_settings import ignore
 from schedc.solvers.driver.layout_search import run_layout_method, search_exactly, seek_layouts, try_baselines
 from schedc.solvers.driver.layout_work import LayoutWork
 from schedc.solvers.driver.portfolio import CONSTRUCTIVE_S, solve
-from schedc.solvers.driver.registry import LAYOUT_METHODS
+from schedc.solvers.driver.registry import chooses_layout
 from schedc.solvers.layout.evaluation.kernel import evaluate
 from schedc.solvers.layout.layout_arrays import ScheduledLayout
 
 if TYPE_CHECKING:
-    from schedc.solvers.common.search_settings import SearchSettings
+    from schedc.solvers.common.base import SearchSettings
     from schedc.solvers.driver.layout_work import LayoutOption
 
 MOST_BARREN = 3
@@ -80,7 +80,7 @@ def solve_layouts(workload: Workload, open_layout: OpenLayout, settings: SearchS
     )
     _run(work)
     _check_found(work)
-    by_itself = work.is_constructive or (work.method in LAYOUT_METHODS and work.exhausted)
+    by_itself = work.is_constructive or (chooses_layout(work.method) and work.exhausted)
     ended = Ended.EXHAUSTED if work.exhausted else Ended.OUT_OF_TIME
     if by_itself or work.limits.deterministic is not None:
         ended = Ended.DONE if by_itself else Ended.OUT_OF_WORK
@@ -93,7 +93,7 @@ def _run(work: LayoutWork) -> None:
     """All steps."""
     compile_ahead(evaluate)
     try_baselines(work)
-    if work.method in LAYOUT_METHODS:
+    if chooses_layout(work.method):
         run_layout_method(work)
         return
     if work.is_constructive:

@@ -20,12 +20,12 @@ from schedc.analysis.simulation.memory import exceeded_limit
 from schedc.compiled.compiler import at_hand, compile_ahead
 from schedc.errors import Unsupported
 from schedc.ir import BoundName, Problem, Schedule
+from schedc.solvers.common.base import ignore
 from schedc.solvers.common.fuse_backwards import fuse_backwards
 from schedc.solvers.common.incumbent import Candidate, Ended, Incumbent
 from schedc.solvers.common.interruption import OutOfTime
 from schedc.solvers.common.method import FUSED, MIXED, SMALL_OPS, Constructive, fusing_frees, fusing_saves_time
 from schedc.solvers.common.microbatch_order import order_is_open
-from schedc.solvers.common.search_settings import ignore
 from schedc.solvers.driver.registry import constructive, is_auto, is_constructive, methods, search_of
 from schedc.solvers.heuristics.greedy import ONE_RULE
 from schedc.solvers.kernel.climb import climb_mixing, climb_without_reserves
@@ -36,9 +36,8 @@ from schedc.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from schedc.solvers.common.base import Construct, Limits
+    from schedc.solvers.common.base import Construct, Limits, SearchSettings
     from schedc.solvers.common.method import Search
-    from schedc.solvers.common.search_settings import SearchSettings
 
 CPSAT_OPS = 12_000
 """Up to this many compute ops `auto` hands the problem to CP-SAT as a whole."""

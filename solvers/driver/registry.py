@@ -9,29 +9,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from schedc.errors import InvalidInput
 from schedc.io.location import Location
 from schedc.ir import Problem, Schedule
 from schedc.solvers.common.method import FUSED, METHODS, MIXED, Constructive, Method, Search, methods_in
+from schedc.solvers.layout.layout_arrays import LayoutMethod
 from schedc.spelling import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from schedc.solvers.common.base import Construct
-    from schedc.solvers.layout.layout_arrays import ScheduledLayout
-
-    LayoutMethod: TypeAlias = Callable[..., ScheduledLayout]
-    """Chooses a layout with its schedule, within memory; takes and raises what `schedc.solvers.layout.adaptis.adaptis` does."""
 
 Kind = TypeVar("Kind", bound=Method)
 
-FOLDERS = ("templates", "heuristics", "search", "exact")
+FOLDERS = ("templates", "heuristics", "search", "exact", "layout")
 """Of `schedc.solvers`."""
-LAYOUT_METHODS = ("adaptis",)
-"""The methods that choose a layout with its schedule, where the job leaves it open; they have no options."""
 
 
 def methods(kind: type[Kind]) -> dict[str, type[Kind]]:
@@ -64,16 +57,20 @@ def is_constructive(text: str) -> bool:
     return not is_auto(text) and not issubclass(method_named(text) or Constructive, Search)
 
 
+def chooses_layout(text: str) -> bool:
+    """Whether the method chooses a layout with its schedule, where the job leaves it open."""
+    return not is_auto(text) and issubclass(method_named(text) or Method, LayoutMethod)
+
+
 def check_method(text: str, *, is_open: bool = False) -> None:
     """Refuse a method that `solve` would refuse, or `solve_layouts` where the layout is open, before there is a problem.
 
     Raises:
         InvalidInput: the name is unknown, the options cannot be read, or it chooses a layout where that is given.
     """
-    if text in LAYOUT_METHODS:
-        if not is_open:
-            raise InvalidInput(f'method {text!r} chooses a layout, and the job gives it; set one of its keys to "auto"')
-    elif text.endswith((MIXED, FUSED)):
+    if not is_open and chooses_layout(text):
+        raise InvalidInput(f'method {text!r} chooses a layout, and the job gives it; set one of its keys to "auto"')
+    if text.endswith((MIXED, FUSED)):
         constructive(text)
     elif not is_auto(text):
         _method(text)
@@ -89,7 +86,7 @@ def constructive(text: str) -> Construct:
         return partial(_mixed, constructive(text.removesuffix(MIXED)))
     if text.endswith(FUSED):
         return partial(_fused, constructive(text.removesuffix(FUSED)))
-    made = None if is_auto(text) or text in LAYOUT_METHODS else _method(text)
+    made = None if is_auto(text) else _method(text)
     if not isinstance(made, Constructive):
         name = text if made is None else made.name
         raise InvalidInput(f"method {name!r} makes no schedule by itself; expected one of {', '.join(methods(Constructive))}")
@@ -107,10 +104,12 @@ def _fused(construct: Construct, problem: Problem) -> Schedule:
 
 
 def layout_method(text: str) -> LayoutMethod:
-    """The method over layouts of this name, one of `LAYOUT_METHODS`."""
-    from schedc.solvers.layout.adaptis import adaptis
+    """The method over layouts that `text` names, with its options; it is one.
 
-    return {"adaptis": adaptis}[text]
+    Raises:
+        InvalidInput: the options cannot be read.
+    """
+    return cast("LayoutMethod", _method(text))
 
 
 def search_of(text: str) -> Search:
@@ -127,7 +126,7 @@ def _method(text: str) -> Method:
     name, brace, rest = text.partition("{")
     found = method_named(name)
     if found is None:
-        known = ("auto", *methods(Constructive), *methods(Search), *LAYOUT_METHODS)
+        known = ("auto", *methods(Method))
         raise InvalidInput(f"method {name!r} is unknown{nearest(name, known)}; expected {', '.join(known)}")
     location = Location(f"method {text!r}")
     if brace and not rest.endswith("}"):

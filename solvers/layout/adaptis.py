@@ -38,13 +38,11 @@ from schedc.ir import OpenLayout, Workload
 from schedc.solvers.kernel.tables import NEVER
 from schedc.solvers.layout.baselines import baselines, named_layouts, stage_count
 from schedc.solvers.layout.evaluation.evaluate import LayoutEvaluator
-from schedc.solvers.layout.layout_arrays import KeptArrays, LayoutArrays, layout_arrays_of
+from schedc.solvers.layout.layout_arrays import KeptArrays, LayoutArrays, LayoutMethod, ScheduledLayout, layout_arrays_of
 from schedc.solvers.layout.moves import transferred
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from schedc.solvers.layout.layout_arrays import ScheduledLayout
 
     Phase: TypeAlias = Callable[["KeptArrays"], Iterator[tuple[LayoutArrays, list[int]]]]
 
@@ -57,38 +55,32 @@ MOST_CHANGES = 64
 """Of one phase this many changes are tried at most before it is given up."""
 
 
-def adaptis(
-    workload: Workload,
-    open_layout: OpenLayout,
-    *,
-    stop: Callable[[], bool] = lambda: False,
-    report: Callable[[int, int], None] = lambda _evaluated, _best_ns: None,
-    plain: bool | None = None,
-) -> ScheduledLayout:
-    """The best of the baselines and of what tuning makes of the best named layouts; the same for the same arguments.
+class Adaptis(LayoutMethod, frozen=True):
+    """The best of the baselines and of what tuning makes of the best named layouts."""
 
-    Args:
-        workload: what `schedc.verify.workload` accepts.
-        open_layout: what may be chosen; where nothing is, the schedule alone is tuned.
-        stop: is called between candidates; the best so far is the result once it returns True.
-        report: is called with how many layouts were evaluated, and the objective, whenever there is a better one.
-        plain: see `LayoutEvaluator`.
+    name, place = "adaptis", 290
 
-    Raises:
-        Unsupported: the numbers are too large.
-        NoPlanFound: no named layout has a schedule within memory.
-    """
-    evaluator = LayoutEvaluator(workload, plain=plain)
-    generator = _Generator(workload, open_layout, evaluator, stop, report)
-    found = list(baselines(workload, open_layout))
-    for start in generator.starts():
-        if not stop():
-            tuned = generator.tuned(start)
-            by_rule = evaluator.scheduled(tuned, open_layout.placement_name, "adaptis")
-            found += [] if by_rule is None else [by_rule]
-    if not found:
-        raise NoPlanFound(f"{workload.name}: no named layout has a schedule within memory; try another method")
-    return min(found, key=lambda each: each.objective_ns)
+    def choose(
+        self,
+        workload: Workload,
+        open_layout: OpenLayout,
+        *,
+        stop: Callable[[], bool] = lambda: False,
+        report: Callable[[int, int], None] = lambda _evaluated, _best_ns: None,
+        plain: bool | None = None,
+    ) -> ScheduledLayout:
+        """As `LayoutMethod.choose`."""
+        evaluator = LayoutEvaluator(workload, plain=plain)
+        generator = _Generator(workload, open_layout, evaluator, stop, report)
+        found = list(baselines(workload, open_layout))
+        for start in generator.starts():
+            if not stop():
+                tuned = generator.tuned(start)
+                by_rule = evaluator.scheduled(tuned, open_layout.placement_name, self.name)
+                found += [] if by_rule is None else [by_rule]
+        if not found:
+            raise NoPlanFound(f"{workload.name}: no named layout has a schedule within memory; try another method")
+        return min(found, key=lambda each: each.objective_ns)
 
 
 class _Generator:

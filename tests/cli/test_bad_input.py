@@ -25,8 +25,8 @@ from suite.command_line import content, run
 from schedc.analysis.simulation.simulate import simulate
 from schedc.formats.plan.plan_file import read_plan
 from schedc.formats.trace_file import write_trace_file
-from schedc.solvers.common.method import Constructive, Method, Search
-from schedc.solvers.driver.registry import LAYOUT_METHODS, methods
+from schedc.solvers.common.method import Method
+from schedc.solvers.driver.registry import methods
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -158,7 +158,7 @@ OUTPUTS = {
     "a table in no folder": Row("bench m70 --csv no/table.csv", 2, "no/table.csv: cannot be written: the directory {here}/no does not exist; create it first"),
     "a table on standard output": Row("bench m70 --csv -", 2, "--csv: found -, expected a file; standard output has the tables (a file of that name needs its absolute path)"),
 }
-KNOWN_METHODS = ", ".join(("auto", *methods(Constructive), *methods(Search), *LAYOUT_METHODS))
+KNOWN_METHODS = ", ".join(("auto", *methods(Method)))
 COMMANDS = {
     "an unknown command": Row("compil job.toml", 2, "found an unknown command \"compil\"; did you mean 'compile'?"),
     "an unknown option": Row("show plan.json --form 1ms", 2, "found an unknown option \"--form\"; did you mean '--from'?"),
@@ -183,6 +183,8 @@ COMMANDS = {
     "a negative time": Row("compile job.toml -o new.json --time-limit -5s", 2, "--time-limit: found '-5s', expected at least 0"),
     "a gap of one": Row("compile job.toml -o new.json --gap 1", 2, '--gap: found "1", expected at most 0.999'),
     "a seed below 0": Row("compile job.toml -o new.json --seed -1", 2, '--seed: found "-1", expected at least 0'),
+    "a seed of 33 bits": Row("tune job.toml -o new --seed 4294967296", 2, '--seed: found "4294967296", expected at most 2147483647'),
+    "too many workers": Row("compile job.toml -o new.json --workers 5000", 2, '--workers: found "5000", expected at most 1024'),
     "no workers": Row("compile job.toml -o new.json --workers 0", 2, '--workers: found "0", expected at least 1'),
     "a begin after the end": Row("show plan.json --from 2s --to 1s", 2, "--from: found '2s', expected a time before --to and before the plan's end"),
     "a time in micrometres": Row("show plan.json --from '38 µs'", 2, "--from: found '38 µs', expected a duration such as \"38 ms\" (ns, us, ms, s or min); did you mean us?"),

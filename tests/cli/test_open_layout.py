@@ -18,8 +18,7 @@ from schedc.formats.plan.plan_file import read_plan, write_plan
 from schedc.frontend.chosen_layout import job_in_layout, job_text_in_layout
 from schedc.frontend.job import load_job
 from schedc.ir.plan import Scope
-from schedc.solvers.common.base import Limits
-from schedc.solvers.common.search_settings import SearchSettings
+from schedc.solvers.common.base import Limits, SearchSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

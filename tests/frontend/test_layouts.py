@@ -14,7 +14,7 @@ from schedc.compile.driver import compile_problem
 from schedc.errors import Infeasible, InvalidInput
 from schedc.frontend.job import load_job
 from schedc.ir.ops import Kind
-from schedc.solvers.common.search_settings import SearchSettings
+from schedc.solvers.common.base import SearchSettings
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,8 +11,7 @@ from schedc.compile.driver import compile_problem
 from schedc.errors import InvalidInput
 from schedc.formats.plan.plan_file import parse_plan, plan_json
 from schedc.frontend.job import load_job
-from schedc.solvers.common.base import Limits
-from schedc.solvers.common.search_settings import SearchSettings
+from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.units import parse_duration_ns
 from schedc.verify.problem import check_costs, check_pipeline
 

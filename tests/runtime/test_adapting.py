@@ -16,7 +16,7 @@ from runs.processes import DEAD, Ranks, rank_processes
 
 from schedc.adapt.replan import replan
 from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState
-from schedc.solvers.common.search_settings import SearchSettings
+from schedc.solvers.common.base import SearchSettings
 from schedc.solvers.driver.registry import constructive
 from schedc.study.robust.family import compile_family
 

@@ -24,9 +24,8 @@ from schedc.compile.driver import compile_layouts
 from schedc.ir.layout import OpenLayout
 from schedc.ir.ops import WHOLE, Kind
 from schedc.ir.workload import Device
-from schedc.solvers.common.base import Limits
+from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.common.microbatch_order import entry_order
-from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:

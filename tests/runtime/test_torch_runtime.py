@@ -21,8 +21,7 @@ from schedc.formats.torch_csv.exporter import CsvFormat, torch_csv
 from schedc.formats.torch_csv.lint.actions import layout_of, read_rows
 from schedc.formats.torch_csv.lint.linter import verify_torch_csv
 from schedc.frontend.job import load_job
-from schedc.solvers.common.base import Limits
-from schedc.solvers.common.search_settings import SearchSettings
+from schedc.solvers.common.base import Limits, SearchSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,7 @@ from schedc.ir.layout import OpenLayout
 from schedc.ir.workload import Device, Layer, Network, Workload
 from schedc.lower.placement import place
 from schedc.lower.problem import problem_of
-from schedc.solvers.layout.adaptis import adaptis
+from schedc.solvers.layout.adaptis import Adaptis
 from schedc.solvers.layout.baselines import baselines, named_layouts
 from schedc.verify.layout import verify_layout
 from schedc.verify.schedule.checks import verify_schedule
@@ -26,11 +26,11 @@ def check(workload: Workload, open_layout: OpenLayout) -> int | None:
     """What it finds, once all that must hold of it does; None: it finds nothing, as no named layout has room."""
     named = baselines(workload, open_layout)
     try:
-        found = adaptis(workload, open_layout, plain=True)
+        found = Adaptis().choose(workload, open_layout, plain=True)
     except NoPlanFound:
         assert not named
         return None
-    assert found == adaptis(workload, open_layout, plain=True)
+    assert found == Adaptis().choose(workload, open_layout, plain=True)
     assert not verify_layout(workload, found.layout)
     problem = problem_of(workload, found.layout)
     assert not verify_schedule(problem, found.schedule)
@@ -97,7 +97,7 @@ def uneven() -> Workload:
 @pytest.mark.slow
 def test_tuning_is_better_than_every_baseline() -> None:
     reports: list[tuple[int, int]] = []
-    found = adaptis(uneven(), OpenLayout(chunks=2), report=lambda *each: reports.append(each), plain=True)
+    found = Adaptis().choose(uneven(), OpenLayout(chunks=2), report=lambda *each: reports.append(each), plain=True)
     assert found.name == "adaptis"
     assert found.objective_ns < baselines(uneven(), OpenLayout(chunks=2))[0].objective_ns
     assert [best_ns for _, best_ns in reports] == sorted({best_ns for _, best_ns in reports}, reverse=True)
@@ -113,7 +113,7 @@ def test_it_stops_when_it_is_asked_to() -> None:
         calls += 1
         return calls > 12
 
-    found = adaptis(uneven(), OpenLayout(chunks=2), stop=stop, plain=True)
+    found = Adaptis().choose(uneven(), OpenLayout(chunks=2), stop=stop, plain=True)
     assert calls < 20
     assert found.objective_ns <= baselines(uneven(), OpenLayout(chunks=2))[0].objective_ns
-    assert adaptis(uneven(), OpenLayout(), stop=lambda: True, plain=True) == baselines(uneven(), OpenLayout())[0]
+    assert Adaptis().choose(uneven(), OpenLayout(), stop=lambda: True, plain=True) == baselines(uneven(), OpenLayout())[0]

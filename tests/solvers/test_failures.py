@@ -22,9 +22,8 @@ from schedc.ir.problem import Objective
 from schedc.ir.schedule import Parts, Schedule
 from schedc.models.cpsat import model as cpsat_model
 from schedc.models.milp import model as milp_model, variables as milp
-from schedc.solvers.common.base import NO_LIMITS, Limits, Solved, SolverStatus
+from schedc.solvers.common.base import NO_LIMITS, Limits, SearchSettings, Solved, SolverStatus
 from schedc.solvers.common.incumbent import Incumbent
-from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.driver.registry import search_of
 from schedc.solvers.exact.cpsat import CpSat, solve_cpsat
 from schedc.solvers.exact.milp import solve_milp
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
     from schedc.ir.problem import Problem
     from schedc.models.cpsat.variables import CpSatVariables as CpsatVariables
-    from schedc.solvers.common.search_settings import Improvement
+    from schedc.solvers.common.base import Improvement
 
 PROBLEM = make_problem(3, 4, costs_ns=[(1, 2, 2), (6, 3, 5), (5, 4, 1)], in_flight=2, links={(0, 1): (4, 2), (1, 0): (4, 2)})
 """No analytic bound meets its optimum, so that `auto` comes to CP-SAT."""

@@ -15,9 +15,8 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.compile.driver import compile_problem
 from schedc.errors import InvalidInput, Unsupported
 from schedc.ir.ops import Kind
-from schedc.solvers.common.base import Limits
+from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.common.fuse_backwards import fuse_backwards
-from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.driver import portfolio
 from schedc.solvers.driver.portfolio import try_methods
 from schedc.solvers.driver.registry import check_method, constructive

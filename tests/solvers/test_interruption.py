@@ -23,10 +23,9 @@ from schedc.compile.certify import certify, check_plan
 from schedc.compile.driver import compile_problem
 from schedc.formats.plan.plan_file import read_plan
 from schedc.ir.plan import MadeBy
-from schedc.solvers.common.base import Limits
+from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.common.incumbent import Ended
 from schedc.solvers.common.interruption import Interruption, OutOfTime, wait_for
-from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.templates.fused import OneFOneB
 from schedc.study.bench.instances import instances
 

@@ -12,8 +12,7 @@ from schedc.compile.driver import compile_layouts
 from schedc.ir.layout import OpenLayout
 from schedc.ir.workload import Device, Layer, Network, Workload
 from schedc.lower.problem import problem_of
-from schedc.solvers.common.base import Limits
-from schedc.solvers.common.search_settings import SearchSettings
+from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.driver import layout_search, layouts, portfolio
 from schedc.solvers.driver.layout_work import LayoutWork
 from schedc.solvers.driver.layouts import HANDED_ON

@@ -24,15 +24,14 @@ from schedc.ir.plan import BoundName, Scope
 from schedc.ir.problem import Link
 from schedc.ir.workload import Device, Network
 from schedc.lower.placement import place
-from schedc.solvers.common.base import Limits
+from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.common.interruption import Interruption
-from schedc.solvers.common.search_settings import SearchSettings
 from schedc.verify.layout import verify_open_layout
 
 if TYPE_CHECKING:
     from schedc.compile.driver import Compiled
     from schedc.ir.workload import Workload
-    from schedc.solvers.common.search_settings import LayoutsProgress
+    from schedc.solvers.common.base import LayoutsProgress
 
 
 @pytest.fixture(autouse=True)

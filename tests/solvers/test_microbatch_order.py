@@ -16,10 +16,9 @@ from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.ir.ops import Kind
-from schedc.solvers.common.base import Climbing, Limits
+from schedc.solvers.common.base import Climbing, Limits, SearchSettings
 from schedc.solvers.common.incumbent import Incumbent
 from schedc.solvers.common.microbatch_order import entry_order, known_orders, order_is_open, permuted, renamed
-from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.driver.portfolio import candidate_names, solve
 from schedc.solvers.driver.registry import constructive
 from schedc.solvers.heuristics.greedy import Greedy

@@ -15,9 +15,8 @@ from schedc.errors import InvalidInput, Unsupported
 from schedc.formats.plan.plan_file import plan_json
 from schedc.ir.plan import BoundName, MadeBy
 from schedc.ir.problem import Objective
-from schedc.solvers.common.base import Climbing, Limits
+from schedc.solvers.common.base import Climbing, Limits, SearchSettings
 from schedc.solvers.common.incumbent import Ended
-from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.driver import portfolio
 from schedc.solvers.driver.portfolio import candidate_names, solve, try_methods
 from schedc.solvers.driver.registry import constructive, search_of
@@ -32,9 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from schedc.ir.problem import Problem
+    from schedc.solvers.common.base import Improvement
     from schedc.solvers.common.incumbent import Incumbent
     from schedc.solvers.common.method import LocalSearch, Search
-    from schedc.solvers.common.search_settings import Improvement
     from schedc.solvers.kernel.list_scheduler import ListSchedule
     from schedc.solvers.kernel.scheduler_state import Rule
 

@@ -13,9 +13,8 @@ from inputs.tiny_problems import tiny_problem
 from schedc.analysis.bounds.residency import minimum_limit_bytes
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.compile.driver import compile_problem, time_methods
-from schedc.solvers.common.base import Limits
+from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.common.method import FUSED, fusing_frees, fusing_saves_time
-from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.driver.portfolio import candidate_names
 from schedc.solvers.driver.registry import constructive
 from schedc.verify.schedule.checks import verify_schedule

@@ -19,7 +19,7 @@ from schedc.formats.plan.plan_file import read_plan
 from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState
 from schedc.lower.problem import problem_under
 from schedc.runtime.adapt.family import load_family
-from schedc.solvers.common.search_settings import SearchSettings
+from schedc.solvers.common.base import SearchSettings
 from schedc.solvers.driver.registry import constructive
 from schedc.study.robust.family import compile_family, with_as_planned
 from schedc.study.robust.requests import grid_of

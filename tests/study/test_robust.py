@@ -21,8 +21,7 @@ from schedc.ir.conditions import Conditions, LinkState
 from schedc.ir.ops import Kind, Op
 from schedc.ir.schedule import Schedule
 from schedc.lower.problem import problem_under
-from schedc.solvers.common.base import Climbing
-from schedc.solvers.common.search_settings import SearchSettings
+from schedc.solvers.common.base import Climbing, SearchSettings
 from schedc.solvers.driver.registry import constructive
 from schedc.solvers.search.polish import polish_sampled_schedules
 from schedc.study.robust.robust import SEARCHED, compile_robust, ends_of

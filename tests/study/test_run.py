@@ -12,8 +12,7 @@ import pytest
 
 from schedc.errors import InvalidInput
 from schedc.io.child import Child
-from schedc.solvers.common.base import Limits
-from schedc.solvers.common.search_settings import SearchSettings
+from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.study.bench import run as run_module
 from schedc.study.bench.instances import Instance, PublishedUnit
 from schedc.study.bench.pipelines import LinkTimes, both_ways, pipeline

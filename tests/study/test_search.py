@@ -12,9 +12,8 @@ from schedc.analysis.bounds.lower_bounds import lower_bounds
 from schedc.errors import Infeasible, InvalidInput, NoPlanFound
 from schedc.frontend.job import checked_job
 from schedc.frontend.job_source import source_of_table
-from schedc.solvers.common.base import Limits
+from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.common.interruption import Interruption
-from schedc.solvers.common.search_settings import SearchSettings
 from schedc.study.tune.candidates import CandidateState, candidates
 from schedc.study.tune.estimates import simple_bound_ns, totals_of, work_bound_ns
 from schedc.study.tune.folder import job_table

@@ -10,7 +10,7 @@ from inputs.tune_jobs import EXPERTS, tiny_request
 
 from schedc.analysis.bounds.lower_bounds import lower_bounds
 from schedc.errors import Defect, Infeasible, InvalidInput
-from schedc.solvers.common.search_settings import SearchSettings
+from schedc.solvers.common.base import SearchSettings
 from schedc.study.tune.candidates import candidates
 from schedc.study.tune.estimates import simple_bound_ns, totals_of
 from schedc.study.tune.folder import job_table

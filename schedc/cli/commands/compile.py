@@ -35,7 +35,7 @@ def compile_command(
     time_limit: Annotated[str | None, Option(metavar="TIME", help="Stop searching after this long, as in 60s.")] = None,
     gap: options.GapOption = None,
     seed: options.SeedOption = None,
-    workers: Annotated[int, Option(min=1, help="Search threads of CP-SAT.")] = 8,
+    workers: options.WorkersOption = 8,
     deterministic_limit: Annotated[
         float | None, Option(min=0, help="Stop after this much work, not time: the same plan on every machine.")
     ] = None,

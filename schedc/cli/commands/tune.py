@@ -26,7 +26,7 @@ def tune_command(
         str, Option("--candidate-time", metavar="TIME", help="Limit for the search of one candidate.")
     ] = "20s",
     gap: options.GapOption = None,
-    seed: Annotated[int | None, Option(min=0, help="Seed of random numbers.")] = None,
+    seed: options.SeedOption = None,
     workers: options.WorkersOption = 8,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
@@ -37,8 +37,7 @@ def tune_command(
     source = options.read_source(job, values)
     interruption = Interruption()
     with interruption.listening():
-        from schedc.solvers.common.base import Limits
-        from schedc.solvers.common.search_settings import SearchSettings
+        from schedc.solvers.common.base import Limits, SearchSettings
         from schedc.solvers.driver.registry import check_method
         from schedc.study.tune.folder import prepared_folder, write_folder
         from schedc.study.tune.request import read_request

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from schedc.errors import InvalidInput
 from schedc.io.child import ChildDied, TookTooLong
 from schedc.io.outputs import csv_bytes, write_atomically
-from schedc.solvers.common.search_settings import SearchSettings
+from schedc.solvers.common.base import SearchSettings
 from schedc.solvers.driver.registry import check_method
 from schedc.study.executors import Asker
 from schedc.study.task import GRACE_S, CompileRow, CompileTask, ProblemSource, Status

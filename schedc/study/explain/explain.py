@@ -21,9 +21,8 @@ from schedc.compile.plans import problem_for, time_plan
 from schedc.errors import CheckFailed, Infeasible, NoPlanFound
 from schedc.frontend.chosen_layout import job_in_layout
 from schedc.ir import Objective, Plan, Problem
-from schedc.solvers.common.base import Limits
+from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.common.interruption import Interruption, OutOfTime
-from schedc.solvers.common.search_settings import SearchSettings
 from schedc.study.explain.changes import Change, ChangeKind, faster_link, more_memory, one_more_microbatch, other_choices
 from schedc.study.explain.resolve import LinkDelay, PairDelay, Resolved, Solver, pair_delays, resolved_delay
 from schedc.verify.problem import check_costs, check_pipeline, verify_problem

@@ -17,10 +17,9 @@ from schedc.analysis.bounds.clock import Clock, Until, never
 from schedc.analysis.bounds.lower_bounds import Bound, bounds_in_time
 from schedc.analysis.bounds.residency import rank_without_room
 from schedc.ir import Problem, Schedule
-from schedc.solvers.common.base import Limits
+from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.common.incumbent import Ended
 from schedc.solvers.common.interruption import Interruption, OutOfTime
-from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.driver.portfolio import solve
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from schedc.solvers.common.base import SearchSettings
     from schedc.solvers.common.incumbent import Failure
-    from schedc.solvers.common.search_settings import SearchSettings
 
 AS_PLANNED_NAME = "as planned"
 FILE = "plan-{}.json"

@@ -18,9 +18,9 @@ from schedc.compile.certify import certify
 from schedc.compile.driver import checks_s, compile_problem, defects_named
 from schedc.errors import Infeasible, InvalidInput, NoPlanFound, Unsupported
 from schedc.ir import MadeBy, Plan, Problem
+from schedc.solvers.common.base import SearchSettings
 from schedc.solvers.common.incumbent import Incumbent
 from schedc.solvers.common.method import fusing_frees, fusing_saves_time
-from schedc.solvers.common.search_settings import SearchSettings
 from schedc.solvers.driver.portfolio import try_methods
 from schedc.solvers.driver.registry import is_auto
 from schedc.solvers.templates import TEMPLATES

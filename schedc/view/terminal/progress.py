@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from schedc.frontend.job import Job
-    from schedc.solvers.common.search_settings import Improvement, LayoutsProgress, SearchSettings
+    from schedc.solvers.common.base import Improvement, LayoutsProgress, SearchSettings
 
 LOG_EVERY_S = 5.0
 """A log gets a line no more often than this."""

@@ -20,7 +20,7 @@ from schedc.ir.costs import MessageCost
 from schedc.ir.workload import Device, Layer, Network, Workload
 from schedc.lower.partition import balanced_partition, in_flight_of_1f1b
 from schedc.lower.placement import place
-from schedc.solvers.common.search_settings import SearchSettings
+from schedc.solvers.common.base import SearchSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

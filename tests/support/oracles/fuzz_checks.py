@@ -38,8 +38,7 @@ from schedc.ir.problem import Objective
 from schedc.ir.schedule import Parts
 from schedc.lower.plan import lower
 from schedc.models.blocks import grid_of
-from schedc.solvers.common.base import Limits
-from schedc.solvers.common.search_settings import SearchSettings
+from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.driver.registry import constructive
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.exact.milp import MOST_TICKS, solve_milp

@@ -24,8 +24,7 @@ from schedc.errors import Infeasible, NoPlanFound, Unsupported
 from schedc.ir.costs import DURATIONS
 from schedc.ir.plan import Scope
 from schedc.ir.problem import Objective
-from schedc.solvers.common.base import Limits
-from schedc.solvers.common.search_settings import SearchSettings
+from schedc.solvers.common.base import Limits, SearchSettings
 
 if TYPE_CHECKING:
     from collections import Counter
