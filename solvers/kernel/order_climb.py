@@ -23,15 +23,13 @@ from schedc.solvers.kernel.order_evaluator import (
     Sampled,
     Workspace,
     example_facts,
-    time_orders,
+    unsampled,
     value_of,
     workspace_of,
 )
 from schedc.solvers.kernel.tables import NEVER as STRANDED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
 DRAWS = 16
@@ -39,15 +37,18 @@ DRAWS = 16
 
 
 def _example() -> tuple[Any, ...]:
-    facts, row, duration = example_facts(), np.zeros(1, np.int64), np.zeros((4, 1, 1), np.int64)
-    orders = Orders(np.zeros((1, 1), np.int64), row)
-    return facts, duration, orders, orders, orders, workspace_of(facts), row, (0,) * 3, 0, draw(0, 1), 0.0, np.zeros(1, np.bool_)
+    facts, row = example_facts(), np.zeros(1, np.int64)
+    sampled = unsampled(np.zeros((4, 1, 1), np.int64))
+    orders, stop = Orders(np.zeros((1, 1), np.int64), row), np.zeros(1, np.bool_)
+    given = facts, sampled.duration[0], sampled
+    return *given, orders, orders, orders, workspace_of(facts), row, (0,) * 3, 0, draw(0, 1), 0.0, stop
 
 
 @kernel(_example, lean=True)
 def polish(
     facts: ProblemArrays,
     duration: Any,
+    sampled: Sampled,
     orders: Orders,
     current: Orders,
     best: Orders,
@@ -59,14 +60,18 @@ def polish(
     heat: float,
     stop: Any,
 ) -> Any:
-    """Change the orders this many times, one op at a time; `orders` becomes the best found, whose end is returned.
+    """Change the orders this many times, one op at a time; `orders` becomes the best found, whose value is returned.
+
+    The value is `value_of`'s. Where there are samples it is told beforehand what would be good enough, so that not all of them need
+    be timed; without them a number is drawn only where it decides.
 
     `current` and `best` are room for orders, `before` for one rank's. `ranges` has 2, how far an op may be moved, and one in how
     many changes fuses or splits a backward, 0 for none; from outside, as numba would compile `below` anew for each number written
     here. `stop[0]` set to true, by another thread, ends it after the change at hand.
     """
     blocks = len(facts.stage_rank) * scratch.ready.shape[2]
-    current_ns = time_orders(facts, duration, orders, scratch)
+    samples = len(sampled.share)
+    current_ns = value_of(facts, duration, sampled, orders, scratch, 1.0 * STRANDED)
     best_ns = current_ns
     copy_orders(orders, current)
     copy_orders(orders, best)
@@ -76,10 +81,16 @@ def polish(
         change = change_at_random(current, before, blocks, ranges, draws)
         if change[0] < 0:
             continue
-        moved_ns = time_orders(facts, duration, current, scratch)
+        limit_ns = current_ns
         warm = heat * (1.0 - number / evaluations)
-        if moved_ns <= current_ns or (
-            moved_ns < STRANDED and warm > 0 and fraction(draws) < math.exp((current_ns - moved_ns) / (warm * best_ns))
+        if samples > 0 and warm > 0:
+            limit_ns = current_ns - warm * best_ns * math.log(1.0 - fraction(draws))
+        moved_ns = value_of(facts, duration, sampled, current, scratch, limit_ns)
+        if moved_ns <= limit_ns or (
+            samples == 0
+            and moved_ns < STRANDED
+            and warm > 0
+            and fraction(draws) < math.exp((current_ns - moved_ns) / (warm * best_ns))
         ):
             current_ns = moved_ns
             if moved_ns < best_ns:
@@ -204,83 +215,26 @@ def move_op(codes: Any, rank: int, source: int, target: int) -> None:
 
 
 class OrderClimber:
-    """A compiled kernel that climbs over orders at work on one problem, for one thread."""
+    """The compiled kernel at work on one problem, or on its samples, for one thread."""
 
-    def __init__(self, kernel: Callable[..., Any], given: tuple[Any, ...], reach: int, exchanges: int = 0) -> None:
+    def __init__(self, facts: ProblemArrays, sampled: Sampled, reach: int, exchanges: int = 0) -> None:
         """Waits until the kernel is compiled.
 
         Args:
-            kernel: `polish`, or another one that takes the same, from the orders on.
-            given: what it takes before the orders, `ProblemArrays` first.
+            facts: the problem; it stays as it is, as do the samples.
+            sampled: its samples, or how long its ops take (`unsampled`).
             reach: how far an op may be moved.
             exchanges: one in this many changes fuses or splits a backward; 0: none.
         """
-        self._given, self._ranges = given, (2, reach, exchanges)
-        self._room, self._polish = workspace_of(given[0]), compiled(kernel)
+        own = facts._replace(latency=facts.latency.copy(), occupancy=facts.occupancy.copy())
+        self._given = own, sampled.duration[0].copy(), sampled._replace(ends_ns=sampled.ends_ns.copy())
+        self._ranges, self._room, self._polish = (2, reach, exchanges), workspace_of(facts), compiled(polish)
 
-    def climb(self, orders: Orders, evaluations: int, seed: int, heat: float, stop: NDArray[np.bool_]) -> Any:
+    def climb(self, orders: Orders, evaluations: int, seed: int, heat: float, stop: NDArray[np.bool_]) -> float:
         """The best value of that many changes of the orders, which become the best."""
         rooms, draws = (orders.copy(), orders.copy()), draw(seed, DRAWS * evaluations)
         before = np.empty_like(orders.codes[0])
-        return self._polish(*self._given, orders, *rooms, self._room, before, self._ranges, evaluations, draws, heat, stop)
-
-
-def _sampled_example() -> tuple[Any, ...]:
-    facts, duration, *rest = _example()
-    table, shares = np.zeros((1, 1), np.int64), np.zeros(1, np.float64)
-    sampled = Sampled(table, table, duration[None], shares, 0.0, shares, np.zeros(1, np.int64))
-    return facts, duration, sampled, *rest
-
-
-@kernel(_sampled_example, lean=True)
-def polish_sampled(
-    facts: ProblemArrays,
-    duration: Any,
-    sampled: Sampled,
-    orders: Orders,
-    current: Orders,
-    best: Orders,
-    scratch: Workspace,
-    before: Any,
-    ranges: Any,
-    evaluations: int,
-    draws: Draws,
-    heat: float,
-    stop: Any,
-) -> Any:
-    """Change the orders this many times, one op at a time; `orders` becomes the best found, whose value is returned.
-
-    As `polish`, whose arguments these are, but for the samples.
-    """
-    blocks = len(facts.stage_rank) * scratch.ready.shape[2]
-    current_ns = value_of(facts, duration, sampled, orders, scratch, 1.0 * STRANDED)
-    best_ns = current_ns
-    copy_orders(orders, current)
-    copy_orders(orders, best)
-    for number in range(evaluations):
-        if stop[0]:
-            break
-        change = change_at_random(current, before, blocks, ranges, draws)
-        if change[0] < 0:
-            continue
-        limit_ns = current_ns
-        warm = heat * (1.0 - number / evaluations)
-        if warm > 0:
-            limit_ns = current_ns - warm * best_ns * math.log(1.0 - fraction(draws))
-        moved_ns = value_of(facts, duration, sampled, current, scratch, limit_ns)
-        if moved_ns <= limit_ns and moved_ns < STRANDED:
-            current_ns = moved_ns
-            if moved_ns < best_ns:
-                best_ns = moved_ns
-                copy_orders(current, best)
-        else:
-            take_back(current, before, change)
-    copy_orders(best, orders)
-    return best_ns
-
-
-def sampled_climber(facts: ProblemArrays, sampled: Sampled, reach: int, exchanges: int = 0) -> OrderClimber:
-    """A climber over orders of the problem that are run under its samples; it changes nothing that it is given."""
-    own = facts._replace(latency=facts.latency.copy(), occupancy=facts.occupancy.copy())
-    given = own, sampled.duration[0].copy(), sampled._replace(ends_ns=sampled.ends_ns.copy())
-    return OrderClimber(polish_sampled, given, reach, exchanges)
+        value_ns: float = self._polish(
+            *self._given, orders, *rooms, self._room, before, self._ranges, evaluations, draws, heat, stop
+        )
+        return value_ns

@@ -266,15 +266,23 @@ class Sampled(NamedTuple):
     """Room, by sample."""
 
 
+def unsampled(duration: NDArray[np.int64]) -> Sampled:
+    """No samples: what counts is the end on the problem itself, whose ops take this long, [kind, stage, n]."""
+    table, row = np.zeros((0, 0), np.int64), np.zeros(0)
+    return Sampled(table, table, duration[None], row, 0.0, row, np.zeros(0, np.int64))
+
+
 @kernel()
 def value_of(facts: ProblemArrays, duration: Any, sampled: Sampled, orders: Orders, scratch: Workspace, limit_ns: Any) -> Any:
     """What the orders' ends come to; `STRANDED` if they cannot run; anything above `limit_ns` if it is above that.
 
-    `facts` and `duration` are changed to each sample's in turn.
+    `facts` and `duration` are changed to each sample's in turn. Without samples it is the end on the problem as they have it.
     """
     total_ns = 0.0
     late = 0.0
     samples = len(sampled.share)
+    if samples == 0:
+        return 1.0 * time_orders(facts, duration, orders, scratch)
     for sample in range(samples):
         for entry in range(len(facts.latency)):
             facts.latency[entry] = sampled.latency[sample, entry]

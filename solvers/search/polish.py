@@ -19,8 +19,15 @@ from schedc.ir.index import tables_of
 from schedc.solvers.common.interruption import NOTICE_S, Interruption
 from schedc.solvers.common.method import LocalSearch, fusing_saves_time
 from schedc.solvers.kernel.climb import stop_flag
-from schedc.solvers.kernel.order_climb import OrderClimber, polish, sampled_climber
-from schedc.solvers.kernel.order_evaluator import Orders, ProblemArrays, Sampled, microbatches_by_stage, problem_arrays_of
+from schedc.solvers.kernel.order_climb import OrderClimber
+from schedc.solvers.kernel.order_evaluator import (
+    Orders,
+    ProblemArrays,
+    Sampled,
+    microbatches_by_stage,
+    problem_arrays_of,
+    unsampled,
+)
 from schedc.solvers.search.rounds import Found, Rounds
 
 if TYPE_CHECKING:
@@ -78,7 +85,8 @@ def polish_schedule(problem: Problem, schedule: Schedule, climbing: Climbing) ->
     exchanges = EXCHANGES if fusing_saves_time(problem) else 0
     orders = packed_orders(problem, facts, schedule, exchanges=bool(exchanges))
     evaluations = climbing.evaluations or min(40_000, max(200, 10_000_000 // int(orders.lengths.sum())))
-    climbers = [OrderClimber(polish, (facts, durations_by_visit_ns(problem)), REACH, exchanges) for _ in range(CLIMBS)]
+    alone = unsampled(durations_by_visit_ns(problem))
+    climbers = [OrderClimber(facts, alone, REACH, exchanges) for _ in range(CLIMBS)]
     rounds, best_ns = Rounds(climbing=climbing, evaluations=evaluations, heat=HEAT), 0
     pool = [orders.copy() for _ in range(CLIMBS)]
     for values in rounds.run(climbers, pool):
@@ -148,7 +156,7 @@ def polish_sampled_schedules(
                 stop()
         return ended_by
 
-    climbers = [sampled_climber(facts, sampled, REACH, exchanges) for _ in range(CLIMBS)]
+    climbers = [OrderClimber(facts, sampled, REACH, exchanges) for _ in range(CLIMBS)]
     with stop_flag() as stop:
         first = [climbers[0].climb(each, 0, 0, 0.0, stop) for each in packed]
     ranking = sorted(range(len(packed)), key=first.__getitem__)
