@@ -2,29 +2,23 @@
 
 A rank here is the plan's: its place in the pipeline's group, which is the default group unless the job gives another. The groups
 are gloo's own, not registered with `torch.distributed`: only their members make them, however many pipelines a job has.
-
-A rank that refuses a step that runs leaves a line in the job's store, for the ranks that would know only that their connections are
-lost, before it closes its connections; so whoever finds one lost reads it, and leaves it for the ranks that lose their connections
-to it in turn, in other pipelines as well.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import pickle
 from collections import Counter
 from contextlib import suppress
 from datetime import timedelta
-from threading import Thread
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
-from schedc.errors import CheckFailed, InvalidInput, SchedcError, Unsupported
-from schedc.runtime.common.failure import NonFiniteLoss, TransferFailed, is_own
+from schedc.errors import CheckFailed, InvalidInput, SchedcError
+from schedc.runtime.common.failure import TransferFailed, is_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,11 +29,6 @@ T = TypeVar("T")
 
 _LOADS: Counter[str] = Counter()
 """How often this process has opened groups with the same processes, so that every time has its own keys in the store."""
-REFUSED = "refused"
-"""Under which key a refusal is left."""
-REFUSALS: dict[str, type[SchedcError]] = {kind.__name__: kind for kind in (CheckFailed, InvalidInput, Unsupported)}
-PATIENCE_S = 5.0
-"""How long to wait for the store, whose process may be the one that is lost or stuck."""
 
 
 def share(group: dist.ProcessGroup, value: T) -> list[T]:
@@ -169,37 +158,6 @@ class Groups:
             if reason is not None:
                 raise CheckFailed(f"rank {rank} {refused}: {reason}")
         return made[0]
-
-    def refusal_behind(self, error: BaseException) -> SchedcError | None:
-        """What to raise in place of an error that closes this rank's pipe, before it does; None: the error itself.
-
-        Args:
-            error: what a step, an evaluation or a gather has raised here.
-        """
-        if not isinstance(error, SchedcError) or isinstance(error, NonFiniteLoss):
-            return None
-        found: list[SchedcError] = []
-        thread = Thread(target=self._exchange_refusal, args=(error, found), daemon=True)
-        thread.start()
-        thread.join(PATIENCE_S)
-        return found[0] if found else None
-
-    def _exchange_refusal(self, error: SchedcError, found: list[SchedcError]) -> None:
-        """Leave the refusal, or that of another rank if this one found it, where all who have a connection to this rank read it."""
-        everywhere = (self, *self.beside)
-        with suppress(RuntimeError):  # the store is lost: the error itself is raised
-            if isinstance(error, TransferFailed):
-                left = next((json.loads(one.store.get(REFUSED)) for one in everywhere if one.store.check([REFUSED])), None)
-                if left is None:
-                    return
-                kind, line = left
-                found.append(REFUSALS[kind](line))
-            else:
-                kind = type(error).__name__ if type(error).__name__ in REFUSALS else CheckFailed.__name__
-                line = str(error) if str(error).startswith(f"rank {self.rank}: ") else f"rank {self.rank}: {error}"
-            for one in everywhere:
-                one.store.set(REFUSED, json.dumps([kind, line]))
-                one.store.wait([REFUSED])  # `set` returns before the store has it
 
     def _absent(self) -> str:
         """Why a rank may not have come."""

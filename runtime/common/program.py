@@ -6,11 +6,11 @@ A *message* is what crosses the boundary after a stage for one microbatch: the s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from itertools import accumulate, count
+from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
-from schedc.ir import WHOLE, Kind, Op, Plan, Problem, RankPlan
+from schedc.ir import WHOLE, Kind, Op, Plan, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -165,34 +165,6 @@ def program_of(plan: Plan, rank: int) -> Program:
         )
     split = frozenset((op.stage, op.microbatch) for op in plan.ranks[rank].compute if op.kind is Kind.B)
     return Program(rank=rank, wires=wires, instructions=tuple(instructions), split=split)
-
-
-def forward_only(plan: Plan) -> Plan:
-    """The plan without its backwards, their transfers and its collectives; what remains is in the plan's order.
-
-    It cannot deadlock if the plan cannot. Each of its waits is one of the plan's, or follows from several: an op waits for the F
-    before it in the queue, as it does in the plan, by way of the backwards between them; so does a transfer for the one before it
-    in its channel; a receive is posted when the last F before `post_before` has ended, and in the plan not before that either. So a
-    cycle here would be a cycle of the plan's waits, of which the verifier has found none.
-
-    Args:
-        plan: a sound one.
-
-    Returns:
-        The same problem with these queues. Its certificate is the plan's, and says nothing of them.
-    """
-    return replace(plan, ranks=tuple(_forward(rank) for rank in plan.ranks))
-
-
-def _forward(rank: RankPlan) -> RankPlan:
-    kept_before = list(accumulate((op.kind is Kind.F for op in rank.compute), initial=0))
-    channels = []
-    for channel in rank.channels:
-        kept = [at for at, op in enumerate(channel.transfers) if op.kind is Kind.F]
-        posts = [kept_before[channel.post_before[at]] for at in kept] if channel.receives else []
-        if kept:
-            channels.append(replace(channel, transfers=tuple(channel.transfers[at] for at in kept), post_before=tuple(posts)))
-    return RankPlan(rank=rank.rank, compute=tuple(op for op in rank.compute if op.kind is Kind.F), channels=tuple(channels))
 
 
 def replicas_of(problem: Problem) -> tuple[tuple[int, ...], ...]:

@@ -27,12 +27,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from schedc.runtime.common.boundary import TensorMeta
-from schedc.runtime.common.failure import ConnectionLost, NoAnswer
+from schedc.runtime.common.failure import ConnectionLost
 from schedc.runtime.emulation.waiting import wait_until
 from schedc.runtime.execution.channels import TAGS, TransferBegins
 from schedc.runtime.measure.device_clock import timed_event
-from schedc.runtime.transports.base import Ends, Incoming, Outgoing, SerialExecutor, Transport, UnderWay, both
+from schedc.runtime.transports.base import Ends, Incoming, Outgoing, Transport, UnderWay, both
 from schedc.runtime.transports.delegate import found_elsewhere
+from schedc.runtime.transports.helpers import SerialExecutor, result_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -146,10 +147,8 @@ class StampedTransport:
 def _wait_for_stamp(made: Future[Outgoing], timeout_s: float) -> None:
     """Wait for a stamp that is made when the device has come so far."""
     try:
-        stamp = made.result(timeout_s)
-    except TimeoutError:
-        raise NoAnswer(f"the device has not computed it in {timeout_s:g} s") from None
-    except (ConnectionLost, NoAnswer) as error:
+        stamp = result_of(made, timeout_s)
+    except ConnectionLost as error:
         raise found_elsewhere(error) from error
     stamp.wait(timeout_s)
 
@@ -207,10 +206,7 @@ class ObservedTransport:
 
 def _take_seen(seen: Future[tuple[torch.Tensor, int]], timeout_s: float) -> torch.Tensor:
     """A message that is watched for, when its time has come."""
-    try:
-        value, arrival_ns = seen.result(timeout_s)
-    except TimeoutError:
-        raise NoAnswer(f"nothing came in {timeout_s:g} s") from None
+    value, arrival_ns = result_of(seen, timeout_s)
     wait_until(arrival_ns)
     return value
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 from schedc.errors import Unsupported
 from schedc.runtime.execution.channels import TAGS
-from schedc.runtime.transports.base import Ends, Outgoing, SerialExecutor, Transport, UnderWay, result_of
+from schedc.runtime.transports.base import Ends, Outgoing, Transport, UnderWay
 from schedc.runtime.transports.gloo import FOREVER_S
+from schedc.runtime.transports.helpers import SerialExecutor, result_of
 
 if TYPE_CHECKING:
     import torch

@@ -1,4 +1,4 @@
-"""How all ranks agree at load: each says what it was given, and all find the same reason why they cannot train together, if any.
+"""How all ranks agree at load: each says all that it was given, once, and all find the same reason why they cannot train together.
 
 Reasons are in words that name the first two ranks that differ, and what to give them.
 """
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from schedc.errors import CheckFailed, InvalidInput, SchedcError
 from schedc.ir import Plan, Problem
-from schedc.runtime.common.program import replicas_of
+from schedc.runtime.common.program import replicas_of, wires_of
 from schedc.runtime.session.acceptance import read
+from schedc.runtime.transports.choice import check_requests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -40,11 +41,16 @@ ACCEPTED = Offer(None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What a rank sends to the others before a pipe is opened."""
+class Agreement:
+    """All that a rank says to the others before a pipe is opened."""
 
     rank: int
-    offer: Offer = ACCEPTED
+    plan: Offer = ACCEPTED
+    """Of the plan as such: that it can be read and, as rank 0 finds for all, is sound."""
+    refusal: str | None = None
+    """Why it does not take the plan with what it was given; None: it does."""
+    beside: tuple[str, ...] = ()
+    """The groups in which it is connected to other pipelines."""
     weights: Mapping[int, str] = field(default_factory=dict)
     """A digest of the weights of each stage that has replicas."""
     request: TransportRequest | None = None
@@ -55,19 +61,25 @@ class Report:
     """What was given to `load` as options that are to be the same on all ranks."""
     layers: tuple[str, ...] = ()
     """What each layer of the whole model is in the list that it gave to `build_stages`; empty: its stages are made otherwise."""
+    ties: bool = False
+    """Whether `build_stages` has found layers of other ranks that share its weights."""
     agrees: bool = True
     """Whether its step may run again, as far as its hooks between replicas go."""
 
 
 def agree(
-    plan: Path | str | Plan, report: Report, accept: Callable[[Plan, Report], Report], groups: Groups
-) -> tuple[Plan, list[Report]]:
-    """The plan, once every rank of every pipeline accepts it and all have the same, and what all ranks of this pipeline report.
+    plan: Path | str | Plan, own: Agreement, accept: Callable[[Plan, Agreement], Agreement], groups: Groups
+) -> tuple[Plan, list[Agreement]]:
+    """The plan, once every rank of every pipeline takes it and all have the same, and what all ranks of this pipeline say.
+
+    All ranks say all of it at once. Where some are connected to other pipelines, they then say it there, and all ranks of this one
+    exchange once more what they have found by that.
 
     Args:
         plan: the plan file, or the plan.
-        report: what this rank was given besides.
-        accept: takes a sound plan that all ranks of the pipeline have; gives the report with what it finds, or refuses.
+        own: what this rank was given besides.
+        accept: takes a plan, which need not be sound but names only stages and ranks that it has; says what this rank finds, or
+            refuses.
         groups: of this pipeline; beside them those to the same rank of other pipelines.
 
     Raises:
@@ -77,39 +89,49 @@ def agree(
     refusal: SchedcError | None = None
     try:  # rank 0 verifies the plan for all: those that have the same need not do it again
         checked = read(plan, verify=groups.rank == 0)
-        offer = Offer(None, plan_digest(checked))
+        own = replace(own, plan=Offer(None, plan_digest(checked)))
+        if _is_whole(checked):  # else rank 0 refuses it, or has another
+            own = accept(checked, own)
     except SchedcError as error:
-        refusal, offer = error, Offer(str(error))
-    reason = disagreement(groups.exchange(offer), groups.size)
-    if reason is not None and refusal is None:
+        refusal = error
+        own = replace(own, plan=Offer(str(error))) if checked is None else replace(own, refusal=str(error))
+    said = groups.exchange(own)
+    reason = disagreement([one.plan for one in said], groups.size)
+    if reason is not None and checked is not None:
         refusal = CheckFailed(reason)
-    report = replace(report, offer=offer)
-    if checked is not None and refusal is None:
-        try:
-            report = accept(checked, report)
-        except SchedcError as error:
-            refusal = error
-    if refusal is not None:
-        report = replace(report, offer=Offer(str(refusal)))
     for others in groups.beside:
-        reason = _unlike_peers(others.exchange(report), others.name)
+        reason = _unlike_peers(others.exchange(replace(own, refusal=None if refusal is None else str(refusal))), others.name)
         if reason is not None and refusal is None:
             refusal = CheckFailed(reason)
-            report = replace(report, offer=Offer(reason))
-    reports = groups.exchange(report)
+    refusals = [one.refusal for one in said]
+    if any(one.beside for one in said):
+        refusals = groups.exchange(None if refusal is None else str(refusal))
     if refusal is not None:
         raise refusal
-    reason = disagreement([other.offer for other in reports], groups.size)
+    reason = disagreement([Offer(one) for one in refusals], groups.size)
     if reason is not None:
         raise CheckFailed(reason)
     assert checked is not None
-    reason = unlike_weights(checked.problem, {stage: one for other in reports for stage, one in other.weights.items()})
+    reason = _unlike_weights(checked.problem, {stage: digest for one in said for stage, digest in one.weights.items()})
     if reason is not None:
         raise CheckFailed(reason)
-    reason = _unlike_ranks(reports) or unlike_layers(checked.problem, [other.layers for other in reports])
+    reason = _unlike_ranks(said)
+    if reason is None and any(one.layers for one in said):
+        from schedc.runtime.session.building import unlike_layers
+
+        reason = unlike_layers(checked.problem, [one.layers for one in said])
     if reason is not None:
         raise InvalidInput(reason)
-    return checked, reports
+    wires = [(wire.source, wire.destination) for wire in wires_of(checked)]
+    check_requests([one.request for one in said if one.request is not None], wires)
+    return checked, said
+
+
+def _is_whole(plan: Plan) -> bool:
+    """Whether it has the stages of its paths and its ranks, so that it can be looked at; a verifier asks for much more."""
+    problem = plan.problem
+    known = range(len(problem.stages))
+    return len(plan.ranks) == problem.ranks and all(path and {*path} <= {*known} for path in problem.paths)
 
 
 def disagreement(offers: Sequence[Offer], ranks: int) -> str | None:
@@ -134,20 +156,20 @@ def disagreement(offers: Sequence[Offer], ranks: int) -> str | None:
     return None
 
 
-def _unlike_peers(reports: Sequence[Report], group: str) -> str | None:
+def _unlike_peers(said: Sequence[Agreement], group: str) -> str | None:
     """What keeps peers, by pipeline, from training together; only those of a `data_parallel_group` have the same weights."""
-    first = reports[0]
-    for pipeline, other in enumerate(reports):
-        if other.offer.refusal is not None:
-            return f"rank {other.rank} of pipeline {pipeline} has refused the plan: {other.offer.refusal}"
-    for pipeline, other in enumerate(reports):
+    first = said[0]
+    for pipeline, other in enumerate(said):
+        if other.refusal is not None:
+            return f"rank {other.rank} of pipeline {pipeline} has refused the plan: {other.refusal}"
+    for pipeline, other in enumerate(said):
         both = f"pipelines 0 and {pipeline}"
         if other.rank != first.rank:
             return (
                 f"the {group} has rank {first.rank} of pipeline 0 and rank {other.rank} of pipeline {pipeline};"
                 " give it the processes of the same rank"
             )
-        if other.offer.digest != first.offer.digest:
+        if other.plan.digest != first.plan.digest:
             return f"{both} have different plans; give all the same file"
         if other.options != first.options:
             return f"{both} {_unlike_options(first, other)}; give all the same"
@@ -157,10 +179,10 @@ def _unlike_peers(reports: Sequence[Report], group: str) -> str | None:
     return None
 
 
-def _unlike_ranks(reports: Sequence[Report]) -> str | None:
+def _unlike_ranks(said: Sequence[Agreement]) -> str | None:
     """Which two ranks of a pipeline load differently."""
-    first = reports[0]
-    for at, other in enumerate(reports):
+    first = said[0]
+    for at, other in enumerate(said):
         if other.wrapped != first.wrapped:
             return f"ranks 0 and {at} load with and without wrap; give all ranks the same"
         if other.options != first.options:
@@ -173,13 +195,13 @@ def _unlike_ranks(reports: Sequence[Report]) -> str | None:
     return None
 
 
-def _unlike_options(one: Report, other: Report) -> str:
+def _unlike_options(one: Agreement, other: Agreement) -> str:
     """In which option two ranks differ."""
     name = next(name for name in one.options if one.options[name] != other.options[name])
     return f"load with {name}={one.options[name]} and {name}={other.options[name]}"
 
 
-def unlike_weights(problem: Problem, digests: Mapping[int, str]) -> str | None:
+def _unlike_weights(problem: Problem, digests: Mapping[int, str]) -> str | None:
     """Which two stages that are replicas of each other in a pipeline do not start equal; `digests` is of all that are."""
     for first, *others in replicas_of(problem):
         for other in others:
@@ -189,42 +211,3 @@ def unlike_weights(problem: Problem, digests: Mapping[int, str]) -> str | None:
                     " build both from the same seed or checkpoint"
                 )
     return None
-
-
-def unlike_layers(problem: Problem, lists: Sequence[Sequence[str]]) -> str | None:
-    """Which rank trains a layer that is elsewhere in the model of another rank; None: none is known to do so.
-
-    A rank's list may have something else in place of layers that it does not train, and its own may be wrapped, with another class,
-    or cut, with other shapes. So a list of exactly those layers that are trained, in another order, is a mistake. So is one with
-    the shapes of another rank's list in another order, if both have layers with parameters at the same places, and some are alike:
-    else each rank may have cut all of its own.
-
-    Args:
-        problem: says which rank trains which layers.
-        lists: of each rank what each layer of its model is; empty: not known.
-    """
-    if len(set(map(tuple, lists))) == 1:
-        return None
-    owners = {layer: stage.rank for stage in problem.stages if stage.layers is not None for layer in range(*stage.layers)}
-    trained = [lists[owners[layer]][layer] for layer in sorted(owners) if lists[owners[layer]]]
-    shapes = [[kind.partition(" ")[2] for kind in known] for known in lists]
-    for rank, known in enumerate(lists):
-        others: list[tuple[Sequence[str], Sequence[str], int | None]] = [
-            (shapes[rank], shapes[other], other) for other in range(rank) if _may_be_one(shapes[rank], shapes[other])
-        ]
-        if len(trained) == len(owners):
-            others.insert(0, (known, trained, None))
-        for own, theirs, at in others:
-            if list(own) != list(theirs) and sorted(own) == sorted(theirs):
-                layer = next(layer for layer, (one, other) in enumerate(zip(own, theirs, strict=True)) if one != other)
-                found, where = (trained, f"{owners[layer]}, which trains it") if at is None else (lists[at], f"{at}")
-                return (
-                    f"layer {layer} of the model is {known[layer]} on rank {rank}, and {found[layer]} on rank {where};"
-                    " give build_stages the same layers in the same order on all ranks"
-                )
-    return None
-
-
-def _may_be_one(one: Sequence[str], other: Sequence[str]) -> bool:
-    """Whether two lists of shapes may be of one whole model: empty where a layer has no parameters."""
-    return [*map(bool, one)] == [*map(bool, other)] and any(own == theirs != "" for own, theirs in zip(one, other, strict=True))

@@ -17,13 +17,9 @@ from schedc.runtime.stage.batches import (
     Batch,
     Microbatch,
     Microbatches,
-    Shares,
-    Weights,
-    check_weights,
     checked_inputs,
     cut,
     same_samples,
-    weigh,
 )
 from schedc.runtime.transports.gloo import BEGINNING, PeerWords
 
@@ -33,6 +29,7 @@ if TYPE_CHECKING:
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.hooks import ReplicaHooks
     from schedc.runtime.execution.runner import Executor
+    from schedc.runtime.stage.weighing import Shares, Weights
 
 
 WAITS, SAYS = "rank {rank} waits until rank {peer} begins", "rank {rank} says to rank {peer} that it begins"
@@ -108,6 +105,8 @@ class Beginning:
             assert own is not None
             shares, count = None, self._count
             if self._groups.rank in self._ending and not given.is_even:
+                from schedc.runtime.stage.weighing import weigh
+
                 shares = weigh(given.weights, given.divide_by, given.scale, self._groups.rank, count, hooks)
             return PipeCall(own, shares, (float(count * hooks.pipelines), 1.0) if shares is None else shares.way)
         line = None if refusal is None else str(refusal)
@@ -123,6 +122,8 @@ class Beginning:
         if rank not in self._ending:
             return Microbatches(inputs, ())
         if not given.is_even:
+            from schedc.runtime.stage.weighing import check_weights
+
             check_weights(given.weights, given.divide_by, given.scale, rank, count)
         if given.outputs and given.targets is None:
             return Microbatches(inputs, None)

@@ -1,4 +1,4 @@
-"""A model's layers as the stages of one rank of a plan."""
+"""A model's layers as the stages of one rank of a plan; whether all ranks have taken them from the same model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from schedc.errors import InvalidInput
-from schedc.ir import Plan
+from schedc.ir import Plan, Problem
 from schedc.runtime.common.boundary import tensors_of
 from schedc.runtime.session.acceptance import read
 
@@ -120,3 +120,42 @@ def _ties(layers: Sequence[nn.Module], stages: Iterable[tuple[tuple[int, int], i
         for name, weight in layer.named_parameters(str(number)):
             found.setdefault(weight, (name, []))[1].append(ranks[number])
     return {name: weight for weight, (name, where) in found.items() if any(one != where[0] for one in where)}
+
+
+def unlike_layers(problem: Problem, lists: Sequence[Sequence[str]]) -> str | None:
+    """Which rank trains a layer that is elsewhere in the model of another rank; None: none is known to do so.
+
+    A rank's list may have something else in place of layers that it does not train, and its own may be wrapped, with another class,
+    or cut, with other shapes. So a list of exactly those layers that are trained, in another order, is a mistake. So is one with
+    the shapes of another rank's list in another order, if both have layers with parameters at the same places, and some are alike:
+    else each rank may have cut all of its own.
+
+    Args:
+        problem: says which rank trains which layers.
+        lists: of each rank what each layer of its model is; empty: not known.
+    """
+    if len(set(map(tuple, lists))) == 1:
+        return None
+    owners = {layer: stage.rank for stage in problem.stages if stage.layers is not None for layer in range(*stage.layers)}
+    trained = [lists[owners[layer]][layer] for layer in sorted(owners) if lists[owners[layer]]]
+    shapes = [[kind.partition(" ")[2] for kind in known] for known in lists]
+    for rank, known in enumerate(lists):
+        others: list[tuple[Sequence[str], Sequence[str], int | None]] = [
+            (shapes[rank], shapes[other], other) for other in range(rank) if _may_be_one(shapes[rank], shapes[other])
+        ]
+        if len(trained) == len(owners):
+            others.insert(0, (known, trained, None))
+        for own, theirs, at in others:
+            if list(own) != list(theirs) and sorted(own) == sorted(theirs):
+                layer = next(layer for layer, (one, other) in enumerate(zip(own, theirs, strict=True)) if one != other)
+                found, where = (trained, f"{owners[layer]}, which trains it") if at is None else (lists[at], f"{at}")
+                return (
+                    f"layer {layer} of the model is {known[layer]} on rank {rank}, and {found[layer]} on rank {where};"
+                    " give build_stages the same layers in the same order on all ranks"
+                )
+    return None
+
+
+def _may_be_one(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether two lists of shapes may be of one whole model: empty where a layer has no parameters."""
+    return [*map(bool, one)] == [*map(bool, other)] and any(own == theirs != "" for own, theirs in zip(one, other, strict=True))

@@ -12,19 +12,17 @@ from schedc.runtime.common.groups import Groups
 from schedc.runtime.common.hooks import ReplicaHooks
 from schedc.runtime.common.program import replicas_of, wires_of
 from schedc.runtime.session.acceptance import check_fit
-from schedc.runtime.session.agreement import Report, agree
+from schedc.runtime.session.agreement import Agreement, agree
 from schedc.runtime.session.pipe import Pipe
-from schedc.runtime.session.swap import SwapGroup
+from schedc.runtime.session.step import Steps
 from schedc.runtime.stage.training import with_loss
 from schedc.runtime.transports.base import QUEUES
 from schedc.runtime.transports.choice import (
     Channels,
     TransportRequest,
-    check_requests,
     connection,
     hardware_of,
     stage_device,
-    warn_of_settings,
 )
 
 if TYPE_CHECKING:
@@ -38,6 +36,7 @@ if TYPE_CHECKING:
     from schedc.runtime.common.hooks import Observer
     from schedc.runtime.execution.wiring import Wrap
     from schedc.runtime.replicas.pipelines import Pipelines
+    from schedc.runtime.session.swap import SwapGroup
     from schedc.runtime.transports.base import ChannelsOf
 
 
@@ -83,7 +82,8 @@ def load(
         channels: what carries tensors from rank to rank. `gloo` for stages on the CPU; `nccl` for GPUs; `delegate` through the
             host's memory by helper threads, for both; `auto`: gloo on the CPU, NCCL between GPUs, with the delegate to
             take over where it fails, and the delegate between ranks that share a GPU.
-        queues: how many tensors of a wire the delegate has under way at once (`transports.delegate.queues_needed`).
+        queues: how many tensors of a wire the delegate has under way at once (`transports.delegate.queues_needed`); with `gloo`
+            and `nccl`, which have no delegate, it is left out.
         wrap: puts something around what carries tensors, on all ranks: called with the plan's problem, the groups of its ranks and
             the device of this rank's stages. `schedc.runtime.emulation.injected.inject_links` lets every transfer arrive when the
             plan's links say.
@@ -109,6 +109,8 @@ def load(
             pipelines = Pipelines(timeout_s, data_parallel_group)
             beside.append(pipelines)
         if swap_group is not None:
+            from schedc.runtime.session.swap import SwapGroup
+
             peers = SwapGroup(timeout_s, swap_group)
             beside.append(peers)
         fits = partial(
@@ -121,31 +123,34 @@ def load(
             recompute=recompute,
         )
 
-        def accept(sound: Plan, report: Report) -> Report:
-            fits(sound)
-            trained = with_loss(sound.problem, stages, loss_fn)
-            kind.check(sound, trained, alone=peers is None)
+        def accept(found: Plan, own: Agreement) -> Agreement:
+            fits(found)
+            trained = with_loss(found.problem, stages, loss_fn)
+            kind.check(found, trained, alone=peers is None)
             request = TransportRequest(channels=channels, queues=queues, hardware=hardware_of(stage_device(stages)))
-            report = replace(report, request=request)
-            replicated = {stage for members in replicas_of(sound.problem) for stage in members}
+            own = replace(own, request=request)
+            replicated = {stage for members in replicas_of(found.problem) for stage in members}
             if pipelines is None and not replicated:
-                return report
+                return own
             from schedc.runtime.replicas.copies import weights_digest
 
             digests = {one: weights_digest(trained[one]) for one in trained if pipelines is not None or one in replicated}
-            return replace(report, weights=digests)
+            return replace(own, weights=digests)
 
         joint = "none that agrees" if observe is None or not observe.joint else type(observe).__name__
-        report = Report(
+        ties = [(module, names) for module in stages.values() for names in (getattr(module, "ties_of_ranks", None),) if names]
+        own = Agreement(
             rank=groups.rank,
+            beside=tuple(others.name for others in beside),
             wrapped=wrap is not None,
             options={"check_loss": str(check_loss), "grad_dtype": str(grad_dtype), "observe": joint},
             layers=next((getattr(module, "layers_of_model", ()) for module in stages.values()), ()),  # of build_stages' alone
             pipelines=replicas.pipelines if replicas is not None else 1 if pipelines is None else pipelines.size,
+            ties=bool(ties),  # of build_stages' alone
             agrees=replicas is None or replicas.agrees,
         )
-        checked, reports = agree(plan, report, accept, groups)
-        wired = _channels_of(checked, reports, groups.rank, stage_device(stages))
+        checked, said = agree(plan, own, accept, groups)
+        wired = _channels_of(checked, said, groups.rank, stage_device(stages))
         trained = with_loss(checked.problem, stages, loss_fn)
         if grad_dtype is not None:
             from schedc.runtime.replicas.buckets import set_gradient_type
@@ -160,50 +165,47 @@ def load(
             from schedc.runtime.replicas.copies import ReplicaSums
 
             hooks = ReplicaSums(checked.problem, trained, groups)
-        pipe = kind(
+        steps = Steps(
             checked,
             stages,
             groups,
+            training=kind.training,
+            runner=kind.runner,
             loss_fn=loss_fn,
             timeout_s=timeout_s,
             observe=observe,
-            fits=fits,
-            check_loss=check_loss,
-            recompute=recompute,
             hooks=hooks,
+            recompute=recompute,
             swap_group=peers,
             channels=wired,
             wrap=None if wrap is None else wrap(checked.problem, groups, stage_device(stages)),
         )
+        pipe = kind(steps, observe=observe, fits=fits, check_loss=check_loss)
     except BaseException:
         for others in (*beside, groups):
             others.close()
         raise
     try:  # a rank that is ready before the others must not close what they are still connecting
         for others in reversed(beside):
-            pipe.retries = any(others.exchange(pipe.retries))
-        ties = [(module, names) for module in stages.values() for names in (getattr(module, "ties_of_ranks", None),) if names]
-        if any(groups.exchange(bool(ties))):  # of build_stages' alone
+            pipe.steps.retries = any(others.exchange(pipe.steps.retries))
+        groups.exchange(None)
+        if any(one.ties for one in said):
             from schedc.runtime.replicas.copies import tied, weights_named
 
-            pipe.ties = tied(pipe.ties, pipe.hooks, checked, stages, groups, weights_named(ties))
+            pipe.steps.ties = tied(pipe.steps.ties, pipe.hooks, checked, stages, groups, weights_named(ties))
     except BaseException:
         pipe.close()
         raise
     return pipe
 
 
-def _channels_of(plan: Plan, reports: Sequence[Report], rank: int, device: torch.device) -> ChannelsOf:
-    """What connects this rank's wires, from what all ranks request.
-
-    Raises:
-        SchedcError: as `check_requests`.
-    """
-    requests = [other.request for other in reports if other.request is not None]
+def _channels_of(plan: Plan, said: Sequence[Agreement], rank: int, device: torch.device) -> ChannelsOf:
+    """What connects this rank's wires, from what all ranks request."""
+    connected = connection([one.request for one in said if one.request is not None], rank, device)
     pairs = [(wire.source, wire.destination) for wire in wires_of(plan)]
-    check_requests(requests, pairs)
-    connected = connection(requests, rank, device)
     over_nccl = sum(connected(*pair)[0].name == "NCCL" for pair in pairs if rank in pair)
     if over_nccl:
+        from schedc.runtime.transports.gpus import warn_of_settings
+
         warn_of_settings(over_nccl, stacklevel=4)
-    return connected if all(one.agrees for one in reports) else lambda *pair: connected(*pair)[:1]
+    return connected if all(one.agrees for one in said) else lambda *pair: connected(*pair)[:1]

@@ -5,42 +5,32 @@ from __future__ import annotations
 import math
 import warnings
 from contextlib import contextmanager
-from functools import partial
-from time import perf_counter_ns
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from schedc.errors import InvalidInput
-from schedc.ir import Plan, Problem
+from schedc.ir import Plan
 from schedc.runtime.common.failure import BatchRefused, NonFiniteLoss
-from schedc.runtime.common.hooks import check_same_way
-from schedc.runtime.common.program import forward_only, program_of
-from schedc.runtime.execution.runner import Executor, PipelineRunner
-from schedc.runtime.execution.wiring import Wiring
-from schedc.runtime.session.beginning import Beginning, Given, PipeCall
-from schedc.runtime.session.retry import StepStart
-from schedc.runtime.session.swap import PlanSwapper
-from schedc.runtime.stage.losses import Losses, non_finite
-from schedc.runtime.stage.training import Forward, Training
-from schedc.runtime.transports.choice import stage_device
+from schedc.runtime.execution.runner import PipelineRunner
+from schedc.runtime.session.beginning import Given
+from schedc.runtime.stage.losses import non_finite
+from schedc.runtime.stage.training import Training
 from schedc.runtime.transports.gloo import hang_up
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, MutableMapping
     from pathlib import Path
     from types import TracebackType
 
+    import torch
     from torch import nn
 
-    from schedc.runtime.common.groups import Groups
-    from schedc.runtime.common.hooks import Observer, ReplicaHooks
-    from schedc.runtime.execution.wiring import Wrap
+    from schedc.runtime.common.hooks import Observer
     from schedc.runtime.replicas.buckets import Shard
-    from schedc.runtime.replicas.copies import TiedSums
-    from schedc.runtime.session.swap import Received, Swap, SwapGroup
-    from schedc.runtime.stage.batches import Batch, Weights
-    from schedc.runtime.transports.base import ChannelsOf
+    from schedc.runtime.session.step import Steps
+    from schedc.runtime.session.swap import PlanSwapper, Received, Swap
+    from schedc.runtime.stage.batches import Batch
+    from schedc.runtime.stage.weighing import Weights
 
 
 class Pipe:
@@ -51,56 +41,21 @@ class Pipe:
     runner: type[PipelineRunner] = PipelineRunner
     """What runs them."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        stages: Mapping[int, nn.Module],
-        groups: Groups,
-        *,
-        loss_fn: Callable[[Any, Any], torch.Tensor] | None,
-        timeout_s: float,
-        observe: Observer | None,
-        fits: Callable[[Plan], None],
-        check_loss: bool,
-        hooks: ReplicaHooks,
-        recompute: bool | Collection[int],
-        swap_group: SwapGroup | None,
-        channels: ChannelsOf,
-        wrap: Wrap | None,
-    ) -> None:
-        """Open the channels. All ranks do this together, with a plan and stages that `load` has checked.
+    def __init__(self, steps: Steps, *, observe: Observer | None, fits: Callable[[Plan], None], check_loss: bool) -> None:
+        """Take the steps of a plan that `load` has checked, with open channels; all ranks do this together.
 
-        `fits` checks another plan for this rank as `load` has checked the first. `hooks` are closed with the pipe.
+        `fits` checks another plan for this rank as `load` has checked the first. The hooks are closed with the pipe.
         """
-        self.groups = groups
-        self.stages = stages
-        self.hooks = hooks
-        self.ties: list[TiedSums] = []
-        """What ties weights of several ranks, after what the hooks do."""
-        self._loss_fn = loss_fn
-        self._timeout_s = timeout_s
-        self._given_observer = self._observer = observe
-        self._now = perf_counter_ns
-        device = stage_device(stages)
-        if observe is not None and device.type == "cuda":
-            from schedc.runtime.measure.device_clock import clock_on
-
-            self._observer, self._now = clock_on(device, observe)
-        self._recompute = recompute
+        self.steps = steps
+        self.groups, self.stages, self.hooks, self.swap_group = steps.groups, steps.stages, steps.hooks, steps.swap_group
+        self._observe = observe
+        self._fits = fits
         self._check_loss = check_loss
-        self._runner = self.runner(partial(Wiring, plan, groups, timeout_s, channels, device=device), wrap)
-        self._wiring = self._runner.wiring
-        self.retries = self._wiring.retries
-        """Whether a step may have to run again; the same in all pipelines that `load` connects."""
-        all_see = None if swap_group is None else swap_group.all_see
-        self._beginning = Beginning(groups, all_see, timeout_s * self._wiring.patience)
-        self._start: StepStart | None = None
-        self._training: Training
-        self._use(plan)
-        self.swap_group = swap_group
-        self._swapper = PlanSwapper(groups, swap_group, fits, hooks)
-        self._losses = torch.zeros(0, dtype=torch.float64, device="cpu")
-        self._steps = 0
+        self._swapper: PlanSwapper | None = None
+        """What moves this rank to other plans, from the first that it offers on."""
+        self._making_swapper = Lock()
+        if self.swap_group is not None:  # its processes make theirs together
+            self._made_swapper()
         self._open = True
 
     @classmethod
@@ -141,17 +96,17 @@ class Pipe:
             NonFiniteLoss: the loss of a microbatch is infinite or NaN; all ranks of all pipelines raise it, after the step. The
                 pipe is closed after any exception but these two, so that the other ranks fail as well and do not wait.
         """
-        ending, refused = self._losses_of, None
+        steps, ending, refused = self.steps, self.steps.ending, None
         with self._closing_on_errors():
-            total = self._step(self._begin(Given("step", inputs, targets, weights, divide_by, scale)))
-            if self._swapper.pending and self._offered:
-                refused = self._swapper.settle(self._steps, self._plan, self._wiring, self._use)
-                if refused is None and self._observer is not None:
-                    self._observer.swapped(self._plan)
+            total = steps.run(steps.begin(Given("step", inputs, targets, weights, divide_by, scale)), self._all_have_offered)
+            if self._swapper is not None and self._swapper.pending and steps.offered:
+                refused = self._swapper.settle(steps.count, steps.plan, steps.wiring, steps.use)
+                if refused is None and steps.observer is not None:
+                    steps.observer.swapped(steps.plan)
         if refused is not None:
-            warnings.warn(f"step {self._steps} goes on with plan {self._plan.name!r}: {refused}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"step {steps.count} goes on with plan {steps.plan.name!r}: {refused}", RuntimeWarning, stacklevel=2)
         if self._check_loss and not math.isfinite(total.item()):
-            raise non_finite(self._losses, total, ending, self._steps - 1)
+            raise non_finite(steps.losses, total, ending, steps.count - 1)
         return total
 
     def evaluate(
@@ -177,40 +132,21 @@ class Pipe:
         Returns:
             The loss as `step` gives it, and not checked; `losses` has those of the microbatches.
         """
+        from schedc.runtime.session.evaluation import evaluate
+
         with self._closing_on_errors():
-            call = self._begin(Given("evaluation", inputs, targets, weights, divide_by, outputs=outputs is not None))
-            self.hooks.gather()
-            # what is known of boundaries is kept for steps: without a graph tensors are others, and the batch may have another size
-            known, forward = self._wiring.boundaries, forward_only(self._plan)
-            self._wiring.move(forward)
-            way: Sequence[float] = ()
-
-            def run() -> tuple[torch.Tensor, bool]:
-                nonlocal way
-                losses = self._losses_for(call)
-                compute = Forward(self._plan.problem, self.stages, self._loss_fn, call.batch, outputs, losses)
-                Executor(program=program_of(forward, self.groups.rank), wiring=self._wiring, compute=compute).run()
-                here = self._wiring.finish()
-                self._losses, way = losses.gather(), losses.way()
-                return losses.mean(), here
-
-            mean = self._until_it_counts(run, call.batch)
-            self._wiring.move(self._plan, known)
-            divisor, count = way[0], self.hooks.pipelines
-            common = self.hooks.total(torch.tensor(divisor, dtype=torch.float64, device="cpu")).item() / count
-            if not math.isclose(common, divisor, rel_tol=1e-9):
-                check_same_way([(divisor, 1.0), (common, 1.0)], "pipelines, in the mean,")
-            return self.hooks.total(mean) / count
+            call = self.steps.begin(Given("evaluation", inputs, targets, weights, divide_by, outputs=outputs is not None))
+            return evaluate(self.steps, call, outputs)
 
     @property
     def losses(self) -> torch.Tensor:
         """Of the last step's or evaluation's microbatches in this pipeline, float64 [microbatches], the same on all its ranks."""
-        return self._losses
+        return self.steps.losses
 
     @property
     def modules(self) -> Mapping[int, nn.Module]:
         """What is trained: the stages, the last ones with the loss function, where that has weights or buffers."""
-        return self._training.modules
+        return self.steps.training.modules
 
     def shards(self) -> list[Shard]:
         """What this process owns of its stages' weights under ZeRO 1: what to give to the optimizer, by stage.
@@ -236,7 +172,7 @@ class Pipe:
     @property
     def plan(self) -> Plan:
         """The plan that the next step runs."""
-        return self._plan
+        return self.steps.plan
 
     def swap(self, plan: Path | str | Plan | Received) -> Swap:
         """Move to another plan of the same stages, between two steps; all ranks call it, each between any two of its steps.
@@ -257,11 +193,24 @@ class Pipe:
             TransferFailed: the job's store is lost.
         """
         self._check_open()
-        return self._swapper.offer(self._plan, plan)
+        return self._made_swapper().offer(self.steps.plan, plan)
+
+    def _made_swapper(self) -> PlanSwapper:
+        """What moves this rank; made once, whichever thread asks first."""
+        from schedc.runtime.session.swap import PlanSwapper
+
+        with self._making_swapper:
+            if self._swapper is None:
+                self._swapper = PlanSwapper(self.groups, self.swap_group, self._fits, self.hooks)
+        return self._swapper
+
+    def _all_have_offered(self) -> bool:
+        """Whether this rank sees that all have called `swap`; it has not done so itself where it has no swapper yet."""
+        return self._swapper is not None and self._swapper.all_have_offered()
 
     def prepare(self, plan: Plan) -> None:
         """As `PipelineRunner.prepare`, of a plan that is going to be given to `swap`, in any thread."""
-        self._runner.prepare(plan)
+        self.steps.runner.prepare(plan)
 
     def write_trace(self, path: Path | str) -> None:
         """Write what the `Recorder` given to `load` as `observe` has recorded of the plan that runs; all ranks call it together.
@@ -276,13 +225,12 @@ class Pipe:
         self._check_open()
         from schedc.runtime.measure.recording import recorder_of, write_trace
 
-        write_trace(recorder_of(self._given_observer), self._plan, self.groups.all, path)
+        write_trace(recorder_of(self._observe), self.plan, self.groups.all, path)
 
     def close(self) -> None:
         """Close all connections. Closing again does nothing."""
         self._open = False
-        self._wiring.close()
-        self._training.close()
+        self.steps.close()
         self.hooks.close()
         if self.swap_group is not None:
             self.swap_group.close()
@@ -311,122 +259,16 @@ class Pipe:
         except BatchRefused:
             raise
         except BaseException as error:
-            self._wiring.add_notes(error)
-            refusal = self.groups.refusal_behind(error)
+            from schedc.runtime.common.refusals import refusal_behind
+
+            self.steps.wiring.add_notes(error)
+            refusal = refusal_behind(self.groups, error)
             self._hang_up()
             self.close()
             if refusal is not None:
                 raise refusal from error
             raise
 
-    def _begin(self, given: Given) -> PipeCall:
-        return self._beginning.agree(given, self.hooks, self._runner.executor)
-
-    def _losses_for(self, call: PipeCall, word: int | Callable[[], int] = 0) -> Losses:
-        """What takes the losses of a step or an evaluation."""
-        own = None if call.shares is None else call.shares.losses
-        return Losses(self.groups.all, self._losses_of, self._timeout_s, word, own, call.way)
-
-    def _step(self, call: PipeCall) -> torch.Tensor:
-        if self.swap_group is not None:
-            self.swap_group.way = call.way
-        word = self._all_have_offered if self.swap_group is None else self._all_have_offered()
-        loss = self._until_it_counts(partial(self._run_ops, call, word), call.batch, self._end_step)
-        self._beginning.ran(call.batch.inputs, [kinds[0].shape for kinds in self._wiring.boundaries.values()])
-        if self._observer is not None:
-            self._observer.end_step(self._steps, perf_counter_ns())
-        self._steps += 1
-        return loss
-
-    def _all_have_offered(self) -> int:
-        """1: this rank looks for the others, and sees that all have called `swap`; else 0."""
-        return int(self.groups.rank == self._looking and self._swapper.all_have_offered())
-
-    def _until_it_counts(
-        self,
-        run: Callable[[], tuple[torch.Tensor, bool]],
-        batch: object,
-        end: Callable[[torch.Tensor, bool], torch.Tensor] | None = None,
-    ) -> torch.Tensor:
-        """Run a step or an evaluation, which may have to run again.
-
-        Args:
-            run: runs all ops once; gives the loss of this pipeline, and whether it counts here.
-            batch: the inputs and targets.
-            end: called then, with the loss and whether it counts everywhere; gives the loss of all pipelines.
-
-        Returns:
-            The loss.
-
-        Raises:
-            Unsupported: it cannot run again.
-        """
-
-        def attempt() -> tuple[torch.Tensor, bool, bool]:
-            """The loss, and whether the step counts for this pipeline, and for all."""
-            loss, here = run()
-            counts = here if self.swap_group is None or not self.retries else self.swap_group.all_see(here)
-            return (loss, here, counts) if end is None else (end(loss, counts), here, self.hooks.step_counts)
-
-        if not self.retries:
-            return attempt()[0]
-        start = self._start = self._start or StepStart(self.modules.values(), self.hooks, stage_device(self.stages))
-        start.keep(batch)
-        loss, here, everywhere = attempt()
-        while not everywhere:
-            start.put_back()
-            if not here:
-                self._wiring.change()
-            loss, here, everywhere = attempt()
-        start.let_go()
-        return loss
-
-    def _run_ops(self, call: PipeCall, word: int | Callable[[], int]) -> tuple[torch.Tensor, bool]:
-        """Run all ops of a step once: the loss, and whether the step counts for this pipeline."""
-        if self._observer is not None:
-            self._observer.begin_step(self._steps, perf_counter_ns())
-        losses = self._losses_for(call, word)
-        self._training.begin(call.batch, losses, None if call.shares is None else call.shares.gradients)
-        for tie in self.ties:
-            tie.begin_step()
-        self.hooks.begin_step()
-        self._runner.executor.run()
-        self._training.finish()
-        here = self._wiring.finish()
-        self._losses = losses.gather()
-        self.hooks.way = losses.way()
-        self._offered = bool(losses.word_of(self._looking))
-        return losses.mean(), here
-
-    def _end_step(self, loss: torch.Tensor, counts: bool) -> torch.Tensor:
-        """Sum the gradients of replicas, and of weights of several ranks; the loss of all pipelines."""
-        self.hooks.step_counts = counts
-        loss = self.hooks.end_step(loss)
-        for tie in self.ties:
-            tie.end_step()
-        return loss
-
     def _check_open(self) -> None:
         if not self._open:
             raise InvalidInput("the pipe is closed, by close() or by a failed step; load the plan again")
-
-    def _use(self, plan: Plan) -> None:
-        """Run this plan from now on; its wires are laid."""
-        self._plan = plan
-        self._beginning.use(plan.problem)
-        program = program_of(plan, self.groups.rank)
-        self._losses_of = _losses_of(plan.problem)
-        self._looking = min(self._losses_of)  # looks whether all ranks have called `swap`
-        self._offered = False
-        self._training = self.training(
-            plan, program, self.stages, self._loss_fn, recompute=self._recompute, replicas=self.hooks.pipelines
-        )
-        self._runner.use(plan, program, self._training, self._observer, self.hooks, self._now)
-
-
-def _losses_of(problem: Problem) -> dict[int, list[int]]:
-    """Of each rank that has a last stage, the microbatches that end there."""
-    ending: dict[int, list[int]] = {}
-    for microbatch in range(problem.microbatches):
-        ending.setdefault(problem.stages[problem.path(microbatch)[-1]].rank, []).append(microbatch)
-    return ending

@@ -7,7 +7,7 @@ What a step should not change is not copied, but looked at: weights, and the bat
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -111,6 +111,47 @@ class StepStart:
                     raise _cannot_run_again(f"the buffer {one.name!r} of a {kind} has changed, which no step before had changed")
         assert self._random is not None
         self._random.restore()
+
+    def until_it_counts(
+        self,
+        run: Callable[[], tuple[torch.Tensor, bool]],
+        batch: object,
+        end: Callable[[torch.Tensor, bool], torch.Tensor] | None,
+        *,
+        all_see: Callable[[bool], bool] | None,
+        change: Callable[[], None],
+    ) -> torch.Tensor:
+        """Run a step or an evaluation, and run it again where a channel fails.
+
+        Args:
+            run: runs all ops once; gives the loss of this pipeline, and whether it counts here.
+            batch: the inputs and targets.
+            end: called then, with the loss and whether it counts everywhere; gives the loss of all pipelines.
+            all_see: `SwapGroup.all_see`, where there is one.
+            change: puts other channels in the place of those that have failed.
+
+        Returns:
+            The loss.
+
+        Raises:
+            Unsupported: it cannot run again.
+        """
+
+        def attempt() -> tuple[torch.Tensor, bool, bool]:
+            """The loss, and whether the step counts for this pipeline, and for all."""
+            loss, here = run()
+            counts = here if all_see is None else all_see(here)
+            return (loss, here, counts) if end is None else (end(loss, counts), here, self.hooks.step_counts)
+
+        self.keep(batch)
+        loss, here, everywhere = attempt()
+        while not everywhere:
+            self.put_back()
+            if not here:
+                change()
+            loss, here, everywhere = attempt()
+        self.let_go()
+        return loss
 
 
 def _cannot_run_again(why: str) -> Unsupported:

@@ -30,12 +30,11 @@ from torch.utils.checkpoint import GraphExecGroup
 
 from schedc.errors import InvalidInput
 from schedc.runtime.common.boundary import Value, handed_over, tensors_of
-from schedc.runtime.stage.recompute import ForwardAgain, saving_nothing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from schedc.runtime.stage.recompute import Buffers
+    from schedc.runtime.stage.recompute import Buffers, ForwardAgain
     from schedc.runtime.stage.splitting.frontier import Cut, Joint
     from schedc.runtime.stage.splitting.kept import SavedTensors
 
@@ -74,6 +73,8 @@ class StageBlock:
         self._replay: ForwardAgain | None = None
         self._weight_work: list[WeightWork] = []
         if recompute is not None:
+            from schedc.runtime.stage.recompute import ForwardAgain, saving_nothing
+
             self._replay = ForwardAgain(work, self._inputs, recompute)
             with torch.enable_grad(), saving_nothing():
                 outputs = tensors_of(work(*self._aliases()))

@@ -110,6 +110,15 @@ class Buffers:
                 )
         return [one for one in before if one.copy is not None]
 
+    def check_alike(self) -> None:
+        """After a step: look at what second runs on an accelerator have given.
+
+        Raises:
+            Unsupported: one has given something else than the first run.
+        """
+        unlike, self.unlike = self.unlike, []
+        _refuse([torch.stack(unlike).any()] if unlike else [])
+
     @contextmanager
     def as_before(self, kept: Sequence[KeptBuffer]) -> Iterator[None]:
         """A context, once for each forward, in which these buffers are what they were; after it they are what they are now.
@@ -208,17 +217,6 @@ class ForwardAgain:
                 yield
         finally:
             now.restore()
-
-
-def check_alike(stages: Iterable[Buffers]) -> None:
-    """After a step: look at what second runs on an accelerator have given.
-
-    Raises:
-        Unsupported: one has given something else than the first run.
-    """
-    for buffers in stages:
-        unlike, buffers.unlike = buffers.unlike, []
-        _refuse([torch.stack(unlike).any()] if unlike else [])
 
 
 def _digest(tensor: torch.Tensor) -> torch.Tensor:

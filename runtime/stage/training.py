@@ -1,7 +1,5 @@
 """What the ops compute: stages forward and backward on PyTorch's autograd, the loss after a last stage.
 
-In an evaluation they go forward alone.
-
 Takes the rank's stages, the loss function and a step's microbatches; gives what crosses the boundaries, and adds to `.grad`. A loss
 function that is a module has weights and buffers that belong to the last stage, after which it runs.
 """
@@ -17,18 +15,18 @@ from torch import nn
 
 from schedc.errors import InvalidInput
 from schedc.ir import WHOLE, Kind, Op, Plan, Problem
-from schedc.runtime.common.boundary import Value, tensors_of
 from schedc.runtime.common.program import Instruction, Program, replicas_of
 from schedc.runtime.stage.apart import check_stages
 from schedc.runtime.stage.batches import Microbatches, inputs_of
 from schedc.runtime.stage.block import StageBlock, forget_cast_weights
-from schedc.runtime.stage.losses import Seeds, scalar
-from schedc.runtime.stage.recompute import Buffers, check_alike
+from schedc.runtime.stage.losses import Seeds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
+    from schedc.runtime.common.boundary import Value
     from schedc.runtime.stage.losses import Losses
+    from schedc.runtime.stage.recompute import Buffers
 
 
 class WithLoss(nn.Module):
@@ -95,7 +93,11 @@ class Training:
         """What is trained: the stages, the last ones with the loss function, where that has weights or buffers."""
         asked = stages if self.recompute is True else self.recompute or ()
         chosen = [stage for stage in stages if stage in asked or problem.stages[stage].recompute]
-        self._recomputed = {stage: Buffers(self.modules[stage]) for stage in chosen}
+        self._recomputed: dict[int, Buffers] = {}
+        if chosen:
+            from schedc.runtime.stage.recompute import Buffers
+
+            self._recomputed = {stage: Buffers(self.modules[stage]) for stage in chosen}
         self._split_stages = {stage for stage, _ in self.program.split}
         self._summed = self.replicas > 1 or bool(replicas_of(problem))
         count = problem.microbatches * self.replicas
@@ -133,7 +135,8 @@ class Training:
             Unsupported: a stage that ran twice on an accelerator has given something else in its second forward.
         """
         self._let_go()
-        check_alike(self._recomputed.values())
+        for buffers in self._recomputed.values():
+            buffers.check_alike()
 
     def close(self) -> None:
         """Let go of everything."""
@@ -201,58 +204,3 @@ class Training:
         self._starts[op.stage, op.microbatch] = start
         tells_little = op.stage in self._recomputed and loss.itemsize < 4 and isinstance(output, torch.Tensor)
         return (loss, output.detach()) if tells_little else (loss,)
-
-
-NO_LOSS = torch.tensor(torch.nan, dtype=torch.float64, device="cpu")
-"""Of a microbatch without targets."""
-
-
-@dataclass(eq=False)
-class Forward:
-    """The work of one rank's ops in one evaluation."""
-
-    problem: Problem
-    """Of the plan."""
-    stages: Mapping[int, nn.Module]
-    """Its stages."""
-    loss_fn: Callable[[Any, Any], torch.Tensor] | None
-    """Takes a last stage's output and the microbatch's targets."""
-    batch: Microbatches
-    """This rank's."""
-    outputs: MutableMapping[int, Any] | None
-    """Gets what a last stage gives, by microbatch; None: nobody wants it."""
-    losses: Losses
-    """What takes the microbatches' losses."""
-
-    def __post_init__(self) -> None:
-        """Nothing has run."""
-        self._first = {path[0] for path in self.problem.paths}
-        self._last = {path[-1] for path in self.problem.paths}
-        self._given: dict[tuple[int, int], Value] = {}
-        """Of an F in parts: what its first part, which does the work of all, has given."""
-        forget_cast_weights()
-
-    def run(self, instruction: Instruction, value: Value) -> Value:
-        """An F; what it gives to the next stage."""
-        op = instruction.op
-        key = op.stage, op.microbatch
-        if instruction.first:
-            source = inputs_of(self.batch.inputs[op.microbatch]) if op.stage in self._first else value
-            with torch.no_grad():
-                output = self.stages[op.stage](*source)
-                if op.stage in self._last:
-                    self._take(op.microbatch, output)
-                    self._given[key] = ()
-                else:
-                    self._given[key] = tuple(tensor.detach() for tensor in tensors_of(output))
-        return self._given.pop(key) if instruction.last else ()
-
-    def _take(self, microbatch: int, output: Any) -> None:
-        """What a last stage gives, and its loss."""
-        if self.outputs is not None:
-            self.outputs[microbatch] = output
-        if self.batch.targets is None:
-            self.losses.add(microbatch, NO_LOSS)
-        else:
-            assert self.loss_fn is not None
-            self.losses.add(microbatch, scalar(self.loss_fn(output, self.batch.targets[microbatch])))

@@ -63,7 +63,7 @@ def clip_grad_norm_(
     apart = set(local)
     if shards is None:
         weights = list(dict.fromkeys(weight for module in pipe.modules.values() for weight in module.parameters()))
-        elsewhere = _in_replicas(pipe).union(*(tie.counted_elsewhere for tie in pipe.ties))
+        elsewhere = _in_replicas(pipe).union(*(tie.counted_elsewhere for tie in pipe.steps.ties))
         counted = [weight for weight in weights if weight not in elsewhere]
     else:
         weights = counted = [shard.weight for shard in shards]

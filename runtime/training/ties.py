@@ -29,4 +29,4 @@ def tie_weights(pipe: Pipe, weights: Mapping[str, nn.Parameter]) -> None:
         Unsupported: on all ranks: stages are replicas of each other, or weights are sharded.
         TransferFailed: another rank has ended, or does not call it.
     """
-    pipe.ties = tied(pipe.ties, pipe.hooks, pipe.plan, pipe.modules, pipe.groups, weights)
+    pipe.steps.ties = tied(pipe.steps.ties, pipe.hooks, pipe.plan, pipe.modules, pipe.groups, weights)

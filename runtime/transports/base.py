@@ -6,12 +6,8 @@ order; a tag comes again in every step.
 
 from __future__ import annotations
 
-import threading
-from collections import deque
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
-
-from schedc.runtime.common.failure import NoAnswer
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,7 +19,6 @@ if TYPE_CHECKING:
     from schedc.runtime.common.program import Wire
     from schedc.runtime.transports.streams import Mark
 
-T = TypeVar("T")
 QUEUES = 2
 """How many tensors of a wire the delegate has under way at once, unless `load` is given another number. Two: a queue's tag and its
 tensor take two trips, and the next queue's tensor travels meanwhile."""
@@ -84,58 +79,6 @@ class Transport(Protocol):
         """
 
 
-def result_of(future: Future[T], timeout_s: float) -> T:
-    """What a helper thread has waited for in place of who asked.
-
-    Raises:
-        NoAnswer: it has not ended in time.
-        Exception: what was found instead.
-    """
-    try:
-        return future.result(timeout_s)
-    except TimeoutError as error:
-        if future.done() and future.exception() is error:
-            raise
-        raise NoAnswer(f"nothing came in {timeout_s:g} s") from None
-
-
-class SerialExecutor:
-    """Small jobs that wait for something, done one after the other in a thread that ends when none is left."""
-
-    def __init__(self) -> None:
-        """No jobs and no thread."""
-        self._jobs: deque[Callable[[], None]] = deque()
-        self._lock = threading.Lock()
-        self._running = False
-
-    def submit(self, job: Callable[[], T]) -> Future[T]:
-        """Do this after those that were submitted before; what it gives or raises."""
-        future: Future[T] = Future()
-
-        def settle() -> None:
-            try:
-                future.set_result(job())
-            except Exception as error:  # for who waits for it
-                future.set_exception(error)
-
-        with self._lock:
-            self._jobs.append(settle)
-            if not self._running:
-                self._running = True
-                threading.Thread(target=self._run, daemon=True).start()
-        return future
-
-    def _run(self) -> None:
-        while True:
-            with self._lock:
-                if not self._jobs:
-                    self._running = False
-                    return
-                job = self._jobs.popleft()
-            job()
-            del job  # with what it holds, before the next one comes
-
-
 def _nothing(*_: object) -> None:
     """Nothing ends here that does not end with the pipe's groups."""
 
@@ -182,3 +125,15 @@ def only(connect: Connect) -> ChannelsOf:
     """One way for all wires."""
     channels = (P2PChannel("", connect),)
     return lambda source, destination: channels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """What one rank runs on."""
+
+    device: str
+    """`cpu`, or the GPU's name in its process: `cuda:0`."""
+    gpu: str | None = None
+    """The GPU's identity, the same in all processes; None for a CPU."""
+    nccl: bool = False
+    """Whether its PyTorch has NCCL."""

@@ -29,8 +29,9 @@ import torch
 
 from schedc.errors import CheckFailed
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer
-from schedc.runtime.transports.base import QUEUES, Ends, Incoming, Outgoing, Transport, UnderWay, result_of
+from schedc.runtime.transports.base import QUEUES, Ends, Incoming, Outgoing, Transport, UnderWay
 from schedc.runtime.transports.gloo import FOREVER_S, GlooTransport, hang_up
+from schedc.runtime.transports.helpers import result_of
 from schedc.runtime.transports.streams import CudaSide, DeviceStaging, HostStaging, Parcel, nbytes_of
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from torch import nn
 import schedc.runtime
 from schedc.errors import InvalidInput
 from schedc.formats.plan.plan_file import write_plan
-from schedc.runtime.session.agreement import unlike_layers
+from schedc.runtime.session.building import unlike_layers
 from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:

@@ -9,16 +9,16 @@ import torch
 from torch import nn
 
 from schedc.errors import InvalidInput, SchedcError, Unsupported
+from schedc.runtime.transports.base import Hardware
 from schedc.runtime.transports.choice import (
-    Hardware,
     TransportRequest,
     check_requests,
     connection,
     hardware_of,
-    missing_settings,
     stage_device,
     ways,
 )
+from schedc.runtime.transports.gpus import missing_settings
 
 CPU = Hardware(device="cpu")
 FIRST = Hardware(device="cuda:0", gpu="GPU-1", nccl=True)
@@ -42,7 +42,7 @@ def test_auto(source: Hardware, destination: Hardware, expected: tuple[str, ...]
     assert ways("auto", source, destination) == expected
 
 
-def check(channels: Any, *ranks: Hardware, queues: int = 2) -> None:
+def check(channels: Any, *ranks: Hardware, queues: Any = 2) -> None:
     requests = [TransportRequest(channels=channels, queues=queues, hardware=hardware) for hardware in ranks]
     check_requests(requests, [(0, 1), (1, 0)])
 
@@ -85,6 +85,16 @@ def test_refused(channels: str, ranks: tuple[Hardware, ...], kind: type[SchedcEr
 def test_queues() -> None:
     with pytest.raises(InvalidInput, match="queues=0; expected at least 1"):
         check("auto", CPU, CPU, queues=0)
+    for given in (2.5, "3", True):
+        with pytest.raises(InvalidInput, match=f"queues={given!r}; expected a whole number, at least 1"):
+            check("delegate", CPU, CPU, queues=given)
+    for channels, ranks in (("gloo", (CPU, CPU)), ("nccl", (FIRST, SECOND))):
+        with pytest.raises(
+            InvalidInput, match=f"queues=9: the delegate's, which channels='{channels}' leaves out; leave queues out"
+        ):
+            check(channels, *ranks, queues=9)
+    for channels in ("auto", "delegate"):
+        check(channels, CPU, CPU, queues=9)
 
 
 GOOD = {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "CUDA_MODULE_LOADING": "EAGER", "TORCH_NCCL_ENABLE_MONITORING": "0"}

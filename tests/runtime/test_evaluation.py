@@ -13,7 +13,7 @@ from runs import loss_runs
 from suite.example_counts import examples
 
 from schedc.ir.ops import Kind
-from schedc.runtime.common.program import forward_only
+from schedc.runtime.session.evaluation import forward_only
 from schedc.verify.plan.channels import CHANNELS, needs_of
 from schedc.verify.plan.rendezvous import RENDEZVOUS
 

@@ -79,6 +79,21 @@ def test_number_of_ranks(two: Ranks) -> None:
     assert said == ["InvalidInput: plan 'test' is for 3 ranks, this job has 2; start as many, or compile for as many"] * 2
 
 
+def test_a_plan_that_cannot_even_be_looked_at(two: Ranks) -> None:
+    """Rank 0 says what is wrong with it; the other, which does not verify it, says that."""
+    whole = sound()
+    paths, ranks = replace(whole.problem, paths=((0, 7),)), replace(whole, ranks=whole.ranks[:1])
+    for plan in (replace(whole, problem=paths), replace(whole, problem=replace(whole.problem, paths=((),))), ranks):
+        first, second = two.run(pipeline_runs.refuse, [plan] * 2, STAGES)
+        assert first.startswith("CheckFailed: plan 'test' breaks a rule: ")
+        assert second == f"CheckFailed: rank 0 has refused the plan: {first.partition(': ')[2]}"
+
+
+def test_all_is_said_at_once(two: Ranks) -> None:
+    """Besides, no rank goes on before all have connected."""
+    assert two.run(pipeline_runs.said_at_load, sound()) == [["Agreement", "NoneType"]] * 2
+
+
 def test_stages(two: Ranks) -> None:
     said = two.run(pipeline_runs.refuse, [sound()] * 2, ([0], [0, 1]))
     assert said[1] == "InvalidInput: rank 1 was given stages [0, 1], plan 'test' puts stages [1] there"

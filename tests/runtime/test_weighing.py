@@ -11,8 +11,8 @@ from runs import loss_runs
 from runs.processes import without_teller
 
 from schedc.runtime.common.hooks import ReplicaHooks
-from schedc.runtime.stage.batches import weigh
 from schedc.runtime.stage.losses import Seeds
+from schedc.runtime.stage.weighing import weigh
 
 if TYPE_CHECKING:
     from runs.processes import Ranks

@@ -22,8 +22,9 @@ import torch
 from schedc.runtime.common.boundary import TensorMeta
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer
 from schedc.runtime.execution.channels import PING_TAG, STAMP_TAG, TAGS, TransferBegins
-from schedc.runtime.transports.base import Incoming, Outgoing, SerialExecutor, Transport, both
+from schedc.runtime.transports.base import Incoming, Outgoing, Transport, both
 from schedc.runtime.transports.gloo import FOREVER_S
+from schedc.runtime.transports.helpers import SerialExecutor
 
 if TYPE_CHECKING:
     from collections.abc import Callable

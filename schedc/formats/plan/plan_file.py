@@ -35,7 +35,6 @@ from schedc.formats.plan.plan_structs import (
 )
 from schedc.io.input_file import MOST_BYTES, read_bytes, without_mark
 from schedc.io.location import Location, show
-from schedc.io.outputs import write_atomically
 from schedc.io.tables import decode, pretty_json
 from schedc.ir import (
     DURATIONS,
@@ -229,6 +228,8 @@ def write_plan(plan: Plan, path: Path | str) -> None:
     Raises:
         InvalidInput: the directory does not exist, or the file cannot be written.
     """
+    from schedc.io.outputs import write_atomically  # a training job reads plans and writes none
+
     write_atomically(path, plan_json(plan))
 
 

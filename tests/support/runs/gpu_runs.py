@@ -74,7 +74,7 @@ def equal(
         warnings.simplefilter("always")
         for step in range(4 if breaks else 2):
             if breaks and step == 1 and rank == 0:
-                for ends in pipe._wiring._ends.values():
+                for ends in pipe.steps.wiring._ends.values():
                     ends.give_up()
             for stage in own.values():
                 stage.zero_grad()

@@ -111,7 +111,7 @@ def unlike(rank: int, plan: Plan, agree: bool) -> str:
         hooks.pipelines = 2
     with on_failing([Faults()]), load(plan, make_stages(plan, rank), replicas=hooks, timeout_s=20) as pipe:
         pipe.step(*make_batch(plan, 0))
-        return f"retries: {pipe.retries}"
+        return f"retries: {pipe.steps.retries}"
 
 
 def refuse_batches(rank: int, plan: Plan, knows: bool) -> list[str]:

@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -29,6 +30,7 @@ from runs.harness import (
 )
 from schedc.ir.ops import token
 from schedc.runtime.adapt.monitor import Monitor
+from schedc.runtime.common.groups import Groups
 from schedc.runtime.common.hooks import Observer, OpTimes
 from schedc.runtime.session.online import ChoosingPipe
 from schedc.runtime.stage.block import StageBlock
@@ -147,6 +149,20 @@ def refuse(
     dist.barrier()  # none is loading any more
     pipe.close()
     return "accepted"
+
+
+def said_at_load(rank: int, plan: Plan) -> list[str]:
+    """What ranks exchange while they load, by its class."""
+    given = list[str]()
+
+    def noted(groups: Groups, value: object) -> list[object]:
+        given.append(type(value).__name__)
+        return exchange(groups, value)
+
+    exchange = Groups.exchange
+    with patch.object(Groups, "exchange", noted):
+        load(plan, make_stages(plan, rank)).close()
+    return given
 
 
 def refuse_monitored(rank: int, plans: Sequence[Any], stages: Sequence[Sequence[int]]) -> str:

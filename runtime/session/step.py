@@ -1,0 +1,198 @@
+"""The steps of one rank: all ops of the plan, losses for all ranks, what replicas do; again where a channel has failed."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import permutations
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from schedc.ir import Plan, Problem
+from schedc.runtime.common.program import program_of
+from schedc.runtime.execution.wiring import Wiring
+from schedc.runtime.session.beginning import Beginning, Given, PipeCall
+from schedc.runtime.stage.losses import Losses
+from schedc.runtime.transports.choice import stage_device
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from torch import nn
+
+    from schedc.runtime.common.groups import Groups
+    from schedc.runtime.common.hooks import Observer, ReplicaHooks
+    from schedc.runtime.execution.runner import PipelineRunner
+    from schedc.runtime.execution.wiring import Wrap
+    from schedc.runtime.replicas.copies import TiedSums
+    from schedc.runtime.session.retry import StepStart
+    from schedc.runtime.session.swap import SwapGroup
+    from schedc.runtime.stage.training import Training
+    from schedc.runtime.transports.base import ChannelsOf
+
+
+class Steps:
+    """One rank's part of a plan, step after step; of another plan after `use`."""
+
+    plan: Plan
+    """The plan that the next step runs."""
+    training: Training
+    """What its ops compute."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        stages: Mapping[int, nn.Module],
+        groups: Groups,
+        *,
+        training: type[Training],
+        runner: type[PipelineRunner],
+        loss_fn: Callable[[Any, Any], torch.Tensor] | None,
+        timeout_s: float,
+        observe: Observer | None,
+        hooks: ReplicaHooks,
+        recompute: bool | Collection[int],
+        swap_group: SwapGroup | None,
+        channels: ChannelsOf,
+        wrap: Wrap | None,
+    ) -> None:
+        """Open the channels; all ranks do this together, with a plan and stages that `load` has checked.
+
+        `training` makes what the ops compute, and `runner` what runs them; the rest is as for `load`.
+        """
+        self.groups = groups
+        self.stages = stages
+        self.loss_fn = loss_fn
+        self.hooks = hooks
+        self.ties: list[TiedSums] = []
+        """What ties weights of several ranks, after what the hooks do."""
+        self.losses = torch.zeros(0, dtype=torch.float64, device="cpu")
+        """Of the last step's or evaluation's microbatches."""
+        self.count = 0
+        """How many steps have been run."""
+        self.swap_group = swap_group
+        self._timeout_s = timeout_s
+        self._make_training = partial(training, recompute=recompute, replicas=hooks.pipelines)
+        self._device = stage_device(stages)
+        self.observer, self._now = observe, perf_counter_ns
+        if observe is not None and self._device.type == "cuda":
+            from schedc.runtime.measure.device_clock import clock_on
+
+            self.observer, self._now = clock_on(self._device, observe)
+        wiring = _wiring_for(channels, groups.size)
+        self.runner = runner(partial(wiring, plan, groups, timeout_s, channels, device=self._device), wrap)
+        self.wiring = self.runner.wiring
+        self.retries = self.wiring.retries
+        """Whether a step may have to run again; the same in all pipelines that `load` connects."""
+        self._start: StepStart | None = None
+        self.beginning = Beginning(groups, None if swap_group is None else swap_group.all_see, timeout_s * self.wiring.patience)
+        self.use(plan)
+
+    def use(self, plan: Plan) -> None:
+        """Run this plan from now on; its wires are laid."""
+        self.plan = plan
+        self.beginning.use(plan.problem)
+        program = program_of(plan, self.groups.rank)
+        self.ending = _losses_of(plan.problem)
+        """Of each rank that computes losses, the microbatches."""
+        self._looking = min(self.ending)  # looks whether all ranks have called `swap`
+        self.offered = False
+        """Whether the last step has brought the word that all ranks have called `swap`."""
+        self.training = self._make_training(plan, program, self.stages, self.loss_fn)
+        self.runner.use(plan, program, self.training, self.observer, self.hooks, self._now)
+
+    def begin(self, given: Given) -> PipeCall:
+        """As `Beginning.agree`."""
+        return self.beginning.agree(given, self.hooks, self.runner.executor)
+
+    def run(self, call: PipeCall, have_offered: Callable[[], bool]) -> torch.Tensor:
+        """Run a step that has begun; the loss of all pipelines.
+
+        Args:
+            call: what this rank has of it.
+            have_offered: whether all ranks have called `swap`, as far as this one sees; asked where it is this one that looks.
+        """
+
+        def word() -> int:
+            """1: this rank looks for the others, and sees that all have called `swap`; else 0."""
+            return int(self.groups.rank == self._looking and have_offered())
+
+        if self.swap_group is not None:
+            self.swap_group.way = call.way
+        said = word if self.swap_group is None else word()
+        loss = self.until_it_counts(partial(self._run_ops, call, said), call.batch, self._end)
+        self.beginning.ran(call.batch.inputs, [kinds[0].shape for kinds in self.wiring.boundaries.values()])
+        if self.observer is not None:
+            self.observer.end_step(self.count, perf_counter_ns())
+        self.count += 1
+        return loss
+
+    def until_it_counts(
+        self,
+        run: Callable[[], tuple[torch.Tensor, bool]],
+        batch: object,
+        end: Callable[[torch.Tensor, bool], torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """Run a step or an evaluation, which may have to run again; as `StepStart.until_it_counts`."""
+        if not self.retries:
+            loss, here = run()
+            return loss if end is None else end(loss, here)
+        if self._start is None:
+            from schedc.runtime.session.retry import StepStart
+
+            self._start = StepStart(self.training.modules.values(), self.hooks, self._device)
+        all_see = None if self.swap_group is None else self.swap_group.all_see
+        return self._start.until_it_counts(run, batch, end, all_see=all_see, change=self.wiring.change)
+
+    def losses_for(self, call: PipeCall, word: int | Callable[[], int] = 0) -> Losses:
+        """What takes the losses of a step or an evaluation."""
+        own = None if call.shares is None else call.shares.losses
+        return Losses(self.groups.all, self.ending, self._timeout_s, word, own, call.way)
+
+    def close(self) -> None:
+        """Close the wires, and let go of everything. Closing again does nothing."""
+        self.wiring.close()
+        self.training.close()
+
+    def _run_ops(self, call: PipeCall, word: int | Callable[[], int]) -> tuple[torch.Tensor, bool]:
+        """Run all ops of a step once: the loss, and whether the step counts for this pipeline."""
+        if self.observer is not None:
+            self.observer.begin_step(self.count, perf_counter_ns())
+        losses = self.losses_for(call, word)
+        self.training.begin(call.batch, losses, None if call.shares is None else call.shares.gradients)
+        for tie in self.ties:
+            tie.begin_step()
+        self.hooks.begin_step()
+        self.runner.executor.run()
+        self.training.finish()
+        here = self.wiring.finish()
+        self.losses = losses.gather()
+        self.hooks.way = losses.way()
+        self.offered = bool(losses.word_of(self._looking))
+        return losses.mean(), here
+
+    def _end(self, loss: torch.Tensor, counts: bool) -> torch.Tensor:
+        """Sum the gradients of replicas, and of weights of several ranks; the loss of all pipelines."""
+        self.hooks.step_counts = counts
+        loss = self.hooks.end_step(loss)
+        for tie in self.ties:
+            tie.end_step()
+        return loss
+
+
+def _wiring_for(channels: ChannelsOf, ranks: int) -> type[Wiring]:
+    """What lays the wires; all ranks choose the same."""
+    if all(len(channels(*pair)) == 1 for pair in permutations(range(ranks), 2)):
+        return Wiring
+    from schedc.runtime.execution.failover import FailoverWiring
+
+    return FailoverWiring
+
+
+def _losses_of(problem: Problem) -> dict[int, list[int]]:
+    """Of each rank that has a last stage, the microbatches that end there."""
+    ending: dict[int, list[int]] = {}
+    for microbatch in range(problem.microbatches):
+        ending.setdefault(problem.stages[problem.path(microbatch)[-1]].rank, []).append(microbatch)
+    return ending
