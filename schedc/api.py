@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from schedc.adapt.node_mapping import Assignment
-    from schedc.adapt.repartition import Repartition
+    from schedc.adapt.repartition import Repartition, RepartitionMethod
     from schedc.analysis.bounds.lower_bounds import Bound
     from schedc.analysis.difference.plans import PlanDifference
     from schedc.analysis.simulation.online import Run
@@ -429,6 +429,8 @@ def repartition_plan(
     steps: int = 1000,
     pause_s: float = 0.0,
     bytes_per_parameter: float | None = None,
+    method: RepartitionMethod = "transfer",
+    top_k: int | None = None,
 ) -> Repartition:
     """Other layers for the ranks, where that gains more than the move takes.
 
@@ -440,6 +442,8 @@ def repartition_plan(
         steps: how many are to come like this.
         pause_s: what a move takes besides sending, in seconds.
         bytes_per_parameter: of weights and optimizer state together; None: the job's.
+        method: `transfer` gives layers from stage to stage; `condensation` tries all boundaries behind layers that take long.
+        top_k: how many layers those are; None: as many as make at most 2000 layouts.
 
     Raises:
         InvalidInput: the plan is not the job's, or a value is wrong.
@@ -468,6 +472,8 @@ def repartition_plan(
         steps=steps,
         pause_ns=round(pause_s * 1e9),
         bytes_per_parameter=None if bytes_per_parameter is None else Fraction(str(bytes_per_parameter)),
+        method=method,
+        top_k=top_k,
     )
 
 

@@ -1,9 +1,13 @@
 """Layers that move between ranks when a rank's compute slows down: a plan and what has changed in, another layout and its plan out.
 
-A re-planned order cannot help a rank that has too much work; fewer layers can. The search begins with the layout that runs, and
-gives layers from stage to stage, one at a time: also past others, which then pass one on (`solvers.layout.moves.transferred`).
-Ranks keep their stages, so that no pipeline link is new. What it maximizes is what the job gains: the time that all steps to come
-save, less the time that the move takes. It stops where no such change gains more. Nothing depends on a clock.
+A re-planned order cannot help a rank that has too much work; fewer layers can. Ranks keep their stages, so that no pipeline link is
+new. What is maximized is what the job gains: the time that all steps to come save, less the time that the move takes. Nothing
+depends on a clock. There are two searches:
+
+- `transfer` begins with the layout that runs, and gives layers from stage to stage, one at a time: also past others, which then
+  pass one on (`solvers.layout.moves.transferred`). It stops where no such change gains more.
+- `condensation` tries all boundaries between blocks, each of which ends with one of the layers that take the most time
+  (`schedc.adapt.condensation`; DynPipe, section V.B, Algorithm 2).
 """
 
 from __future__ import annotations
@@ -12,9 +16,10 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from itertools import pairwise, permutations
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 from schedc import __version__
+from schedc.adapt.condensation import condensed_layouts
 from schedc.adapt.replan import replan
 from schedc.analysis.bounds.lower_bounds import simple_bound
 from schedc.analysis.simulation.memory import exceeded_limit
@@ -30,13 +35,14 @@ from schedc.units import format_duration_ns
 from schedc.verify.layout import verify_layout
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from fractions import Fraction
 
 
 METHOD = "repartition"
 MOST_LAYOUTS = 2_000
 """At most this many layouts are timed."""
+RepartitionMethod = Literal["transfer", "condensation"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +75,8 @@ def repartition(
     steps: int,
     pause_ns: int = 0,
     bytes_per_parameter: Fraction | None = None,
+    method: RepartitionMethod = "transfer",
+    top_k: int | None = None,
 ) -> Repartition:
     """Other layers for the ranks, where that gains more than the move takes.
 
@@ -80,13 +88,21 @@ def repartition(
         steps: how many are to come under these conditions.
         pause_ns: what a move takes besides sending: agreeing, building stages, loading the plan.
         bytes_per_parameter: of weights and optimizer state together; None: all that a layer holds all the time.
+        method: which search.
+        top_k: of `condensation`: a stage may end with each of this many layers, those that take the most time; None: as many as
+            make at most `MOST_LAYOUTS` layouts.
 
     Raises:
-        InvalidInput: the plan is none of the workload, a number is below 0, or a link has a `transfer` that says nothing of layers.
+        InvalidInput: the plan is none of the workload, a number is too small, there is no such method, `top_k` is another's, or a
+            link has a `transfer` that says nothing of layers.
         Unsupported: the plan has two paths.
     """
     if steps < 0 or pause_ns < 0:
         raise InvalidInput(f"steps and pause_ns: found {steps} and {pause_ns}, expected numbers of at least 0")
+    if method not in get_args(RepartitionMethod):
+        raise InvalidInput(f"method: found {method!r}, expected {' or '.join(get_args(RepartitionMethod))}")
+    if top_k is not None and (method != "condensation" or top_k < 1):
+        raise InvalidInput(f"top_k: found {top_k} with method {method}, expected a number of at least 1 with method condensation")
     start, placement = _draft(plan, workload), plan.problem.placement
     moving = [
         layer.static_bytes if bytes_per_parameter is None else ceil(bytes_per_parameter * layer.parameters)
@@ -118,23 +134,46 @@ def repartition(
         return sizes
 
     best, best_gain_ns, made, seen = start, 0, None, {start}
-    better = True
-    while better and len(seen) < MOST_LAYOUTS:
-        better, now = False, best
-        for giver, taker in permutations(range(len(now.ranks)), 2):  # one stage has a layer less, one a layer more
+
+    def most_gain_ns(draft: LayoutArrays) -> tuple[int, int, Problem] | None:
+        """What it gains at most, what of that the move costs, and its problem; None: there is no room for its weights."""
+        layout, move_ns = draft.layout(placement), _sending_ns(sizes_of(draft), links, message_bytes) + pause_ns
+        if verify_layout(workload, layout):
+            return None
+        problem = problem_under(problem_of(workload, layout), conditions)
+        return steps * (stay_ns - _most_work_ns(problem)) - move_ns, move_ns, problem
+
+    def timed(draft: LayoutArrays, move_ns: int, problem: Problem) -> bool:
+        """Take it if it gains more than the best one; whether it does."""
+        nonlocal best, best_gain_ns, made
+        found = _schedule(problem, RuleTable(climb_ops=0))
+        if found is None or steps * (stay_ns - found[1]) - move_ns <= best_gain_ns:
+            return False
+        best, best_gain_ns, made = draft, steps * (stay_ns - found[1]) - move_ns, (problem, *found)
+        return True
+
+    def neighbours(now: LayoutArrays) -> Iterator[LayoutArrays]:
+        """One stage has a layer less, one a layer more."""
+        for giver, taker in permutations(range(len(now.ranks)), 2):
             draft = transferred(now, giver, taker)
-            if draft is None or draft in seen or len(seen) >= MOST_LAYOUTS:
-                continue
-            seen.add(draft)
-            layout, move_ns = draft.layout(placement), _sending_ns(sizes_of(draft), links, message_bytes) + pause_ns
-            if verify_layout(workload, layout):  # no room for its weights
-                continue
-            problem = problem_under(problem_of(workload, layout), conditions)
-            if steps * (stay_ns - _most_work_ns(problem)) - move_ns <= best_gain_ns:
-                continue
-            found = _schedule(problem, RuleTable(climb_ops=0))
-            if found is not None and steps * (stay_ns - found[1]) - move_ns > best_gain_ns:
-                best, best_gain_ns, made, better = draft, steps * (stay_ns - found[1]) - move_ns, (problem, *found), True
+            if draft is not None and draft not in seen and len(seen) < MOST_LAYOUTS:
+                seen.add(draft)
+                yield draft
+
+    better = method == "transfer"
+    while better and len(seen) < MOST_LAYOUTS:
+        better = False
+        for draft in neighbours(best):
+            bounded = most_gain_ns(draft)
+            if bounded is not None and bounded[0] > best_gain_ns:
+                better |= timed(draft, *bounded[1:])
+    if method == "condensation":
+        every = condensed_layouts(start, workload, conditions, list(links.values()), top_k, MOST_LAYOUTS)
+        known = [(bounded, draft) for draft in every if draft != start and (bounded := most_gain_ns(draft)) is not None]
+        for bounded, draft in sorted(known, key=lambda entry: -entry[0][0]):
+            if bounded[0] <= best_gain_ns:  # and so it is of all that follow
+                break
+            timed(draft, *bounded[1:])
     if made is None:
         return stays
     problem, schedule, objective_ns = made

@@ -10,7 +10,8 @@ from random import Random
 import pytest
 from inputs.plans import plan_of
 
-from schedc.adapt.repartition import repartition
+from schedc.adapt.condensation import critical_layers
+from schedc.adapt.repartition import RepartitionMethod, repartition
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput
@@ -94,6 +95,50 @@ def test_no_boundaries_gain_much_more(seeds: range) -> None:
     assert best >= 0.9 * len(seeds)
 
 
+@pytest.mark.parametrize("method", ["transfer", "condensation"])
+def test_searches_keep_what_they_say_of_a_gain(method: RepartitionMethod) -> None:
+    given = workload(Random(3))
+    start = problem_of(given, layout((3, 6)))
+    found = repartition(plan_of(start, RuleTable()(start)), given, slow(1, 2.0), steps=STEPS, method=method)
+    assert found.moved
+    assert found.gain_ns == STEPS * (found.stay_ns - found.objective_ns) - found.move_ns
+    assert verify_plan(found.plan) == ()
+
+
+@pytest.mark.parametrize("top_k", [LAYERS, LAYERS + 5, None, 5, 3])
+def test_condensation_finds_the_best_of_the_boundaries_that_it_may_take(top_k: int | None) -> None:
+    """With all layers critical, that is the best of all boundaries; the layers that take longest are found anew here."""
+    for seed in range(2):
+        random = Random(seed)
+        given = workload(random)
+        start = problem_of(given, layout((3, 6)))
+        rank, factor = random.randrange(RANKS), random.choice((1.3, 1.7, 2.5))
+        conditions = slow(rank, factor)
+        found = repartition(plan_of(start, RuleTable()(start)), given, conditions, steps=STEPS, method="condensation", top_k=top_k)
+        time_ns = {
+            number: (layer.forward_ns[0] + layer.backward_ns[0]) * (factor if number // 3 == rank else 1.0)
+            for number, layer in enumerate(given.layers)
+        }
+        critical = sorted(time_ns, key=lambda number: -time_ns[number])[:top_k]
+        best_gain_ns = 0
+        best_cuts: tuple[int, ...] = (3, 6)
+        for cuts in combinations(range(1, LAYERS), RANKS - 1):
+            if all(cut - 1 in critical for cut in cuts):
+                problem = problem_under(problem_of(given, layout(cuts)), conditions)
+                after_ns = simulate(problem, RuleTable(climb_ops=0)(problem)).makespan_ns
+                gain_ns = STEPS * (found.stay_ns - after_ns) - move_ns(given, cuts)
+                if cuts != (3, 6) and gain_ns > best_gain_ns:
+                    best_gain_ns, best_cuts = gain_ns, cuts
+        assert tuple(stage.layers[0] for stage in found.plan.problem.stages[1:] if stage.layers) == best_cuts
+        assert found.gain_ns >= best_gain_ns  # the best one's orders are improved at the end
+
+
+def test_critical_layers_are_those_that_take_longest() -> None:
+    assert critical_layers([1, 9, 2, 8, 3], 2) == [1, 3]
+    assert critical_layers([5, 5, 5, 5, 5, 5, 9, 5], 3) == [1, 5, 6]  # of equal ones, some that lie evenly
+    assert critical_layers([5, 5, 5], 3) == critical_layers([5, 5, 5], 7) == [0, 1, 2]
+
+
 def move_ns(given: Workload, cuts: tuple[int, ...]) -> int:
     """How long layers are under way, written anew: 4 bytes for each parameter over 100 MB/s, and 500 ns for each pair of ranks."""
     sizes: dict[tuple[int, int], int] = {}
@@ -166,6 +211,11 @@ def test_refusals() -> None:
     plan = plan_of(start, RuleTable()(start))
     with pytest.raises(InvalidInput, match="steps and pause_ns: found -1 and 0, expected"):
         repartition(plan, given, AS_PLANNED, steps=-1)
+    for method, top_k in (("transfer", 3), ("condensation", 0)):
+        with pytest.raises(InvalidInput, match=f"top_k: found {top_k} with method {method}, expected a number of at least 1"):
+            repartition(plan, given, AS_PLANNED, steps=1, method=method, top_k=top_k)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="method: found 'random', expected transfer or condensation"):
+        repartition(plan, given, AS_PLANNED, steps=1, method="random")  # type: ignore[arg-type]
     by_stage = replace(given, layers=tuple(replace(layer, position=None) for layer in given.layers))
     with pytest.raises(InvalidInput, match="plan 'chain' is not in the layers of job 'chain'; give the plan's job"):
         repartition(plan, by_stage, AS_PLANNED, steps=1)

@@ -57,6 +57,16 @@ def test_nothing_moves_where_no_step_is_to_come(plan: Path, tmp_path: Path) -> N
     assert [stage.layers for stage in before] == [stage.layers for stage in after]
 
 
+def test_condensation_is_a_method(plan: Path) -> None:
+    found = {}
+    for options in (("--top-k", 32), ("--top-k", 4), ()):
+        done = schedc("repartition", plan, "--job", JOB, "--slow", "2=1.3", "--method", "condensation", *options, "--json")
+        assert (done.returncode, done.stderr) == (0, "")
+        found[options] = json.loads(done.stdout)
+    assert {"layer": 17, "from": 2, "to": 1} in found["--top-k", 32]["moved"]
+    assert found[()]["gain_ns"] > 0 and found["--top-k", 32]["gain_ns"] >= found["--top-k", 4]["gain_ns"]
+
+
 def test_refusals(plan: Path) -> None:
     for options, line in (
         ((), "found nothing that has changed, expected --slow RANK=FACTOR or --links RANKS=LATENCY"),
@@ -69,6 +79,7 @@ def test_refusals(plan: Path) -> None:
             ("--links", "all=5ms,9ms"),
             '--links: found "all=5ms,9ms", 2 conditions, expected one: RANKS=LATENCY, as in 3-4=30ms',
         ),
+        (("--slow", "2=2", "--top-k", "3"), "--top-k: found 3 with --method transfer, expected --method condensation"),
         (("--slow", "2=2", "--pause", "2"), "--pause: found '2', expected a duration such as"),
         (("--slow", "2=2", "-o", plan), f"{plan}: cannot be written: this command reads it"),
     ):

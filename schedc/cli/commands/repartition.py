@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
@@ -41,6 +41,13 @@ def repartition_command(
         float | None,
         Option(min=0, help="Of weights and optimizer state together. Default: what the job's memory section says of layers."),
     ] = None,
+    method: Annotated[
+        Literal["transfer", "condensation"],
+        Option(help="Layers from stage to stage, or all boundaries behind the layers that take longest."),
+    ] = "transfer",
+    top_k: Annotated[
+        int | None, Option(min=1, help="How many layers those are. Default: as many as make at most 2000 layouts.")
+    ] = None,
     output: Annotated[Path | None, output_to("PLAN", "Write the plan to go on with.")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -53,6 +60,8 @@ def repartition_command(
 
     if not slow and not links:
         raise InvalidInput("found nothing that has changed, expected --slow RANK=FACTOR or --links RANKS=LATENCY")
+    if top_k is not None and method != "condensation":
+        raise InvalidInput(f"--top-k: found {top_k} with --method {method}, expected --method condensation")
     read, loaded = read_plan(plan), read_job(job, values)
     if output is not None:
         check_outputs({"-o": output}, (plan, *loaded.files), as_json=as_json)
@@ -72,6 +81,8 @@ def repartition_command(
         steps=steps,
         pause_s=option_value("--pause", pause) / 1e9,
         bytes_per_parameter=bytes_per_parameter,
+        method=method,
+        top_k=top_k,
     )
     if output is not None:
         write_output(output, plan_json(found.plan))
