@@ -4,10 +4,11 @@ from importlib import import_module
 
 __version__ = "0.1.0"
 __all__ = [
-    *["Assignment", "Bound", "CheckFailed", "Compiled", "Conditions", "Defect", "Improvement", "Infeasible", "InvalidInput", "Job"],
-    *["NoPlanFound", "Plan", "PlanDifference", "Repartition", "SchedcError", "Timeline", "Unsupported", "Violation", "assign_plan"],
-    *["compile_job", "diff_plans", "explain_plan", "lower_bounds", "make_job", "read_job", "read_plan", "repartition_plan"],
-    *["simulate_plan", "verify_plan", "write_plan", "write_profile"],
+    *["Assignment", "Bound", "CheckFailed", "Compiled", "Conditions", "ConvergenceConstants", "Defect", "Improvement"],
+    *["Infeasible", "InvalidInput", "Job", "LossCandidate", "NoPlanFound", "Plan", "PlanDifference", "Repartition"],
+    *["SchedcError", "TimeToLoss", "Timeline", "Unsupported", "Violation", "assign_plan", "compile_job", "diff_plans"],
+    *["explain_plan", "lower_bounds", "make_job", "read_job", "read_plan", "repartition_plan", "simulate_plan"],
+    *["time_to_loss", "verify_plan", "write_plan", "write_profile"],
 ]
 
 

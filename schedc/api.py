@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from schedc.ir.problem import Problem
     from schedc.solvers.common.base import Improvement
     from schedc.study.explain.explain import Explanation
+    from schedc.study.loss.convergence import ConvergenceConstants
+    from schedc.study.loss.time_to_loss import LossCandidate, TimeToLoss
     from schedc.verify.violation import Violation
 
     StrPath = str | PathLike[str]
@@ -40,11 +42,14 @@ else:
         "Bound": "schedc.analysis.bounds.lower_bounds",
         "Compiled": "schedc.compile.driver",
         "Conditions": "schedc.ir.conditions",
+        "ConvergenceConstants": "schedc.study.loss.convergence",
         "Improvement": "schedc.solvers.common.base",
         "Job": "schedc.frontend.job",
+        "LossCandidate": "schedc.study.loss.time_to_loss",
         "Plan": "schedc.ir.plan",
         "PlanDifference": "schedc.analysis.difference.plans",
         "Repartition": "schedc.adapt.repartition",
+        "TimeToLoss": "schedc.study.loss.time_to_loss",
         "Timeline": "schedc.analysis.simulation.timeline",
         "Violation": "schedc.verify.violation",
     }
@@ -62,16 +67,19 @@ __all__ = [
     "CheckFailed",
     "Compiled",
     "Conditions",
+    "ConvergenceConstants",
     "Defect",
     "Improvement",
     "Infeasible",
     "InvalidInput",
     "Job",
+    "LossCandidate",
     "NoPlanFound",
     "Plan",
     "PlanDifference",
     "Repartition",
     "SchedcError",
+    "TimeToLoss",
     "Timeline",
     "Unsupported",
     "Violation",
@@ -85,6 +93,7 @@ __all__ = [
     "read_plan",
     "repartition_plan",
     "simulate_plan",
+    "time_to_loss",
     "verify_plan",
     "write_plan",
     "write_profile",
@@ -475,6 +484,67 @@ def repartition_plan(
         method=method,
         top_k=top_k,
     )
+
+
+def time_to_loss(
+    candidates: Sequence[LossCandidate],
+    *,
+    convergence: StrPath | ConvergenceConstants | None = None,
+    error: float | None = None,
+    learning_rate: float | None = None,
+    optimizer: str | None = None,
+    tokens: int | None = None,
+    delay_table: StrPath | None = None,
+) -> TimeToLoss:
+    """Which way to run a training job reaches a loss first: the time of an update, times how many updates its delays need.
+
+    How many they are says either DynPipe's bound (`convergence`, `error`), or a table of measurements (`optimizer`, `tokens`).
+
+    Args:
+        candidates: the ways, each with its period and the delay of each stage; without delay its makespan.
+        convergence: a convergence.json that a run has measured, or what the theory must know of the loss function.
+        error: that the mean squared gradient is to reach. So far it is not the loss that the theory speaks of.
+        learning_rate: of the updates; None: as the file says.
+        optimizer: by its name in the table.
+        tokens: that a run without delay needs until the loss, in the unit of the candidates'.
+        delay_table: a file of measurements of your own; None: published ones that are shipped, of one model and one seed.
+
+    Raises:
+        InvalidInput: a file or a value cannot be used, or both or neither of the two ways are asked for.
+    """
+    from schedc.io.location import show
+    from schedc.study.loss.time_to_loss import time_by_table, time_by_theory
+
+    theory = {"error": error, "learning_rate": learning_rate}
+    table = {"tokens": tokens, "delay_table": delay_table}
+    if (convergence is None) == (optimizer is None):
+        found = "neither" if convergence is None else "both"
+        raise InvalidInput(f"time_to_loss: found {found} of convergence and optimizer, expected one: the theory, or the table")
+    of, others = ("convergence", table) if convergence is not None else ("optimizer", theory)
+    for name, value in others.items():
+        if value is not None:
+            raise InvalidInput(f"{name}: found {show(value) if isinstance(value, float) else value}, expected none with {of}")
+    if optimizer is not None:
+        from schedc.study.loss.delay_table import read_delay_table
+
+        if tokens is None:
+            raise InvalidInput("tokens: found nothing, expected how many a run without delay needs until the loss")
+        path = None if delay_table is None else Path(delay_table)
+        return time_by_table(candidates, read_delay_table(path), optimizer=optimizer, tokens=tokens)
+    from schedc.formats.convergence_file import read_convergence
+    from schedc.study.loss.convergence import ConvergenceConstants, estimated_constants
+
+    if error is None:
+        raise InvalidInput("error: found nothing, expected the mean squared gradient that is to be reached")
+    constants = convergence
+    if not isinstance(constants, ConvergenceConstants):
+        assert constants is not None
+        measured = read_convergence(Path(constants))
+        constants = estimated_constants(measured, str(convergence)).constants
+        learning_rate = measured.learning_rate if learning_rate is None else learning_rate
+    if learning_rate is None:
+        raise InvalidInput("learning_rate: found nothing, expected that of the updates")
+    return time_by_theory(candidates, constants, learning_rate=learning_rate, error=error)
 
 
 def costs_for(plan: Plan, job: Job | None) -> Problem:

@@ -94,8 +94,12 @@ def test_documented_attributes_exist(tmp_path: Path) -> None:
     compiled = schedc.compile_job(job, method="greedy", time_limit_s=5, on_improvement=steps.append)
     timeline = schedc.simulate_plan(compiled.plan)
     wrong = schedc.verify_plan(compiled.plan, schedc.make_job(TABLE, set={"pipeline.microbatches": 4}))
+    way = schedc.LossCandidate(name="now", period_ns=100, delays=(0, 0))
+    constants = schedc.ConvergenceConstants(initial_loss=1.0, smoothness=1.0, second_moment=1.0)
+    times = schedc.time_to_loss([way], convergence=constants, learning_rate=0.1, error=0.1)
     made = {
         "Job": job, "Compiled": compiled, "Improvement": steps[0], "Plan": compiled.plan, "Timeline": timeline,
+        "LossCandidate": way, "ConvergenceConstants": constants, "TimeToLoss": times,
         "Bound": schedc.lower_bounds(job)[0], "Violation": wrong[0], **adapted(tmp_path),
     }  # fmt: skip
     for name, value in made.items():
@@ -239,3 +243,36 @@ def test_the_program_of_a_page_prints_what_the_page_shows(name: str, tmp_path: P
 def test_another_output_of_a_page_is_noticed(tmp_path: Path) -> None:
     text = "before\n```python\nx = 1\n```\nand\n```python\nprint(x)\n```\n\n```text\n2\n```\nafter\n"
     assert with_outputs(text, tmp_path) == text.replace("2", "1")
+
+
+def test_time_to_a_loss(tmp_path: Path) -> None:
+    ways = [
+        schedc.LossCandidate(name="now", period_ns=100, delays=(0, 0)),
+        schedc.LossCandidate(name="late", period_ns=90, delays=(1, 0)),
+    ]
+    constants = schedc.ConvergenceConstants(initial_loss=1.0, smoothness=1.0, second_moment=1.0)
+    by_theory = schedc.time_to_loss(ways, convergence=constants, learning_rate=0.25, error=0.5)
+    assert isinstance(by_theory, schedc.TimeToLoss)
+    assert [(row.candidate.name, row.updates) for row in by_theory.rows] == [("now", 16), ("late", 19)]
+    path = tmp_path / "convergence.json"
+    first = '{"step": 0, "loss": 1, "gradient_sq": 1}'
+    steps = first + ', {"step": 1, "loss": 1, "gradient_sq": 1, "gradient_change_sq": 4, "weight_change_sq": 4}'
+    text = f'{{"format": "schedc.convergence", "version": 1, "name": "x", "learning_rate": 0.25, "steps": [{steps}]}}'
+    path.write_text(text, encoding="utf-8")
+    assert schedc.time_to_loss(ways, convergence=path, error=0.5) == by_theory
+    assert schedc.time_to_loss(ways, convergence=path, learning_rate=0.125, error=0.5).rows[0].updates != 16
+    assert schedc.time_to_loss(ways, optimizer="muon", tokens=100).rows[0].updates == 107  # 1 + 0.33 / 5, interpolated
+    path.write_text(text.replace("0.25", "null"), encoding="utf-8")
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({}, "time_to_loss: found neither of convergence and optimizer, expected one: the theory, or the table"),
+        ({"convergence": path, "optimizer": "muon"}, "time_to_loss: found both of convergence and optimizer"),
+        ({"convergence": path}, "error: found nothing, expected the mean squared gradient"),
+        ({"convergence": path, "error": 1.0}, "learning_rate: found nothing, expected"),
+        ({"convergence": path, "error": 1.0, "tokens": 5}, "tokens: found 5, expected none with convergence"),
+        ({"optimizer": "muon"}, "tokens: found nothing, expected how many"),
+        ({"optimizer": "muon", "tokens": 1, "error": 0.5}, "error: found 0.5, expected none with optimizer"),
+    ]
+    for options, says in wrong:
+        with pytest.raises(schedc.InvalidInput) as caught:
+            schedc.time_to_loss(ways, **options)
+        assert str(caught.value).startswith(says)

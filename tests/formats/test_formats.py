@@ -11,11 +11,13 @@ import pytest
 from suite.command_line import schedc
 
 from schedc.analysis.simulation.simulate import simulate
+from schedc.formats.convergence_file import MeasuredUpdate, read_convergence
 from schedc.formats.family_file import read_family
 from schedc.formats.plan.plan_file import read_plan
 from schedc.formats.trace_file import read_trace
 from schedc.frontend.job import load_job
 from schedc.frontend.job_source import source_of_file
+from schedc.study.loss.delay_table import read_delay_table
 from schedc.study.sweep.run import Journal
 from schedc.study.tune.request import read_request
 from schedc.verify.plan.checks import verify_plan
@@ -71,8 +73,13 @@ def test_others_of_version_1_hold_what_they_held(here: Path) -> None:
     with Journal(here / "table.csv.journal") as journal:
         assert sorted(answer.objective_ns or 0 for answer in journal.answers.values()) == [241_085_599, 274_469_599]
     assert read_request(source_of_file(here / "tune.toml")).capacity_bytes == 80_000_000_000
+    assert read_delay_table(here / "delays.toml").factor("muon", (2, 1, 0)).factor == 1.1
+    convergence = read_convergence(here / "convergence.json")
+    assert (convergence.name, convergence.learning_rate) == ("gpt", 0.01)
+    second = MeasuredUpdate(step=1, loss=4.1, gradient_sq=1.4, gradient_change_sq=0.02, weight_change_sq=0.00015)
+    assert convergence.steps == (MeasuredUpdate(step=0, loss=4.2, gradient_sq=1.5), second)
 
 
 def test_every_file_of_version_1_is_there() -> None:
     names = {os.path.relpath(path, V1) for path in V1.rglob("*") if path.is_file()}
-    assert len(names) == 22
+    assert len(names) == 24

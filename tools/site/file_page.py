@@ -7,11 +7,13 @@ from typing import Any
 import msgspec
 from markdown_text import code, row, table
 
+from schedc.formats.convergence_file import MeasuredConvergence
 from schedc.formats.plan.plan_structs import plan_schema
 from schedc.formats.profile_file import ProfileFile
 from schedc.formats.trace_file import TraceFile
 from schedc.frontend.job_file import JobFile, TopologyFile
 from schedc.io.conform import schema_of
+from schedc.study.loss.delay_table import DelayTableFile
 from schedc.study.sweep.jobs import SweepFile
 from schedc.study.tune.tune_file import TuneFile
 
@@ -35,6 +37,8 @@ def schemas() -> dict[str, dict[str, Any]]:
         "The trace": _written_schema(TraceFile),
         "The sweep": schema_of(SweepFile, "sweep"),
         "The job of tune": schema_of(TuneFile, "tune"),
+        "The table of delays": schema_of(DelayTableFile, "delays"),
+        "Measured convergence": _written_schema(MeasuredConvergence),
     }
 
 

@@ -1,0 +1,187 @@
+"""Wall-clock time to a loss: how long an update takes, times how many updates are needed, for ways to run one training job.
+
+Takes candidates, each with the time of an update and the delay of each stage; a synchronous one has no delay, and its makespan is
+that time. Gives a `TimeToLoss`: the candidates by time, which is the fastest, and whether asynchrony pays. How many updates are
+needed says the theory (`convergence`), or a table of measurements (`delay_table`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from schedc.errors import InvalidInput
+from schedc.io.location import Location, show
+from schedc.study.loss.convergence import staleness, updates_needed
+from schedc.units import format_duration_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from schedc.study.loss.convergence import ConvergenceConstants
+    from schedc.study.loss.delay_table import DelayTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossCandidate:
+    """One way to run the training job."""
+
+    name: str
+    period_ns: int
+    """From one update to the next: of a synchronous plan its makespan, of an asynchronous one its period."""
+    delays: tuple[int, ...]
+    """Of each stage, in updates: all 0 where it is synchronous."""
+    shares: tuple[float, ...] | None = None
+    """Of each stage, of the gradient's second moment, if known; the theory is sharper with them."""
+    tokens: int = 1
+    """Of one update; samples or any other unit do as well, the same for all candidates."""
+
+    def __post_init__(self) -> None:
+        """Refuse what takes no time, and delays that are none."""
+        if self.period_ns <= 0 or self.tokens <= 0:
+            place = Location(self.name) / ("period_ns" if self.period_ns <= 0 else "tokens")
+            raise place.refuse(str(min(self.period_ns, self.tokens)), "a whole number of at least 1")
+        if not self.delays or min(self.delays) < 0:
+            raise (Location(self.name) / "delays").refuse(show(self.delays), "one delay for each stage, each of at least 0 updates")
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether no stage reads old weights."""
+        return not any(self.delays)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossRow:
+    """A candidate, and how long it takes."""
+
+    candidate: LossCandidate
+    updates: int | None
+    """How many it needs; None: not known, or no number suffices. So `time_ns`."""
+    time_ns: int | None
+    basis: str
+    """What the number of updates rests on; where there is none, why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeToLoss:
+    """The candidates by time, those without one last."""
+
+    rows: tuple[LossRow, ...]
+    source: str
+    """Of the numbers of updates."""
+
+    @property
+    def fastest(self) -> LossRow | None:
+        """The one that takes least; None: none is known to reach the loss."""
+        return self.rows[0] if self.rows[0].time_ns is not None else None
+
+    @property
+    def asynchrony_pays(self) -> bool | None:
+        """Whether a candidate with delays takes less than all without; None: those to compare are not both there."""
+        kinds = [row.candidate.is_synchronous for row in self.rows if row.time_ns is not None]
+        return not kinds[0] if len(set(kinds)) == 2 else None  # of equal times the synchronous one is first
+
+    @property
+    def verdict(self) -> str:
+        """Which is the fastest, and whether asynchrony pays, with the numbers, on one line."""
+        best = self.fastest
+        if best is None:
+            first = self.rows[0]
+            return f"none of {len(self.rows)} candidates is known to reach the loss: {first.candidate.name}: {first.basis}"
+        if self.asynchrony_pays is None:
+            kind = "without delays" if not best.candidate.is_synchronous else "with delays"
+            return f"{_said(best)} is the fastest; there is none {kind} to compare with that is known to reach the loss"
+        other = next(row for row in self.rows if row.candidate.is_synchronous is not best.candidate.is_synchronous)
+        pays = "" if self.asynchrony_pays else "asynchrony does not pay: "
+        of_kind = "synchronous" if self.asynchrony_pays else "asynchronous"
+        return f"{pays}{_said(best)} is the fastest; the best {of_kind} one, {_said(other)}, takes {_times(other, best)}"
+
+
+def time_by_theory(
+    candidates: Sequence[LossCandidate], constants: ConvergenceConstants, *, learning_rate: float, error: float
+) -> TimeToLoss:
+    """The times where DynPipe's bound, for each stage's own delay, is the number of updates (`convergence`).
+
+    Args:
+        candidates: with the same tokens of an update: the theory does not say what a larger batch gains.
+        constants: of the loss function.
+        learning_rate: of all of them.
+        error: that the mean squared gradient reaches.
+
+    Raises:
+        InvalidInput: there is no candidate, two have one name or other tokens, or a value is wrong.
+    """
+    _check(candidates)
+    if len({each.tokens for each in candidates}) > 1:
+        other = next(each for each in candidates if each.tokens != candidates[0].tokens)
+        expected = f"the {candidates[0].tokens} of {candidates[0].name}, as the theory does not say what a larger batch gains"
+        raise (Location(other.name) / "tokens").refuse(str(other.tokens), expected)
+    rows = []
+    for each in candidates:
+        factor = staleness(each.delays, each.shares)
+        needed = updates_needed(constants, learning_rate=learning_rate, error=error, staleness_factor=factor)
+        said = needed.why_not or f"{needed.staleness_error:.3g} of the error {error:.3g} are the delays'"
+        basis = "; ".join(part for part in (said, needed.warning) if part)
+        rows.append(_row(each, needed.updates, basis))
+    return TimeToLoss(rows=_sorted(rows), source=f"theory (DynPipe, equation 3) at a learning rate of {learning_rate:g}")
+
+
+def time_by_table(candidates: Sequence[LossCandidate], table: DelayTable, *, optimizer: str, tokens: int) -> TimeToLoss:
+    """The times where a table says how many tokens each needs.
+
+    Args:
+        candidates: of any tokens of an update.
+        table: of measurements.
+        optimizer: of all of them, by its name in the table.
+        tokens: that a run without delay needs until the loss, in the unit of the candidates'.
+
+    Raises:
+        InvalidInput: there is no candidate, two have one name, or a value is wrong.
+    """
+    _check(candidates)
+    if tokens <= 0:
+        raise Location("tokens").refuse(show(tokens), "a whole number of at least 1")
+    rows = []
+    for each in candidates:
+        found = table.factor(optimizer, each.delays)
+        updates = None if found.factor is None else max(1, math.ceil(found.factor * tokens / each.tokens))
+        basis = (
+            found.basis if found.factor is None or each.is_synchronous else f"{found.factor:.3g} times the tokens, {found.basis}"
+        )
+        rows.append(_row(each, updates, basis))
+    return TimeToLoss(rows=_sorted(rows), source=f"{table.source or 'a table'}; {optimizer}")
+
+
+def _check(candidates: Sequence[LossCandidate]) -> None:
+    names = [each.name for each in candidates]
+    if not names or len(set(names)) < len(names):
+        raise InvalidInput(f"candidates: found {', '.join(names) or 'none'}, expected one or more, each with a name of its own")
+
+
+def _row(candidate: LossCandidate, updates: int | None, basis: str) -> LossRow:
+    time_ns = None if updates is None else updates * candidate.period_ns
+    return LossRow(candidate=candidate, updates=updates, time_ns=time_ns, basis=basis)
+
+
+def _sorted(rows: Sequence[LossRow]) -> tuple[LossRow, ...]:
+    """By time; of equal ones the synchronous first, as it needs least memory."""
+    return tuple(sorted(rows, key=lambda row: (row.time_ns is None, row.time_ns or 0, not row.candidate.is_synchronous)))
+
+
+def _said(row: LossRow) -> str:
+    assert row.time_ns is not None
+    return (
+        f"{row.candidate.name} ({row.updates:,} updates of {format_duration_ns(row.candidate.period_ns)}, {_duration(row.time_ns)})"
+    )
+
+
+def _duration(time_ns: int) -> str:
+    hours = time_ns / 3.6e12
+    return f"{hours:.1f} h" if hours >= 1 else format_duration_ns(time_ns)
+
+
+def _times(row: LossRow, best: LossRow) -> str:
+    assert row.time_ns and best.time_ns and row.updates and best.updates
+    period, updates = row.candidate.period_ns / best.candidate.period_ns, row.updates / best.updates
+    return f"{row.time_ns / best.time_ns:.2f} times as long: {period:.2f} times the period, {updates:.2f} times the updates"
