@@ -25,7 +25,8 @@ from schedc.compile.certify import certify, check_plan
 from schedc.errors import CheckFailed, InvalidInput, Unsupported
 from schedc.formats.plan.plan_file import parse_plan, plan_json
 from schedc.ir.ops import Kind
-from schedc.ir.plan import MadeBy
+from schedc.ir.plan import BoundName, MadeBy, Scope
+from schedc.ir.problem import Objective
 from schedc.solvers.heuristics.greedy import Greedy
 from schedc.verify.plan.checks import RANKS
 from schedc.verify.problem import check_costs, check_pipeline, verify_problem
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
 UNCHANGED = "unchanged"
 SURVIVED = "SURVIVED"
 """What `judge` says of a broken plan that is accepted: the begin of its answer."""
+
+WORDS = (*Objective, *BoundName, *Scope, *(kind.name for kind in Kind), "")
+"""Texts that mean something in a plan."""
 
 File = dict[str, Any]
 
@@ -248,23 +252,7 @@ def _edit_number(section: Any, random: Random) -> bool:
     elif value is None:
         owner[key] = random.randint(0, 9)
     else:
-        words = [
-            "makespan",
-            "stage-span",
-            "work",
-            "link",
-            "path",
-            "warm-up",
-            "idle-gaps",
-            "residency",
-            "cpsat",
-            "milp",
-            "F",
-            "B",
-            "W",
-            "",
-        ]
-        owner[key] = random.choice([*words, "site0>site1", "site1>site0", value + "x"])
+        owner[key] = random.choice([*WORDS, "site0>site1", "site1>site0", value + "x"])
     return True
 
 
