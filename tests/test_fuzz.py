@@ -9,10 +9,11 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from inputs.fuzz_jobs import job_text, random_job, read_extra
+from inputs.fuzz_jobs import job_text, random_job, write_job
 from inputs.fuzz_shrink import shrink
-from inputs.jobs import read_problem
 from oracles.fuzz_checks import Finding, check_job
+
+from schedc.frontend.job import load_job
 
 CASES = sorted((Path(__file__).parent / "fuzz_cases").glob("*.toml"))
 
@@ -27,7 +28,7 @@ def test_nothing_fails_on_random_jobs(tmp_path: Path) -> None:
     counts, found = Counter[str](), list[tuple[str, Finding]]()
     for number in range(JOBS):
         seed, costly = f"1:{number}", number % COSTLY == 0
-        job = random_job(Random(seed), most_ops=24 if costly else 40)
+        job = random_job(Random(seed), most_ops=24 if costly else 40, may_be_open=True)
         terminal = number % (2 * COSTLY) == 0
         found += [(seed, each) for each in check_job(job_text(job), seed, tmp_path, counts, costly=costly, terminal=terminal)]
     assert found == []
@@ -46,16 +47,19 @@ def test_what_failed_once_does_not_fail(path: Path, tmp_path: Path) -> None:
 
 
 def test_all_jobs_are_valid_and_the_same_for_the_same_seed(tmp_path: Path) -> None:
-    names = set()
-    for number in range(60):
-        text = job_text(random_job(Random(f"2:{number}")))
-        assert text == job_text(random_job(Random(f"2:{number}")))
-        if {"profile", "topology"} & read_extra(text).keys():
-            continue  # these need files of their own
-        path = tmp_path / "job.toml"
-        path.write_text(text, encoding="utf-8")
-        names.add(read_problem(path).placement)
+    names, opened = set(), Counter[str]()
+    for number in range(120):
+        text = job_text(random_job(Random(f"2:{number}"), may_be_open=number >= 60))
+        assert text == job_text(random_job(Random(f"2:{number}"), may_be_open=number >= 60))
+        job = load_job(write_job(text, tmp_path))
+        opened.update(key for key in ("placement", "partition", "recompute") if getattr(job.file.pipeline, key) == "auto")
+        opened.update(key for key in ("lengths", "memory", "data_parallel") if getattr(job.file, key) is not None)
+        if job.open_layout is None:
+            names.add(job.problem.placement)
+            opened["order"] += not job.problem.in_order and any(len(stage.forward_ns) > 1 for stage in job.problem.stages)
     assert names == {"unidirectional", "loop", "wave", "bidirectional", "explicit"}
+    assert set(opened) == {"placement", "partition", "recompute", "lengths", "memory", "data_parallel", "order"}
+    assert min(opened.values()) > 0
 
 
 def test_a_wrong_simulator_is_found_and_the_job_made_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 A job is a dict shaped like its TOML file. Its key `extra`, written as a comment, has what a job file cannot say but a plan can:
 other names for trunks (two may get the same one), durations that differ from microbatch to microbatch; and the contents of the
-profile and topology files that the job names.
+files that the job names: profile, topology, lengths and measured times of lengths, which `write_job` writes beside it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from schedc.lower.placement import place
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from random import Random
 
     from schedc.ir.layout import Placement
@@ -38,6 +39,32 @@ def read_extra(text: str) -> dict[str, Any]:
     """What the comment of a job's text says; empty where there is none."""
     found = next((line for line in text.splitlines() if line.startswith(EXTRA)), None)
     return {} if found is None else dict(json.loads(found.removeprefix(EXTRA)))
+
+
+def write_job(text: str, directory: Path) -> Path:
+    """The job in this directory, with the files that it names; those of another job are overwritten or away."""
+    extra = read_extra(text)
+    files = {
+        "fuzz.toml": text,
+        "measured.json": json.dumps(extra["profile"]) if "profile" in extra else None,
+        "topology.toml": job_text(extra["topology"]) if "topology" in extra else None,
+        "lengths.csv": lengths_text(extra["lengths"]) if "lengths" in extra else None,
+        "times.csv": "".join(["length,duration\n", *(f"{length},{time}\n" for length, time in extra.get("times", ()))]),
+    }
+    for name, content in files.items():
+        if content is None:
+            (directory / name).unlink(missing_ok=True)
+        else:
+            (directory / name).write_text(content, encoding="utf-8")
+    return directory / "fuzz.toml"
+
+
+def lengths_text(lengths: list[list[int]]) -> str:
+    """The CSV of each microbatch's sequences: in the short form where each has one."""
+    if all(len(own) == 1 for own in lengths):
+        return "".join(["length\n", *(f"{own[0]}\n" for own in lengths)])
+    rows = [f"{microbatch},{length}\n" for microbatch, own in enumerate(lengths) for length in own]
+    return "".join(["microbatch,length\n", *rows])
 
 
 def _value(value: object) -> str:
@@ -102,8 +129,11 @@ class _Draw:
         return cost
 
 
-def random_job(random: Random, *, most_ops: int = 40) -> Job:
-    """A valid job whose step has at most `most_blocks` blocks; feasible but for a few whose memory is below one microbatch."""
+def random_job(random: Random, *, most_ops: int = 40, may_be_open: bool = False) -> Job:
+    """A valid job whose step has at most `most_ops` blocks; feasible but for a few whose memory is below one microbatch.
+
+    Where it `may_be_open`, a few leave placement, partition or recomputation to the compiler; they have no one Problem.
+    """
     draw = _Draw(random)
     while True:
         pipeline, placed = _pipeline(draw)
@@ -114,7 +144,7 @@ def random_job(random: Random, *, most_ops: int = 40) -> Job:
     job: Job = {"extra": extra, "pipeline": pipeline}
     if draw.chance(0.3):
         job = {"extra": extra, "name": random.choice(NAMES), "pipeline": pipeline}
-    if draw.chance(0.1) and pipeline["semantics"] != "torch":
+    if draw.chance(0.25 if may_be_open else 0.1) and pipeline["semantics"] != "torch":
         extra["profile"] = _layers(draw, pipeline, placed, bandwidth)
         job["profile"] = {"path": "measured.json"}
         held = None
@@ -145,9 +175,85 @@ def random_job(random: Random, *, most_ops: int = 40) -> Job:
     if draw.chance(0.2) and "memory" not in job and pipeline["semantics"] != "torch":
         stages = len(placed.rank_of_stage)
         pipeline["recompute"] = "full" if draw.chance(0.5) else [draw.chance(0.5) for _ in range(stages)]
+    _differing_microbatches(draw, job)
+    if may_be_open and pipeline.get("placement") != "bidirectional" and pipeline["semantics"] != "torch":
+        _left_open(draw, job, most_ops)
     if pipeline["semantics"] == "schedc":
         del pipeline["semantics"]
     return {key: value for key, value in job.items() if value or key != "extra"}
+
+
+def _differing_microbatches(draw: _Draw, job: Job) -> None:
+    """Sequences of different lengths, or durations for each microbatch; the compiler may order them, whether they differ or not."""
+    random, pipeline, profile = draw.random, job["pipeline"], job["profile"]
+    microbatches = pipeline["microbatches"]
+    if draw.chance(0.15):
+        pipeline["microbatch_order"] = "auto"
+    way = random.choice(["alike"] * 7 + ["lengths", "lengths", "durations"])
+    if way == "alike" or "vary" in job["extra"] or pipeline["semantics"] == "torch":
+        return
+    if way == "durations" and "path" not in profile:
+        placed = place(pipeline.get("placement", "unidirectional"), pipeline["ranks"], pipeline.get("chunks", 1))
+        for key in ("forward", "backward_input", "backward_weight", "backward"):
+            if key in profile and draw.chance(0.7):
+                profile[key] = [
+                    [draw.duration() for _ in range(microbatches)] if draw.chance(0.8) else draw.duration()
+                    for _ in placed.rank_of_stage
+                ]
+    elif way == "lengths":
+        length = random.choice([1, 4, 100, 4096])
+        most = 1 if "memory" in job or draw.chance(0.5) else 3  # sequences of a microbatch; the profile's sizes count for all
+        job["extra"]["lengths"] = [[random.randint(1, length) for _ in range(random.randint(1, most))] for _ in range(microbatches)]
+        job["lengths"] = {"path": "lengths.csv", "profile_length": length}
+        if draw.chance(0.3):
+            job["extra"]["times"] = [[n, draw.duration(1)] for n in (length, 2 * length, 3 * length)]
+            job["lengths"]["fit"] = "times.csv"
+        elif draw.chance(0.7):
+            job["lengths"]["quadratic"] = random.choice([0, 0.25, 0.3, 0.5, 1])
+
+
+def _left_open(draw: _Draw, job: Job, most_ops: int) -> None:
+    """Some of the layout left to the compiler: the recomputation; where there are layers, partition and placement, too."""
+    random, pipeline, profile = draw.random, job["pipeline"], job["extra"].get("profile")
+    if not draw.chance(0.08 if profile is None else 0.6):
+        return
+    keys = ["recompute"] if profile is None else ["recompute", "partition", "placement", "all"]
+    opened = random.choice(keys)
+    job["extra"].pop("trunks", None)  # these are of one Problem
+    job["extra"].pop("vary", None)
+    if opened in ("recompute", "all") and draw.chance(0.8 if opened == "all" else 1.0):
+        pipeline["recompute"] = "auto"
+    if opened in ("partition", "all"):
+        pipeline["partition"] = "auto"
+    if opened in ("placement", "all"):
+        pipeline["placement"] = "auto"
+        chunks = random.choice([1, 2, 2, 3])
+        pipeline["chunks"] = max(1, min(chunks, most_ops // (3 * pipeline["microbatches"] * pipeline["ranks"])))
+        if isinstance(pipeline.get("partition"), list):
+            del pipeline["partition"]  # of as many stages as the placement had
+        if isinstance(pipeline.get("recompute"), list):
+            pipeline["recompute"] = "full"
+    if opened != "recompute" and "data_parallel" in job:  # one value for any number of stages
+        parallel = job["data_parallel"]
+        for key in ("reduce_scatter", "all_gather"):
+            if isinstance(parallel.get(key), list):
+                parallel[key] = parallel[key][0]
+        parallel.pop("trunk", None)
+    if profile is not None and any("activation" in layer for layer in profile["layers"]) and draw.chance(0.7):
+        held = 2 * sum(layer.get("repeat", 1) for layer in profile["layers"])
+        memory: dict[str, Any] = random.choice([{"in_flight": random.randint(1, 3)}, {"limit": f"{held * random.randint(1, 3)} B"}])
+        if "lengths" not in job:
+            job["memory"] = memory
+    recomputes = pipeline.get("recompute", "none") != "none"
+    if recomputes and "memory" in job:  # a stage that recomputes holds the message, whose size must be said
+        if profile is None:
+            job["profile"].setdefault("message", draw.size(1, 5))
+            sizes = job["profile"]["message"]
+            if isinstance(sizes, list):
+                job["profile"]["message"] = [size if size != "0 B" else "1 B" for size in sizes]
+        else:
+            for layer in profile["layers"]:
+                layer.setdefault("message", draw.size(1, 5))
 
 
 def _pipeline(draw: _Draw) -> tuple[dict[str, Any], Placement]:

@@ -44,7 +44,7 @@ def _smaller(job: Job) -> Iterator[Job]:
     if isinstance(job["pipeline"].get("placement"), list):
         for stage in range(len(job["pipeline"]["placement"])):
             yield from _fewer_stages(job, stage)
-    elif job["pipeline"].get("placement") != "bidirectional":
+    elif job["pipeline"].get("placement") not in ("bidirectional", "auto"):
         pipeline = job["pipeline"]
         placed = place(pipeline.get("placement", "unidirectional"), pipeline["ranks"], pipeline.get("chunks", 1))
         explicit = copy.deepcopy(job)
@@ -87,6 +87,11 @@ def _fewer_microbatches(job: Job) -> Iterator[Job]:
     for fewer in sorted({1, count // 2, count - 1} - {0, count}):
         changed = copy.deepcopy(job)
         changed["pipeline"]["microbatches"] = fewer
+        for of_stages in changed["profile"].values():
+            for own in of_stages if isinstance(of_stages, list) else ():
+                if isinstance(own, list):
+                    del own[fewer:]
+        del changed.get("extra", {}).get("lengths", [])[fewer:]
         yield changed
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import json
 import re
 import traceback
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -18,7 +17,8 @@ from math import gcd
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from inputs.fuzz_jobs import job_text, read_extra
+from inputs.fuzz_jobs import read_extra, write_job
+from inputs.random_layouts import random_layout
 from inputs.tiny_problems import random_schedule
 
 from oracles.brute_force import SearchTooLarge, optimum, timing
@@ -27,22 +27,24 @@ from schedc.analysis.bounds.residency import minimum_limit_bytes
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.cli.app import main
-from schedc.compile.driver import compile_problem
+from schedc.compile.driver import compile_job, compile_problem
 from schedc.errors import Defect, Infeasible, NoPlanFound, Unsupported
 from schedc.formats.plan.plan_file import parse_plan, plan_json, write_plan
 from schedc.frontend.job import load_job
 from schedc.ir.index import tables_of
 from schedc.ir.ops import Kind
-from schedc.ir.plan import BoundName, Certificate, MadeBy
+from schedc.ir.plan import BoundName, Certificate, MadeBy, Scope
 from schedc.ir.problem import Objective
 from schedc.ir.schedule import Parts
 from schedc.lower.plan import lower
+from schedc.lower.problem import problem_of
 from schedc.models.blocks import grid_of
 from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.driver.registry import constructive
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.exact.milp import MOST_TICKS, solve_milp
 from schedc.solvers.templates import TEMPLATES
+from schedc.verify.layout import verify_layout, verify_open_layout
 from schedc.verify.plan.channels import needs_of
 from schedc.verify.plan.checks import verify_plan
 from schedc.verify.plan.replay import replay
@@ -55,6 +57,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from schedc.analysis.simulation.timeline import Timeline
+    from schedc.compile.driver import Compiled
+    from schedc.frontend.job import Job
+    from schedc.ir.layout import Layout
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
@@ -134,16 +139,11 @@ class _Checks:
 
 def load(text: str, directory: Path) -> Problem:
     """The problem of a job's text, through the front end, with what its `extra` adds."""
-    extra = read_extra(text)
-    path = directory / "fuzz.toml"
-    path.write_text(text, encoding="utf-8")
-    (directory / "measured.json").unlink(missing_ok=True)  # of another job
-    (directory / "topology.toml").unlink(missing_ok=True)
-    if "profile" in extra:
-        (directory / "measured.json").write_text(json.dumps(extra["profile"]), encoding="utf-8")
-    if "topology" in extra:
-        (directory / "topology.toml").write_text(job_text(extra["topology"]), encoding="utf-8")
-    problem = load_job(path).problem
+    return with_extra(load_job(write_job(text, directory)).problem, read_extra(text))
+
+
+def with_extra(problem: Problem, extra: dict[str, Any]) -> Problem:
+    """The problem with what a job cannot say."""
     if names := extra.get("trunks"):
         links = tuple(dataclasses.replace(link, trunk=names.get(link.trunk, link.trunk)) for link in problem.links)
         parallel = problem.data_parallel
@@ -187,7 +187,13 @@ def check_job(
     """
     checks = _Checks(seed, counts, thorough)
     with checks.step("front end"):
-        problem = load(text, directory)
+        job = load_job(write_job(text, directory))
+        if job.open_layout is not None:
+            _open_layout(job, checks, costly=costly)
+            if terminal:
+                _terminal_open(directory, checks)
+            return checks.findings
+        problem = with_extra(job.problem, read_extra(text))
         _count_features(problem, counts)
         if violations := verify_problem(problem):
             checks.fail("front end: verify_problem", violations[0])
@@ -204,6 +210,7 @@ def check_job(
 
 def _count_features(problem: Problem, counts: Counter[str]) -> None:
     trunks = [link.trunk for link in problem.links if link.trunk is not None]
+    differ = any(len(stage.durations_ns(kind)) > 1 for stage in problem.stages for kind in Kind)
     durations = [time for stage in problem.stages for kind in Kind for time in stage.durations_ns(kind)]
     both = [(stage.backward_ns[0], stage.backward_input_ns[0] + stage.backward_weight_ns[0]) for stage in problem.stages]
     features = {
@@ -220,7 +227,9 @@ def _count_features(problem: Problem, counts: Counter[str]) -> None:
         "collectives on a trunk": problem.data_parallel is not None and problem.data_parallel.trunk is not None,
         "stage span": problem.objective is Objective.STAGE_SPAN,
         "torch": not problem.cut_blocks,
-        "durations by microbatch": any(len(stage.forward_ns) > 1 for stage in problem.stages),
+        "durations by microbatch": differ,
+        "microbatches that differ, in any order": differ and not problem.in_order,
+        "recomputation": any(stage.recompute for stage in problem.stages),
     }
     counts.update(f"feature {name}" for name, there in features.items() if there)
 
@@ -370,6 +379,92 @@ def _searches(problem: Problem, checks: _Checks) -> None:
     random = checks.random("searches")
     for search in SEARCHES if checks.thorough else random.sample(SEARCHES, 2):
         _compile_twice(problem, search, Limits(deterministic=0.2, workers=1), checks)
+
+
+def _open_layout(job: Job, checks: _Checks, *, costly: bool) -> None:
+    """A job that leaves the layout open: no layout drawn by chance has a schedule below the plan's bound; the plan is what it says.
+
+    What the plan says is found out from the layout alone: the front end's workload in it is the plan's problem, the replay has the
+    simulator's times, and the bounds of that one problem are not below those over all.
+    """
+    workload, open_layout = job.workload, job.open_layout
+    assert open_layout is not None
+    placed, bounds = open_layout.placement, open_layout.layers_of_stage
+    for what, is_open in (
+        ("placement", placed is None),
+        ("partition", bounds is None),
+        ("recompute", open_layout.recompute_is_open),
+    ):
+        checks.counts[f"feature open {what}"] += is_open
+    random = checks.random("layouts")
+    known: list[tuple[Layout, int]] = []
+    for _ in range(20 if checks.thorough else 6):
+        layout = random_layout(random, workload, open_layout)
+        with checks.step("layout by chance", Unsupported):
+            if verify_layout(workload, layout) or too_little_memory(problem := problem_of(workload, layout)):
+                continue
+            schedule = random_schedule(random, problem) if random.random() < 0.3 else constructive("greedy{n_sub=1}")(problem)
+            if schedule is not None and not verify_schedule(problem, schedule):
+                known.append((layout, simulate(problem, schedule).objective_ns(problem.objective)))
+    methods = ["greedy", "greedy{n_sub=2}", "spread", "1f1b", "zb-h1", *(["auto"] if costly else [])]
+    for method in methods if checks.thorough else [checks.random("methods").choice(methods[-2:] if costly else methods)]:
+        found: list[Compiled] = []
+        settings = SearchSettings(method=method, limits=Limits(deterministic=0.05, workers=1))
+        with checks.step(f"open {method}", NoPlanFound, Unsupported):
+            try:
+                found = [compile_job(job, settings) for _ in range(2)]
+            except Infeasible as error:
+                checks.counts[f"open {method}: Infeasible"] += 1
+                if known:
+                    checks.fail("open: infeasible, but a layout has a schedule", f"{error}; {known[0][0]}")
+        for compiled in found:  # the compiler goes on with what other methods found
+            for failure in compiled.failures:
+                checks.fail(f"open, method {failure.method.partition('{')[0]}: {failure.error} in {failure.place}", failure)
+        if not found:
+            continue
+        first, second = (plan_json(compiled.plan) for compiled in found)
+        if first != second and found[0].plan.made_by.reproducible:
+            checks.fail(f"open {method.partition('{')[0]}: not the same bytes twice", first[:400])
+        _check_open_plan(job, found[0], known, checks)
+
+
+def _check_open_plan(job: Job, compiled: Compiled, known: list[tuple[Layout, int]], checks: _Checks) -> None:
+    """What a plan says whose layout was chosen."""
+    workload, plan, layout = job.workload, compiled.plan, compiled.layout
+    assert job.open_layout is not None
+    checks.counts["plans of open layouts"] += 1
+    if layout is None:
+        checks.fail("open: no layout is named", plan.name)
+        return
+    if violations := verify_open_layout(workload, job.open_layout, layout):
+        checks.fail(f"open: rule {violations[0].rule}", violations[0])
+        return
+    if problem_of(workload, layout) != plan.problem:
+        checks.fail("open: the plan's problem is another", f"{layout}")
+    timeline = simulate(plan.problem, plan.schedule())
+    ends_ns = [list(ends) for ends in replay(plan, needs_of(plan)).ends_ns]
+    if ends_ns != [timeline.end_ns(rank) for rank in range(timeline.ranks)]:
+        checks.fail("open: replay against simulator", f"{ends_ns}")
+    claims = plan.certificate
+    objective_ns = timeline.objective_ns(plan.problem.objective)
+    if claims.objective_ns != objective_ns or claims.lower_bound_ns > objective_ns:
+        checks.fail("open: claims", f"{claims} for {objective_ns} ns")
+    for other, other_ns in known:
+        if claims.scope is Scope.LAYOUT and claims.lower_bound_ns > other_ns:
+            checks.fail("open: bound too high", f"{claims.bound} {claims.lower_bound_ns} ns, but {other} takes {other_ns} ns")
+    content = plan_json(plan)
+    if parse_plan(content, "plan") != plan:
+        checks.fail("open: another plan comes back", content[:200])
+
+
+def _terminal_open(directory: Path, checks: _Checks) -> None:
+    """The command line on a job that leaves the layout open."""
+    job, plan = directory / "fuzz.toml", directory / "fuzz.plan.json"
+    if _run(["compile", job, "-o", plan, "--method", "greedy"], checks):
+        return
+    for command in (["show", plan], ["verify", plan, "--job", job], ["simulate", plan]):
+        if _run(command, checks):
+            checks.fail(f"terminal, open, {command[0]}: status", command)
 
 
 def _solvers(problem: Problem, known: list[_Known], checks: _Checks) -> None:
