@@ -216,6 +216,20 @@ def test_values_that_are_set(tmp_path: Path) -> None:
         schedc.make_job(TABLE, set={"pipeline.ranks": False})
 
 
+def test_a_plan_knows_its_layers_where_the_job_counts_them_otherwise_than_the_model() -> None:
+    """Costs by stage are two layers of the job, though eight of the model."""
+    job = schedc.make_job(
+        {
+            "pipeline": {"ranks": 2, "microbatches": 4, "partition": [3, 5], "recompute": "auto"},
+            "profile": {"forward": ["1 ms", "2 ms"], "backward_input": "1 ms", "backward_weight": "1 ms"},
+        }
+    )
+    plan = schedc.compile_job(job, method="1f1b").plan
+    assert [stage.layers for stage in plan.problem.stages] == [(0, 3), (3, 8)]
+    assert plan.problem.layout is not None and plan.problem.layout.layers_of_stage == ((0, 1), (1, 2))
+    assert schedc.verify_plan(plan, job) == ()
+
+
 def test_a_plan_of_another_pipeline_cannot_be_timed() -> None:
     plan = schedc.compile_job(schedc.make_job(TABLE), method="1f1b").plan
     other = schedc.make_job(TABLE, set={"pipeline.microbatches": 4})

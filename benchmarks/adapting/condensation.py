@@ -30,7 +30,8 @@ from schedc.adapt.repartition import repartition
 from schedc.errors import InvalidInput
 from schedc.frontend.job import load_job
 from schedc.ir import Conditions, Kind, Layout, MessageCost
-from schedc.ir.workload import Device, Network, Workload
+from schedc.ir.network import Network
+from schedc.ir.workload import Device, Workload
 from schedc.lower.partition import balanced_partition
 from schedc.lower.placement import place
 from schedc.lower.problem import problem_of

@@ -33,9 +33,9 @@ from schedc.compile.certify import certify
 from schedc.compile.driver import compile_problem
 from schedc.ir.conditions import Conditions, LinkState
 from schedc.ir.costs import MessageCost
+from schedc.ir.network import Link, Network
 from schedc.ir.plan import MadeBy
-from schedc.ir.problem import Link, Problem, Stage
-from schedc.ir.workload import Network
+from schedc.ir.problem import Problem, Stage
 from schedc.lower.placement import place
 from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.driver.registry import constructive

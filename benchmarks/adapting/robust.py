@@ -24,7 +24,8 @@ from rich.table import Table
 from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.compile.driver import compile_problem
 from schedc.ir.conditions import Conditions, LinkState
-from schedc.ir.problem import Link, Problem, Stage
+from schedc.ir.network import Link
+from schedc.ir.problem import Problem, Stage
 from schedc.lower.problem import problem_under
 from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.heuristics.rule_table import RuleTable

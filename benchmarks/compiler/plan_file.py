@@ -15,9 +15,10 @@ from schedc.analysis.gap import relative_gap
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.formats.plan.plan_file import read_plan, write_plan
+from schedc.ir.network import Link
 from schedc.ir.ops import Kind, Op
 from schedc.ir.plan import Certificate, MadeBy, Plan
-from schedc.ir.problem import Link, Problem, Stage
+from schedc.ir.problem import Problem, Stage
 from schedc.ir.schedule import Schedule
 from schedc.lower.plan import lower
 from schedc.verify.plan.checks import verify_plan

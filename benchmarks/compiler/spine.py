@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from schedc.ir.problem import Link, Problem, Stage
+from schedc.ir.network import Link
+from schedc.ir.problem import Problem, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable

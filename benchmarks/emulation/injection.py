@@ -28,8 +28,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from schedc.ir.network import Link
 from schedc.ir.ops import Kind, Op
-from schedc.ir.problem import Link, Problem, Stage
+from schedc.ir.problem import Problem, Stage
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

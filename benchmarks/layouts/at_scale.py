@@ -34,7 +34,8 @@ from rich.table import Table
 from schedc.compiled.compiler import compiled
 from schedc.ir.costs import MessageCost
 from schedc.ir.layout import OpenLayout
-from schedc.ir.workload import Device, Layer, Network, Workload
+from schedc.ir.network import Network
+from schedc.ir.workload import Device, Layer, Workload
 from schedc.solvers.heuristics.rule_table import RuleTable
 from schedc.solvers.layout.baselines import baselines, named_layouts
 from schedc.solvers.layout.climb import LayoutClimb

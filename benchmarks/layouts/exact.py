@@ -30,8 +30,8 @@ from schedc.analysis.bounds.layouts.layout_bound import layout_bound
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Infeasible
 from schedc.ir.layout import Layout, OpenLayout
-from schedc.ir.problem import Link
-from schedc.ir.workload import Device, Layer, Network, Workload
+from schedc.ir.network import Link, Network
+from schedc.ir.workload import Device, Layer, Workload
 from schedc.lower.problem import problem_of
 from schedc.solvers.common.base import Limits
 from schedc.solvers.exact.cpsat import solve_cpsat

@@ -33,9 +33,9 @@ from rich.table import Table
 from schedc.analysis.simulation.simulate import simulate
 from schedc.compile.driver import compile_problem
 from schedc.ir.layout import Layout
+from schedc.ir.network import Link, Network
 from schedc.ir.ops import Kind
-from schedc.ir.problem import Link
-from schedc.ir.workload import Device, Layer, Network, Workload
+from schedc.ir.workload import Device, Layer, Workload
 from schedc.lower.partition import balanced_partition
 from schedc.lower.placement import place
 from schedc.lower.problem import problem_of

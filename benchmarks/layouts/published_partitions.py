@@ -38,7 +38,8 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.compile.driver import compile_problem
 from schedc.ir.costs import MessageCost
 from schedc.ir.layout import Layout, OpenLayout
-from schedc.ir.workload import Device, Layer, Network, Workload
+from schedc.ir.network import Network
+from schedc.ir.workload import Device, Layer, Workload
 from schedc.lower.partition import balanced_partition
 from schedc.lower.placement import place
 from schedc.lower.problem import problem_of

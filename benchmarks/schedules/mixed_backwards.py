@@ -21,8 +21,9 @@ from rich.console import Console
 from rich.table import Table
 
 from schedc.compile.driver import compile_problem
+from schedc.ir.network import Link
 from schedc.ir.ops import Kind
-from schedc.ir.problem import Link, Problem, Stage
+from schedc.ir.problem import Problem, Stage
 from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.heuristics.greedy import Greedy

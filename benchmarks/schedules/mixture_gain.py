@@ -22,7 +22,8 @@ from rich.console import Console
 from rich.table import Table
 
 from schedc.compile.driver import compile_problem
-from schedc.ir.problem import Link, Problem, Stage
+from schedc.ir.network import Link
+from schedc.ir.problem import Problem, Stage
 from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.units import parse_duration_ns
 

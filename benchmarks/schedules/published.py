@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from schedc.analysis.simulation.simulate import simulate
-from schedc.ir.problem import Link, Problem, Stage
+from schedc.ir.network import Link
+from schedc.ir.problem import Problem, Stage
 from schedc.lower.placement import place
 from schedc.solvers.templates import TEMPLATES
 from schedc.study.bench.instances import instances

@@ -42,7 +42,8 @@ from schedc.study.tune.problems import candidate_problem
 from schedc.study.tune.request import PROFILE, read_request
 
 if TYPE_CHECKING:
-    from schedc.ir.problem import Link, Problem
+    from schedc.ir.network import Link
+    from schedc.ir.problem import Problem
     from schedc.study.tune.tune_file import Across
 
 MODEL, DEVICE = "llama3-405b", "h100"

@@ -27,7 +27,7 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.compile.certify import certify
 from schedc.errors import InvalidInput, Unsupported
 from schedc.ir import FREE, Conditions, Kind, Link, MadeBy, Plan, Problem, Schedule, Workload
-from schedc.lower.problem import layout_of, problem_of, problem_under
+from schedc.lower.problem import problem_of, problem_under
 from schedc.solvers.heuristics.rule_table import RuleTable
 from schedc.solvers.layout.layout_arrays import LayoutArrays, layout_arrays_of
 from schedc.solvers.layout.moves import transferred
@@ -198,22 +198,20 @@ def _draft(plan: Plan, workload: Workload) -> LayoutArrays:
     """The plan's layout, in the workload's layers."""
     if len(plan.problem.paths) > 1:
         raise Unsupported(f"plan {plan.name!r} has two paths; layers can move where there is one")
-    layout, layers = layout_of(plan.problem), workload.layers
-    first = {layer.position[0]: index for index, layer in enumerate(layers) if layer.position is not None}
-    bounds, last = layout.layers_of_stage, layers[-1].position
+    layout, stages = plan.problem.layout, len(plan.problem.stages)
     if (
-        last is None
-        or layout.paths != (tuple(range(len(layout.rank_of_stage))),)
+        layout is None
+        or workload.layers[-1].position is None
         or plan.problem.ranks != workload.ranks
-        or not bounds
-        or any(begin not in first for begin, _ in bounds)
-        or bounds[-1][1] != last[1]
+        or layout.paths != (tuple(range(stages)),)
+        or len(layout.layers_of_stage) != stages
+        or layout.layers_of_stage[-1][1] != len(workload.layers)
     ):
         raise InvalidInput(
             f"plan {plan.name!r} is not in the layers of job {workload.name!r}; give the plan's job, with the costs of layers"
             " (a profile.json with layers)"
         )
-    return layout_arrays_of(layout)._replace(cuts=(*(first[begin] for begin, _ in bounds), len(layers)))
+    return layout_arrays_of(layout)
 
 
 def _schedule(problem: Problem, rule_table: RuleTable) -> tuple[Schedule, int] | None:

@@ -14,7 +14,7 @@ from schedc.analysis.simulation.engines import Transfers, simulate_engine
 from schedc.compile.certify import first_of
 from schedc.errors import CheckFailed, Infeasible
 from schedc.ir import BoundName, Plan, Problem, Scope
-from schedc.lower.problem import layout_of, problem_of
+from schedc.lower.problem import problem_of
 from schedc.verify.layout import verify_open_layout
 from schedc.verify.problem import check_pipeline, verify_problem
 from schedc.verify.schedule.checks import verify_schedule
@@ -79,9 +79,9 @@ def problem_for(plan: Plan, job: Job) -> tuple[Problem | None, tuple[Violation, 
     """
     if job.open_layout is None:
         return job.problem, ()
-    layout = layout_of(plan.problem)
-    if not layout.layers_of_stage:
-        layout = dataclasses.replace(layout, layers_of_stage=job.open_layout.layers_of_stage or ())
+    layout = plan.problem.layout
+    if layout is None:
+        return None, (Violation("origin", "origin", "the plan does not say which of the job's layers each stage has"),)
     violations = verify_open_layout(job.workload, job.open_layout, layout)
     return (None, violations) if violations else (problem_of(job.workload, layout), ())
 

@@ -18,20 +18,18 @@ from __future__ import annotations
 import csv
 import math
 import re
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput, Unsupported
 from schedc.io.input_file import read_bytes, without_mark
 from schedc.io.location import Location, one_line, show
-from schedc.ir import Link, LinkState, LinkTrace, Problem
+from schedc.ir import Link, LinkState, LinkTrace, Network, Problem
 from schedc.units import MAX_QUANTITY, format_duration_ns
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
     from pathlib import Path
-
-
-_TRUNK = re.compile(r"site(0|[1-9]\d*)>site(0|[1-9]\d*)", re.ASCII)
 
 
 def links_toml(links: Iterable[tuple[Link, str]], *, sites: Sequence[int] = (), notes: Iterable[str] = ()) -> bytes:
@@ -55,20 +53,19 @@ def links_toml(links: Iterable[tuple[Link, str]], *, sites: Sequence[int] = (), 
 def link_topology_toml(problem: Problem) -> bytes:
     """A problem's links, exactly: each an override of its own, from which the front end makes the same links.
 
-    A problem does not say which ranks form a site, only which links share a trunk, and the trunks' names say which sites they join.
-    Sites are consecutive ranks: they are laid out so that every trunk joins the sites of its name; links that cross the border of
-    two sites without sharing their trunk are marked as lines of their own.
+    Links that cross the border of two sites without sharing their trunk are marked as lines of their own.
 
     Returns:
         The file's bytes; they end with a newline.
 
     Raises:
-        Unsupported: a trunk is not named after two sites, or the sites cannot be consecutive ranks.
+        Unsupported: a trunk is not named after the two sites of its ranks, or sites are not consecutive ranks.
     """
     sites, entries = _sites(problem), []
+    site_of = [site for site, count in enumerate(sites) for _ in range(count)]
     for link in problem.links:
         values = _pair(link)
-        if sites[link.source] != sites[link.destination] and link.trunk is None:
+        if site_of[link.source] != site_of[link.destination] and link.trunk is None:
             values["trunk"] = False
         values["latency"] = format_duration_ns(link.latency_ns, 9)
         if link.transfer_ns is not None:
@@ -76,7 +73,7 @@ def link_topology_toml(problem: Problem) -> bytes:
         elif link.bytes_per_second is not None:
             values["bandwidth"] = f"{link.bytes_per_second} B/s"
         entries.append((values, ""))
-    return _toml(entries, [sites.count(site) for site in range(sites[-1] + 1)])
+    return _toml(entries, sites)
 
 
 def _pair(link: Link) -> dict[str, object]:
@@ -112,31 +109,18 @@ def _toml(links: Iterable[tuple[dict[str, object], str]], sites: Sequence[int], 
 
 
 def _sites(problem: Problem) -> list[int]:
-    """The site of each rank."""
-    known: dict[int, int] = {0: 0}
+    """How many ranks each site has; where nobody says, there is one."""
+    network = Network(site_of_rank=(0,) * problem.ranks) if problem.origin is None else problem.origin.network
     for link in problem.links:
-        if link.trunk is not None:
-            match = _TRUNK.fullmatch(link.trunk)
-            if match is None:
-                raise Unsupported(
-                    f"{problem.name}: the trunk {link.trunk!r} of the link from rank {link.source} to rank {link.destination} is"
-                    " not named after two sites (site0>site1), so its links cannot be written as a topology"
-                )
-            for rank, site in zip((link.source, link.destination), map(int, match.groups()), strict=True):
-                if known.setdefault(rank, site) != site:
-                    raise Unsupported(
-                        f"{problem.name}: rank {rank} is in the sites {known[rank]} and {site} by the names of trunks"
-                    )
-    sites: list[int] = []
-    for rank in range(problem.ranks):
-        ahead = next((at for at in range(rank, problem.ranks) if at in known), None)
-        here = sites[-1] if sites else 0
-        if ahead is not None and known[ahead] - here > ahead - rank:
-            here += 1  # the sites up to that of the next rank that is known need one rank each
-        if known.get(rank, here) != here:
-            raise Unsupported(f"{problem.name}: by the names of trunks the sites are not consecutive ranks, see rank {rank}")
-        sites.append(here)
-    return sites
+        if link.trunk not in (None, network.trunk(link.source, link.destination)):
+            raise Unsupported(
+                f"{problem.name}: the trunk {link.trunk!r} of the link from rank {link.source} to rank {link.destination} is"
+                " not named after two sites (site0>site1), so its links cannot be written as a topology"
+            )
+    counts = Counter(network.site_of_rank)
+    if network.site_of_rank != tuple(sorted(network.site_of_rank)) or set(counts) != set(range(len(counts))):
+        raise Unsupported(f"{problem.name}: its sites are not consecutive ranks, so they cannot be written as a topology")
+    return [counts[site] for site in range(len(counts))]
 
 
 HEADER = ("time_ms", "ranks", "latency_ms", "bandwidth_GBps")

@@ -8,10 +8,11 @@ from __future__ import annotations
 from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState, LinkTrace
 from schedc.ir.costs import DURATIONS, FREE, BlockCosts, MessageCost
 from schedc.ir.layout import Layout, OpenLayout, Placement
+from schedc.ir.network import Link, Network, SiteLink, trunk_name
 from schedc.ir.ops import KIND_NAMES, WHOLE, Kind, Op, parse_op, token
 from schedc.ir.plan import BoundName, Certificate, Channel, Collective, MadeBy, Plan, RankPlan, Scope
-from schedc.ir.problem import MOST_OPS, DataParallel, Link, Objective, Problem, Stage, are_alike, groups_of
+from schedc.ir.problem import MOST_OPS, DataParallel, Objective, Origin, Problem, Stage, are_alike, groups_of
 from schedc.ir.resource import Resource
 from schedc.ir.schedule import Parts, Schedule
 from schedc.ir.trace import RankTrace, StepTrace, Trace
-from schedc.ir.workload import Device, Layer, Network, Semantics, SiteLink, Workload, trunk_name
+from schedc.ir.workload import Device, Layer, Semantics, Workload

@@ -17,7 +17,7 @@ from schedc.ir.ops import Kind
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from schedc.ir.problem import Link
+    from schedc.ir.network import Link
 
 MOST = 2**53 - 1
 """A plan file can say no larger number."""

@@ -7,16 +7,19 @@ counted from 0. Local field rules are checked on construction (`ValueError`); ru
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from schedc.ir.costs import BlockCosts, MessageCost
+from schedc.ir.costs import BlockCosts
+from schedc.ir.layout import Layout
 from schedc.ir.ops import Kind, Op
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from schedc.ir.network import Link, Network
 
 
 class Objective(StrEnum):
@@ -75,28 +78,6 @@ class Stage(BlockCosts):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link(MessageCost):
-    """The directed link from one rank to another: `arrival = max(ready, link free) + occupancy + latency`."""
-
-    source: int
-    destination: int
-    trunk: str | None = None
-    """Links with the same trunk are one resource; its name has a direction in it (`site0>site1`)."""
-
-    def __post_init__(self) -> None:
-        """Refuse a link from a rank to itself, and costs that cannot be."""
-        MessageCost.__post_init__(self)
-        if self.source == self.destination:
-            raise ValueError(f"a link needs two ranks, got {self.source} twice")
-
-    @classmethod
-    def of(cls, source: int, destination: int, cost: MessageCost, trunk: str | None) -> Link:
-        """The link of this cost."""
-        costs = {field.name: getattr(cost, field.name) for field in fields(MessageCost)}
-        return cls(source=source, destination=destination, trunk=trunk, **costs)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DataParallel:
     """The collectives beside the pipeline: `RS(s)` after the last W of stage s, `AG(s)` before its first F (ZeRO 1)."""
 
@@ -108,6 +89,16 @@ class DataParallel:
     """Per stage; empty: no all-gather is modelled (ZeRO 0)."""
     trunk: str | None = None
     """None: each rank has its own resource for collectives; else they queue on this trunk with the pipeline's transfers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a Problem came from, as far as it does not say so itself."""
+
+    layers_of_stage: tuple[tuple[int, int], ...]
+    """The partition: per stage, its layers [first, last) of the Workload, as a Layout has them."""
+    network: Network
+    """Of the Workload: between any two ranks, and with what messages cost by the job, whatever the Problem's links cost now."""
 
 
 MOST_OPS = 1_000_000
@@ -140,6 +131,21 @@ class Problem:
     """What the job called the map of stages to ranks; for people. Code looks at `stages` and `paths`."""
     data_parallel: DataParallel | None = None
     objective: Objective = Objective.MAKESPAN
+    origin: Origin | None = field(default=None, compare=False, repr=False)
+    """None: it was made by hand. Problems that ask for the same are equal, wherever they came from."""
+
+    @property
+    def layout(self) -> Layout | None:
+        """The layout that it was made in; None: nobody knows its layers of the Workload."""
+        if self.origin is None:
+            return None
+        return Layout(
+            rank_of_stage=tuple(stage.rank for stage in self.stages),
+            paths=self.paths,
+            layers_of_stage=self.origin.layers_of_stage,
+            recomputed=frozenset(index for index, stage in enumerate(self.stages) if stage.recompute),
+            placement=self.placement,
+        )
 
     @property
     def num_ops(self) -> int:

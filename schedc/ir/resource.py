@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from schedc.ir.problem import DataParallel, Link
+    from schedc.ir.network import Link
+    from schedc.ir.problem import DataParallel
 
 
 class Resource(NamedTuple):

@@ -6,12 +6,16 @@ microbatches are counted from 0. Rules across fields are in `schedc.verify.workl
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
-from schedc.ir.costs import FREE, BlockCosts, MessageCost
-from schedc.ir.problem import DataParallel, Link, Objective
+from schedc.ir.costs import BlockCosts
+from schedc.ir.problem import DataParallel, Objective
+
+if TYPE_CHECKING:
+    from schedc.ir.network import Network
 
 
 class Semantics(StrEnum):
@@ -19,11 +23,6 @@ class Semantics(StrEnum):
 
     SCHEDC = "schedc"
     TORCH = "torch"
-
-
-def trunk_name(source: int, destination: int) -> str:
-    """The name of the trunk from one site to another, `site0>site1`."""
-    return f"site{source}>site{destination}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,63 +57,6 @@ class Device:
     """Of activations, in microbatches: this many times what one of them holds on the rank, all its stages of one path together."""
     capacity_bytes: int | None = None
     """Of everything; activations get what the rank's stages do not hold all the time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SiteLink:
-    """What a message costs from a rank of one site to a rank of another."""
-
-    source: int
-    """A site, as is `destination`."""
-    destination: int
-    cost: MessageCost
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
-    """What a message costs between any two ranks.
-
-    What is said of a pair of ranks wins over what is said of their sites, and that over `between`. Each pair is said completely.
-    """
-
-    site_of_rank: tuple[int, ...]
-    within: MessageCost = FREE
-    """Any two ranks of one site."""
-    between: MessageCost | None = None
-    """Any two ranks of different sites; None: only those in `site_links` and `links` are connected."""
-    site_links: tuple[SiteLink, ...] = ()
-    """Directed pairs of sites that differ from `between`."""
-    links: tuple[Link, ...] = ()
-    """Directed pairs of ranks that differ from their sites; with their trunk, if they share it."""
-    _cost_of_sites: dict[tuple[int, int], MessageCost] = field(init=False, repr=False, compare=False)
-    _link_of: dict[tuple[int, int], Link] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        """Make the lookups of `cost` and `link`."""
-        object.__setattr__(self, "_cost_of_sites", {(link.source, link.destination): link.cost for link in self.site_links})
-        object.__setattr__(self, "_link_of", {(link.source, link.destination): link for link in self.links})
-
-    def link(self, source: int, destination: int) -> Link | None:
-        """The link from one rank to another; None: nothing connects them."""
-        link = self._link_of.get((source, destination))
-        if link is not None:
-            return link
-        cost = self.cost(source, destination)
-        return None if cost is None else Link.of(source, destination, cost, self.trunk(source, destination))
-
-    def connects(self, source: int, destination: int) -> bool:
-        """Whether there is a link from one rank to another."""
-        return self.cost(source, destination) is not None or (source, destination) in self._link_of
-
-    def cost(self, source: int, destination: int) -> MessageCost | None:
-        """What a message costs from one rank to another by their sites alone; None: nothing connects these."""
-        here, there = self.site_of_rank[source], self.site_of_rank[destination]
-        return self.within if here == there else self._cost_of_sites.get((here, there), self.between)
-
-    def trunk(self, source: int, destination: int) -> str | None:
-        """The trunk from one rank's site to the other's; None within a site."""
-        here, there = self.site_of_rank[source], self.site_of_rank[destination]
-        return None if here == there else trunk_name(here, there)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput
-from schedc.ir import Conditions, Kind, Layer, Layout, Problem, Semantics, Stage, Workload, are_alike
+from schedc.ir import Conditions, Kind, Layer, Layout, Origin, Problem, Semantics, Stage, Workload, are_alike
 from schedc.units import MAX_QUANTITY
 from schedc.verify.problem import verify_problem
 
@@ -59,21 +59,10 @@ def problem_of(workload: Workload, layout: Layout) -> Problem:
         placement=layout.placement,
         data_parallel=parallel,
         objective=workload.objective,
+        origin=Origin(layers_of_stage=layout.layers_of_stage, network=workload.network),
     )
     # The order of microbatches that are alike says nothing.
     return replace(problem, in_order=True) if workload.in_order and not are_alike(problem) else problem
-
-
-def layout_of(problem: Problem) -> Layout:
-    """The layout of which it was made; without a partition where its stages do not know their layers."""
-    bounds = tuple(stage.layers for stage in problem.stages if stage.layers is not None)
-    return Layout(
-        rank_of_stage=tuple(stage.rank for stage in problem.stages),
-        paths=problem.paths,
-        layers_of_stage=bounds if len(bounds) == len(problem.stages) else (),
-        recomputed=frozenset(index for index, stage in enumerate(problem.stages) if stage.recompute),
-        placement=problem.placement,
-    )
 
 
 def stage_static_bytes(workload: Workload, layout: Layout) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from itertools import pairwise
 
 from schedc.ir import DURATIONS, MOST_OPS, Kind, Objective, Plan, Problem
+from schedc.verify.network import NETWORK
 from schedc.verify.violation import Checks, Found, Violation, absent, negative, path_faults, repeated, too_few
 
 CHECKS: Checks[[Problem]] = Checks()
@@ -163,6 +164,21 @@ def check_data_parallel(problem: Problem) -> Found:
 
 
 @CHECKS
+def check_origin(problem: Problem) -> Found:
+    """Where it says what it came from, each stage has layers of the workload there, and the network is sound."""
+    origin = problem.origin
+    if origin is None:
+        return
+    if len(origin.layers_of_stage) != len(problem.stages):
+        message = f"expected layers of each of the {len(problem.stages)} stages, found {len(origin.layers_of_stage)}"
+        yield "origin.layers_of_stage", message
+    for stage, layers in enumerate(origin.layers_of_stage):
+        if layers[0] >= layers[1]:
+            yield f"origin.layers_of_stage[{stage}]", f"found {_shown(layers)}, expected one or more layers"
+    yield from ((f"origin.{place}", message) for _, place, message in NETWORK.broken(origin.network, problem.ranks))
+
+
+@CHECKS
 def check_objective(problem: Problem) -> Found:
     """The objective is one that exists."""
     if not isinstance(problem.objective, Objective):
@@ -199,8 +215,8 @@ def _is_stage(problem: Problem, stage: int) -> bool:
 
 PIPELINE = ("ranks", "microbatches", "paths", "path_of", "split_backward")
 """The fields of a Problem that decide which orders make sense for it; and the ranks of its stages."""
-FOR_PEOPLE = ("name", "placement")
-"""The fields that mean nothing to a plan."""
+FOR_PEOPLE = ("name", "placement", "origin")
+"""The fields that mean nothing to a plan's orders and times."""
 COSTS = tuple(field.name for field in fields(Problem) if field.name not in PIPELINE + FOR_PEOPLE)
 """All other fields, so that none is forgotten."""
 

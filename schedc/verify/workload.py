@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from schedc.ir import Kind, Objective, Semantics, Workload
-from schedc.verify.violation import Checks, Found, Violation, absent, negative, repeated, too_few
+from schedc.verify.network import NETWORK
+from schedc.verify.violation import Checks, Found, Violation, negative, too_few
 
 if TYPE_CHECKING:
     from enum import StrEnum
@@ -19,7 +20,7 @@ CHECKS: Checks[[Workload]] = Checks()
 
 def verify_workload(workload: Workload) -> tuple[Violation, ...]:
     """Every rule of a workload that is broken, with its place; empty if the workload is sound."""
-    return CHECKS.broken(workload)
+    return CHECKS.broken(workload) + NETWORK.broken(workload.network, workload.ranks)
 
 
 @CHECKS
@@ -81,38 +82,6 @@ def check_devices(workload: Workload) -> Found:
         for name, value in given.items():
             if value < 0:
                 yield f"devices[{rank}].{name}", f"expected at least 0, found {value}"
-
-
-@CHECKS
-def check_sites(workload: Workload) -> Found:
-    """Every rank is in a site; sites are counted from 0."""
-    sites = workload.network.site_of_rank
-    if len(sites) != workload.ranks:
-        yield "network.site_of_rank", f"expected one site for each of the {workload.ranks} ranks, found {len(sites)}"
-    yield from negative("network.site_of_rank", sites)
-
-
-@CHECKS
-def check_link_ends(workload: Workload) -> Found:
-    """What is said of two sites or of two ranks is about two that exist."""
-    network = workload.network
-    sites = max(network.site_of_rank, default=-1) + 1
-    for index, between in enumerate(network.site_links):
-        place = f"network.site_links[{index}]"
-        yield from absent("site", sites, ((place, between.source), (place, between.destination)))
-        if between.source == between.destination:
-            yield place, f"expected two sites, found {between.source} twice"
-    for index, link in enumerate(network.links):
-        place = f"network.links[{index}]"
-        yield from absent("rank", workload.ranks, ((place, link.source), (place, link.destination)))
-
-
-@CHECKS
-def check_link_unique(workload: Workload) -> Found:
-    """A directed pair of sites, or of ranks, is described once."""
-    network = workload.network
-    yield from repeated("network.site_links", ((link.source, link.destination) for link in network.site_links), "{} to {}")
-    yield from repeated("network.links", ((link.source, link.destination) for link in network.links), "{} to {}")
 
 
 @CHECKS

@@ -18,8 +18,9 @@ from schedc.errors import InvalidInput
 from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState
 from schedc.ir.costs import MessageCost
 from schedc.ir.layout import Layout
+from schedc.ir.network import Network
 from schedc.ir.ops import Kind
-from schedc.ir.workload import Device, Layer, Network, Workload
+from schedc.ir.workload import Device, Layer, Workload
 from schedc.lower.problem import problem_of, problem_under, static_bytes
 from schedc.solvers.heuristics.rule_table import RuleTable
 from schedc.verify.plan.checks import verify_plan

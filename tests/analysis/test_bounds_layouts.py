@@ -18,8 +18,9 @@ from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.errors import Infeasible
 from schedc.ir.costs import MessageCost
 from schedc.ir.layout import OpenLayout, Placement
-from schedc.ir.problem import Link, Objective
-from schedc.ir.workload import Device, Layer, Network, Semantics, Workload
+from schedc.ir.network import Link, Network
+from schedc.ir.problem import Objective
+from schedc.ir.workload import Device, Layer, Semantics, Workload
 from schedc.lower.placement import place
 from schedc.lower.problem import problem_of
 

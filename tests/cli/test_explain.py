@@ -19,9 +19,9 @@ from schedc.compile.certify import certify
 from schedc.errors import CheckFailed
 from schedc.formats.plan.plan_file import write_plan
 from schedc.frontend.job import load_job
+from schedc.ir.network import Link
 from schedc.ir.ops import Kind, Op
 from schedc.ir.plan import BoundName, MadeBy
-from schedc.ir.problem import Link
 from schedc.ir.schedule import Schedule
 from schedc.solvers.common.interruption import Interruption
 from schedc.solvers.heuristics.greedy import Greedy

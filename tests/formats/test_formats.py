@@ -11,9 +11,10 @@ import pytest
 from suite.command_line import schedc
 
 from schedc.analysis.simulation.simulate import simulate
+from schedc.compile.plans import problem_for
 from schedc.formats.convergence_file import MeasuredUpdate, read_convergence
 from schedc.formats.family_file import read_family
-from schedc.formats.plan.plan_file import read_plan
+from schedc.formats.plan.plan_file import plan_json, read_plan
 from schedc.formats.trace_file import read_trace
 from schedc.frontend.job import load_job
 from schedc.frontend.job_source import source_of_file
@@ -22,7 +23,7 @@ from schedc.study.sweep.run import Journal
 from schedc.study.tune.request import read_request
 from schedc.verify.plan.checks import verify_plan
 
-V1 = Path(__file__).parent / "v1"
+V1, V2 = (Path(__file__).parent / folder for folder in ("v1", "v2"))
 WITHOUT = "--set pipeline.recompute=none --set memory.capacity='200 MiB'"
 COMMANDS = {
     "verify plan.json --job job.toml": "plan.json",
@@ -63,6 +64,31 @@ def test_plans_and_jobs_of_version_1_mean_what_they_meant(name: str, job: str, o
     loaded = load_job(V1 / f"{job}.toml")
     assert loaded.given_problem in (plan.problem, None)
     assert {path.name for path in loaded.files} >= {f"{job}.toml", "profile.json", "topology.toml"}
+
+
+@pytest.mark.parametrize("path", sorted(V1.rglob("*plan*.json")), ids=lambda path: path.name)
+def test_the_origin_of_plans_of_version_1_is_made_up_for(path: Path) -> None:
+    plan = read_plan(path)
+    job = load_job(V1 / ("open.toml" if path.name.startswith("open") else "job.toml"))
+    origin, network = plan.problem.origin, job.workload.network
+    assert plan_json(plan, 1) == path.read_bytes()
+    assert origin is not None and origin.network.site_of_rank == network.site_of_rank
+    assert origin.network.links == plan.problem.links
+    if job.given_layout is None:
+        assert (problem_for(plan, job)[0] == plan.problem) == (plan.made_by.job_sha256 == job.sha256)
+    else:
+        assert plan.problem.layout == job.given_layout
+
+
+@pytest.mark.parametrize("path", sorted(V2.rglob("*plan*.json")), ids=lambda path: path.name)
+def test_plans_of_version_2_say_their_origin(path: Path) -> None:
+    plan = read_plan(path)
+    job = load_job(V1 / ("open.toml" if path.name.startswith("open") else "job.toml"))
+    assert plan.problem.origin is not None and plan.problem.origin.network == job.workload.network
+    assert plan_json(plan) == path.read_bytes()
+    assert verify_plan(plan) == ()
+    assert path.name.startswith("open") or plan == read_plan(V1 / path.relative_to(V2))
+    assert problem_for(plan, job)[1] == ()
 
 
 def test_others_of_version_1_hold_what_they_held(here: Path) -> None:

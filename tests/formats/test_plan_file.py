@@ -4,19 +4,23 @@ import json
 import pickle
 import re
 from dataclasses import replace
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from inputs.plans import plans, small_plan
+from inputs.workloads import random_workload
 
 from schedc.errors import InvalidInput
 from schedc.formats.plan.plan_file import parse_plan, plan_json, read_plan, write_plan
 from schedc.formats.plan.plan_structs import plan_schema
+from schedc.ir.network import Link
 from schedc.ir.ops import Kind
 from schedc.ir.plan import MadeBy
-from schedc.ir.problem import Link, Objective
+from schedc.ir.problem import Objective
 from schedc.ir.schedule import Parts
+from schedc.lower.problem import problem_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,6 +73,19 @@ def test_fields_that_random_plans_lack() -> None:
     assert parse_plan(plan_json(plan), "x") == plan
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_an_origin_is_read_again(seed: int) -> None:
+    workload, layout = random_workload(Random(seed))
+    problem = problem_of(workload, layout)
+    plan = small_plan(origin=problem.origin)
+    again = parse_plan(plan_json(plan), "x")
+    assert again.problem.origin == problem.origin is not None
+    assert plan_json(again) == plan_json(plan)
+    without = parse_plan(plan_json(small_plan()), "x")
+    assert without.problem.origin is None
+    assert without == again  # they ask for the same
+
+
 def test_a_plan_that_does_not_say_what_stages_hold_all_the_time_is_read() -> None:
     plan = small_plan()
     assert "static_bytes" not in json.loads(plan_json(plan))["costs"]
@@ -80,7 +97,7 @@ def test_a_plan_that_does_not_say_what_stages_hold_all_the_time_is_read() -> Non
 
 def test_the_layout_is_the_format() -> None:
     text = plan_json(small_plan()).decode()
-    assert text.startswith('{\n  "format": "schedc.plan",\n  "version": 1,\n  "name": "test",\n')
+    assert text.startswith('{\n  "format": "schedc.plan",\n  "version": 2,\n  "name": "test",\n')
     assert text.endswith("\n")
     assert '      "compute": ["F0.0 F0.1 F0.2 BW0.0 F0.3 BW0.1 BW0.2 BW0.3"],\n' in text
     assert '        {"name": "recv_prev", "peer": 0, "transfers": ["F0.0 F0.1 F0.2 F0.3"], "post_before": ["0 0 1 5"]}\n' in text
@@ -113,17 +130,39 @@ def test_write_and_read_a_file(tmp_path: Path) -> None:
 BAD: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "another format": (lambda p: p.update(format="x"), 'format: found "x", expected "schedc.plan"'),
     "no format": (lambda p: p.pop("format"), 'format: found null, expected "schedc.plan"'),
-    "a later version": (lambda p: p.update(version=2), "version: found 2, expected 1, the one version that this schedc reads"),
-    "version true": (lambda p: p.update(version=True), "version: found true, expected 1, the one version that this schedc reads"),
+    "a later version": (lambda p: p.update(version=3), "version: found 3, expected 1 or 2, the versions that this schedc reads"),
+    "version true": (lambda p: p.update(version=True), "version: found true, expected 1 or 2, the versions that this schedc reads"),
     "version as text": (
         lambda p: p.update(version="1"),
-        'version: found "1", expected 1, the one version that this schedc reads',
+        'version: found "1", expected 1 or 2, the versions that this schedc reads',
+    ),
+    "an origin in version 1": (
+        lambda p: p.update(version=1, origin={"layers_of_stage": [], "network": {"site_of_rank": []}}),
+        "origin: found a key that version 1 does not have, expected no such key",
+    ),
+    "a site below 0": (
+        lambda p: p.update(origin={"layers_of_stage": [], "network": {"site_of_rank": [-1]}}),
+        "origin.network.site_of_rank[0]: found -1, expected a whole number from 0 to 9007199254740991",
+    ),
+    "an origin without a network": (
+        lambda p: p.update(origin={"layers_of_stage": []}),
+        "origin.network: found nothing, expected a table",
+    ),
+    "a link of the topology to itself": (
+        lambda p: p.update(
+            origin={
+                "layers_of_stage": [],
+                "network": {"site_of_rank": [0], "links": [{"source": 2, "destination": 2, "latency_ns": 0}]},
+            }
+        ),
+        "origin.network.links[0]: found a link from rank 2 to itself, expected two ranks",
     ),
     "no ranks": (lambda p: p.pop("ranks"), "ranks: found nothing, expected a list, each a table"),
     "ranks an object": (lambda p: p.update(ranks={}), "ranks: found an empty table, expected a list, each a table"),
     "a near key": (
         lambda p: p.update(costz={}),
-        "costz: found an unknown key, expected one of format, version, name, made_by, certificate, pipeline, costs, ranks;"
+        "costz: found an unknown key, expected one of format, version, name, made_by, certificate, pipeline, costs, origin,"
+        " ranks;"
         " did you mean 'costs'?",
     ),
     "a near key inside": (
@@ -327,7 +366,7 @@ def test_blanks_between_tokens_do_not_matter() -> None:
 def test_the_schema_names_every_key() -> None:
     schema = plan_schema()
     definitions = schema["$defs"]
-    assert list(definitions["PlanFile"]["properties"]) == list(json.loads(WHOLE))
+    assert [key for key in definitions["PlanFile"]["properties"] if key != "origin"] == list(json.loads(WHOLE))
     assert definitions["PlanFile"]["additionalProperties"] is False
     assert definitions["ChannelEntry"]["required"] == ["name", "peer", "transfers"]
     assert json.loads(json.dumps(schema)) == schema

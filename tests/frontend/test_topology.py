@@ -11,7 +11,8 @@ from schedc.verify.problem import verify_problem
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from schedc.ir.problem import Link, Problem
+    from schedc.ir.network import Link
+    from schedc.ir.problem import Problem
 
 MS = 1_000_000
 PIPELINE = """

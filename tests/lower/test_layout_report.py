@@ -11,7 +11,8 @@ from hypothesis import given, strategies as st
 from inputs.workloads import random_workload
 
 from schedc.ir.layout import Layout
-from schedc.ir.workload import Device, Layer, Network, Workload
+from schedc.ir.network import Network
+from schedc.ir.workload import Device, Layer, Workload
 from schedc.lower.layout_report import layout_report
 from schedc.lower.placement import place
 from schedc.lower.problem import problem_of, static_bytes

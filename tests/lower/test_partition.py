@@ -12,7 +12,8 @@ import pytest
 from inputs.measured_chains import BERT24_CUTS, BERT24_LOADS_US, BERT24_MESSAGE_US, CHAINS_US, LEAST_US
 
 from schedc.ir.layout import Layout
-from schedc.ir.workload import Device, Layer, Network, Workload
+from schedc.ir.network import Network
+from schedc.ir.workload import Device, Layer, Workload
 from schedc.lower import partition
 from schedc.lower.partition import balanced_partition, in_flight_of_1f1b
 from schedc.lower.placement import place

@@ -16,9 +16,10 @@ from inputs.workloads import random_workload
 from schedc.frontend.job import load_job
 from schedc.ir.costs import FREE
 from schedc.ir.layout import Layout
+from schedc.ir.network import Link, Network
 from schedc.ir.ops import Kind
-from schedc.ir.problem import DataParallel, Link
-from schedc.ir.workload import Device, Layer, Network, Semantics, Workload
+from schedc.ir.problem import DataParallel
+from schedc.ir.workload import Device, Layer, Semantics, Workload
 from schedc.lower.problem import problem_of, static_bytes
 from schedc.verify.layout import verify_layout
 from schedc.verify.problem import verify_problem
@@ -151,6 +152,8 @@ def all_the_rest(workload: Workload, layout: Layout, problem: Problem) -> None:
     parallel = workload.data_parallel
     assert (problem.name, problem.ranks, problem.microbatches) == (workload.name, len(workload.devices), workload.microbatches)
     assert (problem.paths, problem.placement) == (layout.paths, layout.placement)
+    assert problem.layout == layout
+    assert problem.origin is not None and problem.origin.network is workload.network
     assert list(problem.path_of) == [microbatch % len(layout.paths) for microbatch in range(workload.microbatches)]
     assert (problem.split_backward, problem.objective) == (workload.split_backward, workload.objective)
     assert problem.cut_blocks == (workload.semantics is not Semantics.TORCH)

@@ -11,7 +11,8 @@ from oracles.brute_force import optimum
 
 from schedc.analysis.bounds.lower_bounds import lower_bounds
 from schedc.ir.index import tables_of
-from schedc.ir.problem import DataParallel, Link, Objective
+from schedc.ir.network import Link
+from schedc.ir.problem import DataParallel, Objective
 from schedc.ir.resource import Resource
 from schedc.models.blocks import TimeGrid, blocks_of
 from schedc.solvers.common.base import Limits

@@ -16,7 +16,7 @@ from runs.transport_runs import measure, measure_without
 
 from schedc.formats.links import links_toml
 from schedc.formats.plan.plan_file import write_plan
-from schedc.ir.problem import Link
+from schedc.ir.network import Link
 from schedc.runtime.profiling.pairs import Agenda, Exchange, fit_link, line_ns, one_way_times
 from schedc.solvers.driver.registry import constructive
 

@@ -159,7 +159,7 @@ def test_options_that_differ(two: Ranks) -> None:
 def test_version_and_format(two: Ranks, tmp_path: Path) -> None:
     text = plan_json(sound()).decode()
     for number, (old, new, word) in enumerate(
-        [('"version": 1', '"version": 2', "version"), ("schedc.plan", "other.plan", "format")]
+        [('"version": 2', '"version": 3', "version"), ("schedc.plan", "other.plan", "format")]
     ):
         path = tmp_path / f"{number}.json"
         assert old in text

@@ -13,7 +13,8 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import NoPlanFound
 from schedc.ir.costs import MessageCost
 from schedc.ir.layout import OpenLayout
-from schedc.ir.workload import Device, Layer, Network, Workload
+from schedc.ir.network import Network
+from schedc.ir.workload import Device, Layer, Workload
 from schedc.lower.placement import place
 from schedc.lower.problem import problem_of
 from schedc.solvers.layout.adaptis import Adaptis

@@ -6,7 +6,8 @@ import pytest
 from ortools.sat.python import cp_model
 
 from schedc.analysis.simulation.simulate import simulate
-from schedc.ir.problem import Link, Objective, Problem, Stage
+from schedc.ir.network import Link
+from schedc.ir.problem import Objective, Problem, Stage
 from schedc.solvers.common.base import NO_LIMITS, Limits
 from schedc.solvers.driver.registry import constructive
 from schedc.solvers.exact.cpsat import run, solve_cpsat, solver_of

@@ -10,7 +10,8 @@ from schedc.analysis.bounds.clock import never
 from schedc.analysis.bounds.lower_bounds import best_bound, simple_bound
 from schedc.compile.driver import compile_layouts
 from schedc.ir.layout import OpenLayout
-from schedc.ir.workload import Device, Layer, Network, Workload
+from schedc.ir.network import Network
+from schedc.ir.workload import Device, Layer, Workload
 from schedc.lower.problem import problem_of
 from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.driver import layout_search, layouts, portfolio

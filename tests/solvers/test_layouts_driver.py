@@ -20,9 +20,9 @@ from schedc.compile.driver import compile_layouts
 from schedc.errors import Infeasible, NoPlanFound, Unsupported
 from schedc.formats.plan.plan_file import parse_plan, plan_json
 from schedc.ir.layout import OpenLayout
+from schedc.ir.network import Link, Network
 from schedc.ir.plan import BoundName, Scope
-from schedc.ir.problem import Link
-from schedc.ir.workload import Device, Network
+from schedc.ir.workload import Device
 from schedc.lower.placement import place
 from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.common.interruption import Interruption

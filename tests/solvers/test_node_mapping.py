@@ -12,8 +12,7 @@ from inputs.problems import make_problem
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput
 from schedc.ir.costs import MessageCost
-from schedc.ir.problem import Link
-from schedc.ir.workload import Network
+from schedc.ir.network import Link, Network
 from schedc.solvers.common.base import Limits
 from schedc.solvers.driver.registry import constructive
 from schedc.solvers.node_mapping.exact import assign

@@ -12,8 +12,9 @@ import pytest
 import schedc.verify.layout as rules
 from schedc.ir.costs import FREE
 from schedc.ir.layout import Layout
+from schedc.ir.network import Network
 from schedc.ir.problem import DataParallel
-from schedc.ir.workload import Device, Layer, Network, Semantics, Workload
+from schedc.ir.workload import Device, Layer, Semantics, Workload
 from schedc.verify.layout import verify_layout
 from schedc.verify.workload import verify_workload
 

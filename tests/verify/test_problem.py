@@ -12,7 +12,8 @@ from hypothesis import given
 from inputs.problems import make_problem, problems
 
 import schedc.verify.problem as rules
-from schedc.ir.problem import DataParallel, Link, Problem, Stage
+from schedc.ir.network import Link, Network
+from schedc.ir.problem import DataParallel, Origin, Problem, Stage
 from schedc.verify.problem import verify_problem
 
 PARALLEL = DataParallel(size=2, zero_stage=1, reduce_scatter_ns=(5, 5), all_gather_ns=(3, 3))
@@ -38,6 +39,11 @@ SOUND = make_problem(2, 3)
 ONE_RANK = make_problem(1, 1)
 THREE = replace(make_problem(2, 3, placement=[0, 1, 1]), paths=((0, 1), (2,)))
 BOTH = (Link(source=0, destination=1, trunk="east"), Link(source=1, destination=0))
+
+
+def _origin(layers: tuple[tuple[int, int], ...] = ((0, 3), (3, 4)), sites: tuple[int, ...] = (0, 1)) -> Origin:
+    return Origin(layers_of_stage=layers, network=Network(site_of_rank=sites, links=BOTH))
+
 
 BROKEN = [
     ("counts", "microbatches", _problem(microbatches=0, path_of=()), "expected at least 1, found 0"),
@@ -121,6 +127,14 @@ BROKEN = [
         _problem(links=BOTH, data_parallel=replace(PARALLEL, trunk="west")),
         "no link is on trunk 'west'; the trunks are 'east'",
     ),
+    (
+        "origin",
+        "origin.layers_of_stage",
+        _problem(origin=_origin(((0, 3),))),
+        "each of the 2 stages, found 1",
+    ),
+    ("origin", "origin.layers_of_stage[1]", _problem(origin=_origin(((0, 3), (3, 3)))), "found 3 to 3"),
+    ("origin", "origin.network.site_of_rank", _problem(origin=_origin(sites=(0,))), "one site for each of the 2 ranks, found 1"),
     ("objective", "objective", _problem(objective="speed"), "expected makespan or stage-span, found 'speed'"),
     (
         "size",
@@ -159,6 +173,15 @@ def test_empty_problem_is_refused_without_a_traceback() -> None:
 def test_sound_data_parallel_is_accepted() -> None:
     for parallel in (PARALLEL, replace(PARALLEL, trunk="east"), replace(PARALLEL, all_gather_ns=(), zero_stage=0)):
         assert verify_problem(_problem(links=BOTH, data_parallel=parallel)) == ()
+
+
+def test_a_sound_origin_is_accepted_and_says_the_layout() -> None:
+    problem = _problem(origin=_origin())
+    assert verify_problem(problem) == ()
+    assert problem.layout is not None
+    assert (problem.layout.rank_of_stage, problem.layout.layers_of_stage) == ((0, 1), ((0, 3), (3, 4)))
+    assert SOUND.layout is None
+    assert problem == SOUND  # what is asked for is the same
 
 
 def test_sound_layers_are_accepted() -> None:

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+import schedc.verify.network as network_rules
 import schedc.verify.workload as rules
 from schedc.ir.costs import FREE
-from schedc.ir.problem import DataParallel, Link
-from schedc.ir.workload import Device, Layer, Network, SiteLink, Workload
+from schedc.ir.network import Link, Network, SiteLink
+from schedc.ir.problem import DataParallel
+from schedc.ir.workload import Device, Layer, Workload
 from schedc.verify.workload import verify_workload
 
 LAYER = Layer(forward_ns=(1,), backward_input_ns=(1,), backward_weight_ns=(1,), backward_ns=(2,), position=(0, 1))
@@ -103,5 +105,6 @@ def test_the_sound_one_is_accepted() -> None:
 
 
 def test_every_check_is_run_and_is_tested() -> None:
-    defined = {name.replace("_", "-") for name in re.findall(r"def check_(\w+)", Path(rules.__file__).read_text())}
-    assert set(rules.CHECKS.rules) == defined == {case[0] for case in BROKEN}
+    text = "".join(Path(name).read_text() for module in (rules, network_rules) if (name := module.__file__))
+    defined = {name.replace("_", "-") for name in re.findall(r"def check_(\w+)", text)}
+    assert {*rules.CHECKS.rules, *network_rules.NETWORK.rules} == defined == {case[0] for case in BROKEN}

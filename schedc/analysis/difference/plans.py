@@ -135,8 +135,8 @@ def facts_of(plan: Plan) -> PlanFacts:
 
 
 def _fields(thing: Any, *others: str) -> list[tuple[str, Any]]:
-    """The fields of a dataclass with their values, but for lists of others and those that are named; of None, none."""
-    left_out = ("stages", "links", "data_parallel", *others)
+    """The fields of a dataclass with their values, but for the origin, lists of others and those that are named; of None, none."""
+    left_out = ("stages", "links", "data_parallel", "origin", *others)
     return [] if thing is None else [(each.name, getattr(thing, each.name)) for each in fields(thing) if each.name not in left_out]
 
 

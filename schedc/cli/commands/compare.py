@@ -82,10 +82,11 @@ def compared(plan: Plan, timeline: Timeline, plan_path: Path, trace_path: Path, 
     """
     from schedc.analysis.comparison.compare import compare
     from schedc.formats.plan.plan_file import plan_sha256
+    from schedc.formats.plan.plan_structs import VERSIONS
     from schedc.formats.trace_file import read_trace
 
     trace, sha256 = read_trace(trace_path), plan_sha256(plan)
-    if trace.plan_sha256 != sha256:
+    if trace.plan_sha256 != sha256 and trace.plan_sha256 not in [plan_sha256(plan, version) for version in VERSIONS]:
         raise InvalidInput(
             f"{trace_path}: is a trace of the plan {trace.plan_name!r} with the sha256 {trace.plan_sha256[:12]}…, found {plan_path}"
             f" with {sha256[:12]}…; compare the plan that was run"

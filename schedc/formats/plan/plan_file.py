@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,11 +18,13 @@ from msgspec import UNSET, structs
 from schedc.errors import InvalidInput
 from schedc.formats.plan.plan_structs import (
     FORMAT,
-    VERSION,
+    VERSIONS,
+    CostEntry,
     CostsEntry,
     FileHeader,
     LinkEntry,
     OpTokens,
+    OriginEntry,
     PartsEntry,
     Pipeline,
     PlanFile,
@@ -33,6 +35,7 @@ from schedc.formats.plan.plan_structs import (
     parse_plan_op,
     read_tokens,
 )
+from schedc.formats.plan.version_1 import origin_of
 from schedc.io.input_file import MOST_BYTES, read_bytes, without_mark
 from schedc.io.location import Location, show
 from schedc.io.tables import decode, pretty_json
@@ -44,12 +47,16 @@ from schedc.ir import (
     Kind,
     Link,
     MadeBy,
+    MessageCost,
+    Network,
     Op,
+    Origin,
     Parts,
     Plan,
     Problem,
     RankPlan,
     Scope,
+    SiteLink,
     Stage,
 )
 
@@ -108,8 +115,9 @@ def _check_header(content: bytes, location: Location) -> None:
         raise
     if header.format != FORMAT:
         raise (location / "format").refuse(show(header.format), show(FORMAT))
-    if type(header.version) is not int or header.version != VERSION:
-        raise (location / "version").refuse(show(header.version), f"{VERSION}, the one version that this schedc reads")
+    if type(header.version) is not int or header.version not in VERSIONS:
+        known = " or ".join(map(str, VERSIONS))
+        raise (location / "version").refuse(show(header.version), f"{known}, the versions that this schedc reads")
 
 
 def _placed(values: Sequence[T], location: Location) -> Iterator[tuple[Location, T]]:
@@ -164,7 +172,32 @@ def _problem(file: PlanFile, num_ops: int, location: Location) -> Problem:
         "data_parallel": DataParallel(**structs.asdict(costs.data_parallel)) if costs.data_parallel else None,
     }
     same = structs.asdict(costs) | structs.asdict(pipeline)
-    return Problem(**own, **{field.name: same[field.name] for field in fields(Problem) if field.name not in own})
+    problem = Problem(**own, **{name: same[name] for field in fields(Problem) if (name := field.name) in same.keys() - own.keys()})
+    if file.version == 1:
+        if file.origin is not UNSET:
+            raise (location / "origin").refuse("a key that version 1 does not have", "no such key")
+        return replace(problem, origin=origin_of(problem))
+    return problem if file.origin is UNSET else replace(problem, origin=_origin(file.origin, location / "origin"))
+
+
+def _origin(entry: OriginEntry, location: Location) -> Origin:
+    network, places = entry.network, location / "network" / "links"
+    return Origin(
+        layers_of_stage=entry.layers_of_stage,
+        network=Network(
+            site_of_rank=network.site_of_rank,
+            within=_cost(network.within),
+            between=None if network.between is None else _cost(network.between),
+            site_links=tuple(
+                SiteLink(source=each.source, destination=each.destination, cost=_cost(each.cost)) for each in network.site_links
+            ),
+            links=tuple(_link(each, place) for place, each in _placed(network.links, places)),
+        ),
+    )
+
+
+def _cost(entry: CostEntry) -> MessageCost:
+    return MessageCost(**structs.asdict(entry))
 
 
 def _link(entry: LinkEntry, location: Location) -> Link:
@@ -212,14 +245,14 @@ def _all(values: int | tuple[int, ...], location: Location) -> tuple[int, ...]:
     return values
 
 
-def plan_json(plan: Plan) -> bytes:
-    """The plan file's bytes, laid out for review; they end with a newline."""
-    return pretty_json(_table(plan)).encode()
+def plan_json(plan: Plan, version: int = VERSIONS[-1]) -> bytes:
+    """The plan file's bytes, laid out for review; they end with a newline. In version 1 they do not say the origin."""
+    return pretty_json(_table(plan, version)).encode()
 
 
-def plan_sha256(plan: Plan) -> str:
+def plan_sha256(plan: Plan, version: int = VERSIONS[-1]) -> str:
     """The digest of the plan file's bytes, by which traces know the plan."""
-    return hashlib.sha256(plan_json(plan)).hexdigest()
+    return hashlib.sha256(plan_json(plan, version)).hexdigest()
 
 
 def write_plan(plan: Plan, path: Path | str) -> None:
@@ -233,13 +266,13 @@ def write_plan(plan: Plan, path: Path | str) -> None:
     write_atomically(path, plan_json(plan))
 
 
-def _table(plan: Plan) -> dict[str, Any]:
+def _table(plan: Plan, version: int) -> dict[str, Any]:
     """What `PlanFile` describes, in its order and without what is as by default."""
     op_token, claims = OpTokens().__getitem__, asdict(plan.certificate)
     left_out = {"solver_log_sha256": "", "scope": Scope.SCHEDULE}
     whole = {
         "format": FORMAT,
-        "version": VERSION,
+        "version": version,
         "name": plan.name,
         "made_by": plan.made_by,
         "certificate": {name: value for name, value in claims.items() if name not in left_out or value != left_out[name]},
@@ -247,6 +280,8 @@ def _table(plan: Plan) -> dict[str, Any]:
         "costs": _costs(plan),
         "ranks": [_rank(rank, op_token) for rank in plan.ranks],
     }
+    if plan.problem.origin is not None and version > 1:
+        whole["origin"] = plan.problem.origin
     table: dict[str, Any] = msgspec.to_builtins(msgspec.convert(whole, PlanFile, from_attributes=True))
     return table
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from schedc.io.location import Location
 
 FORMAT: Final = "schedc.plan"
-VERSION: Final = 1
+VERSIONS: Final = (1, 2)
+"""Those that are read; the last is written. Version 1 has no `origin` (`version_1`)."""
 
 MOST = 2**53 - 1  # the largest whole number that every JSON reader reads exactly; 104 days in nanoseconds
 
@@ -116,6 +117,39 @@ class LinkEntry(FileEntry, frozen=True, omit_defaults=True):
     trunk: Text | None = None
 
 
+class CostEntry(FileEntry, frozen=True, omit_defaults=True):
+    """What a message costs."""
+
+    latency_ns: Count = 0
+    transfer_ns: Count | None = None
+    bytes_per_second: Several | None = None
+
+
+class SiteLinkEntry(FileEntry, frozen=True):
+    """What a message costs from one site to another."""
+
+    source: Count
+    destination: Count
+    cost: CostEntry
+
+
+class NetworkEntry(FileEntry, frozen=True, omit_defaults=True):
+    """The job's topology: what a message costs between any two ranks. Links win over links of sites, and these over `between`."""
+
+    site_of_rank: tuple[Count, ...]
+    within: CostEntry = CostEntry()
+    between: CostEntry | None = None
+    site_links: tuple[SiteLinkEntry, ...] = ()
+    links: tuple[LinkEntry, ...] = ()
+
+
+class OriginEntry(FileEntry, frozen=True):
+    """Where the costs came from: the job's layers [first, last) of each stage, and its topology."""
+
+    layers_of_stage: tuple[tuple[Count, Count], ...]
+    network: NetworkEntry
+
+
 class PartsEntry(FileEntry, frozen=True):
     """How the blocks of one kind of one stage are cut: the relative time of each part."""
 
@@ -171,16 +205,17 @@ class RankEntry(FileEntry, frozen=True):
     collectives: Tokens = ()
 
 
-class PlanFile(FileEntry, frozen=True):
+class PlanFile(FileEntry, frozen=True, kw_only=True):
     """The whole file."""
 
     format: Literal["schedc.plan"]
-    version: Literal[1]
+    version: Literal[1, 2]
     name: Text
     made_by: MadeByEntry
     certificate: CertificateEntry
     pipeline: Pipeline
     costs: CostsEntry
+    origin: OriginEntry | UnsetType = UNSET
     ranks: tuple[RankEntry, ...]
 
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from schedc.compile.driver import compile_layouts
 from schedc.ir.costs import MessageCost
-from schedc.ir.workload import Device, Layer, Network, Workload
+from schedc.ir.network import Network
+from schedc.ir.workload import Device, Layer, Workload
 from schedc.lower.partition import balanced_partition, in_flight_of_1f1b
 from schedc.lower.placement import place
 from schedc.solvers.common.base import SearchSettings

@@ -8,8 +8,9 @@ from itertools import combinations, pairwise, product
 from typing import TYPE_CHECKING
 
 from schedc.ir.layout import Layout, OpenLayout
-from schedc.ir.problem import DataParallel, Link, Objective
-from schedc.ir.workload import Device, Layer, Network, Workload
+from schedc.ir.network import Link, Network
+from schedc.ir.problem import DataParallel, Objective
+from schedc.ir.workload import Device, Layer, Workload
 from schedc.lower.problem import problem_of
 from schedc.verify.layout import verify_layout
 

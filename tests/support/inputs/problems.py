@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 
-from schedc.ir.problem import Link, Problem, Stage
+from schedc.ir.network import Link
+from schedc.ir.problem import Problem, Stage
 from schedc.lower.placement import place
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from schedc.ir.costs import MessageCost
 from schedc.ir.layout import Layout
-from schedc.ir.problem import DataParallel, Link, Objective
-from schedc.ir.workload import Device, Layer, Network, Semantics, SiteLink, Workload
+from schedc.ir.network import Link, Network, SiteLink
+from schedc.ir.problem import DataParallel, Objective
+from schedc.ir.workload import Device, Layer, Semantics, Workload
 from schedc.lower.placement import place
 
 if TYPE_CHECKING:

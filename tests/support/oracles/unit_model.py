@@ -33,7 +33,8 @@ from schedc.ir.schedule import Schedule
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.ir.problem import Link, Problem
+    from schedc.ir.network import Link
+    from schedc.ir.problem import Problem
 
 MOST_UNITS = 400
 """Blocks of more nanoseconds in all are not cut."""
