@@ -14,7 +14,7 @@ stage are one chain. There the new names are the old ones.
 
 This speaks of starts, and so of the makespan at once: the simulator starts no op of the named order later. It may start a rank
 earlier, which began with a microbatch that arrived late and now has the name of one that arrived before. So for the stage span what
-is proven holds for the models, in which a rank begins when it likes (`models.start_windows`), and not for orders of ops.
+is proven holds for the models, in which a rank may begin as before (`models.start_windows`), and not for orders of ops.
 
 - If x(m) + d <= y(m) for every microbatch m, then the k-th least x, plus d, is at most the k-th least y: of the k microbatches
   with the least y, each has an x that is at most its y - d. So every need and every transfer between a sorted kind and a sorted

@@ -5,11 +5,12 @@ Blocks and an upper bound of the objective go in. What may be fused counts with 
 For the makespan every clock runs from 0, and an op of duration d starts in [head, upper − tail − d], by longest paths.
 
 For the stage span a rank's clock runs from its first start. Where that is certain the rank ends by it plus the upper bound.
-Elsewhere it is a decision: a rank may begin with a microbatch that arrives late, and so later than it could. Of the end it is known
+Elsewhere it is a decision: a rank may begin with a microbatch that arrives late, and so later than it could; but with one that
+arrives then, or at 0 with one that enters there, as its first op waits for nothing else (`Windows.firsts`). Of the end it is known
 that it is at most the upper bound after the latest first start, and that there is no moment at which nothing happens. All of this
 is said of the starts that the simulator gives a schedule, and of those starts with their names exchanged (see `models.blocks`). The
-models let a rank begin at any time from its head on, with whatever comes first in its chain, which no order of ops need give: for
-the stage span they are relaxations, and `with_late_begins` makes schedules of what they find.
+models let any other op wait, and what a rank begins with have another name, which no order of ops need give: for the stage span
+they are relaxations, and `with_late_begins` makes schedules of what they find.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ class Windows:
     """By then everything that the objective counts has ended."""
     origin: dict[int, int | None]
     """Per rank with ops, when its clock starts; None: with its first op, whose start is decided."""
-    arrivals: dict[int, list[BlockTransfer]]
-    """Per rank whose first start is a decision: the messages with one of which it begins, as it arrives. Empty: it may begin at any
-    time."""
+    firsts: dict[int, list[tuple[Op, BlockTransfer | None]]]
+    """Per rank whose first start is a decision: with one of these forwards it begins, as that message arrives; None: at 0. Empty:
+    it may begin at any time."""
     least: int
     """No schedule has a smaller objective."""
 
@@ -79,7 +80,7 @@ def windows_of(problem: Problem, blocks: Blocks, upper: int) -> Windows:
     paths = (earliest[op] + least[op] for op in after if origin[problem.rank_of(op)] is not None)
     least_span = max(max(work.values()), *paths, 0)
     return Windows(
-        earliest, latest, dict.fromkeys(after, 0), max(end.values()), origin, _arrivals(problem, blocks, origin), least_span
+        earliest, latest, dict.fromkeys(after, 0), max(end.values()), origin, _firsts(problem, blocks, origin), least_span
     )
 
 
@@ -111,18 +112,24 @@ def _latest(problem: Problem, after: dict[Op, list[tuple[Op, int]]], least: dict
     return latest
 
 
-def _arrivals(problem: Problem, blocks: Blocks, origin: dict[int, int | None]) -> dict[int, list[BlockTransfer]]:
-    """Per rank whose first start is a decision, the messages with one of which it begins.
+def _firsts(problem: Problem, blocks: Blocks, origin: dict[int, int | None]) -> dict[int, list[tuple[Op, BlockTransfer | None]]]:
+    """Per rank whose first start is a decision, the forwards with one of which it begins, and as what arrives: see `Windows`.
 
     Its first op is a forward, as backwards follow forwards, and not one of a stage that follows another on the same rank. Where no
-    path enters at the rank and no all-gather is waited for, all that this forward waits for is its message.
+    all-gather is waited for, that of a path's first stage waits for nothing; all that any other waits for is its message. It is the
+    first of its chain; where the rank begins with a microbatch that arrives late, that one's message has another name in the chain.
     """
-    enter = {problem.stages[path[0]].rank for path in problem.paths} if not any(blocks.gather.values()) else set(origin)
-    found: dict[int, list[BlockTransfer]] = {rank: [] for rank, start in origin.items() if start is None}
-    for move in blocks.transfers:
-        rank = problem.rank_of(move.consumer)
-        if move.consumer.kind is Kind.F and rank in found and rank not in enter:
-            found[rank].append(move)
+    found: dict[int, list[tuple[Op, BlockTransfer | None]]] = {rank: [] for rank, start in origin.items() if start is None}
+    if any(blocks.gather.values()):
+        return found
+    first_of = {op: chain[0] for chain in blocks.chains for op in chain if op.kind is Kind.F}
+    enter: list[tuple[Op, BlockTransfer | None]] = [
+        (op, None) for op in dict.fromkeys(first_of.values()) if problem.path(op.microbatch)[0] == op.stage
+    ]
+    messages = [(first_of[move.consumer], move) for move in blocks.transfers if move.consumer.kind is Kind.F]
+    for op, move in (*enter, *messages):
+        if (rank := problem.rank_of(op)) in found:
+            found[rank].append((op, move))
     return found
 
 

@@ -5,9 +5,9 @@ window; for each backward that may be fused, whether it is. Constraints, each in
 time per rank, one transfer at a time per link or trunk; microbatch order; memory; collectives. Objective: the makespan or the
 stage span, at most the incumbent's.
 
-A link serves its transfers in any order here, where the simulator serves them in order of ready time, and for the stage span a rank
-begins when it likes (`models.start_windows`): the model is a relaxation in these, so its bounds hold for schedules of whole blocks,
-and a schedule that it finds is timed again.
+A link serves its transfers in any order here, where the simulator serves them in order of ready time, and an op may wait, which can
+make a stage span shorter (`models.start_windows`): the model is a relaxation in these, so its bounds hold for schedules of whole
+blocks, and a schedule that it finds is timed again.
 """
 
 from __future__ import annotations
@@ -168,7 +168,10 @@ def add_collectives(
 
 
 def add_objective(variables: CpSatVariables, problem: Problem, windows: Windows) -> None:
-    """Minimize the last end on any rank, from 0 or from the rank's first start."""
+    """Minimize the last end on any rank, from 0 or from the rank's first start.
+
+    Where that is a decision, it is the moment at which one of the ops that may be the rank's first can start, and that one does.
+    """
     model, chains = variables.model, variables.blocks.chains
     begin = {rank: model.new_int_var(0, windows.end, "") for rank, origin in windows.origin.items() if origin is None}
     for chain in chains:
@@ -176,16 +179,20 @@ def add_objective(variables: CpSatVariables, problem: Problem, windows: Windows)
         if chain[0].kind is Kind.F and rank in begin:
             model.add(variables.start[chain[0]] >= begin[rank])
         variables.add_after(variables.objective + begin.get(rank, 0), chain[-1])
-    for rank, moves in windows.arrivals.items():
-        if moves:
-            model.add_bool_or([_begins_with(variables, begin[rank], move) for move in moves])
+    for rank, firsts in windows.firsts.items():
+        if firsts:
+            model.add_bool_or([_begins_with(variables, begin[rank], op, move) for op, move in firsts])
     model.minimize(variables.objective)
 
 
-def _begins_with(variables: CpSatVariables, begin: cp_model.IntVar, move: BlockTransfer) -> cp_model.IntVar:
-    """A literal that is true only where a rank begins as the message arrives."""
-    model, chosen, producer = variables.model, variables.model.new_bool_var(""), move.producer
-    queued = variables.send.get(producer)
-    sent = variables.start[producer] + variables.blocks.duration[producer] if queued is None else queued + 0
-    model.add(begin == sent + (move.occupancy + move.latency)).only_enforce_if(chosen)
+def _begins_with(variables: CpSatVariables, begin: cp_model.IntVar, op: Op, move: BlockTransfer | None) -> cp_model.IntVar:
+    """A literal that is true only where a rank begins with this op as the message arrives; None: at 0."""
+    model, chosen = variables.model, variables.model.new_bool_var("")
+    arrival: cp_model.LinearExprT = 0
+    if move is not None:
+        queued, producer = variables.send.get(move.producer), move.producer
+        sent = variables.start[producer] + variables.blocks.duration[producer] if queued is None else queued + 0
+        arrival = sent + (move.occupancy + move.latency)
+    model.add(begin == arrival).only_enforce_if(chosen)
+    model.add(begin == variables.start[op]).only_enforce_if(chosen)
     return chosen

@@ -5,9 +5,9 @@ in its window; for each backward that may be fused, whether it is, a binary; for
 order is open, a binary. Constraints, each in a function of its name: precedence; one op at a time per rank, one transfer at a time
 per link or trunk; microbatch order; memory; collectives. Objective: the makespan or the stage span, at most the incumbent's.
 
-A link serves its transfers in any order here, where the simulator serves them in order of ready time, and for the stage span a rank
-begins when it likes (`models.start_windows`): the model is a relaxation in these, as the CP-SAT model is. All data are integers,
-and with the order given the least starts are longest paths: the optimum is an integer number of ticks.
+A link serves its transfers in any order here, where the simulator serves them in order of ready time, and an op may wait, which can
+make a stage span shorter (`models.start_windows`): the model is a relaxation in these, as the CP-SAT model is. All data are
+integers, and with the order given the least starts are longest paths: the optimum is an integer number of ticks.
 """
 
 from __future__ import annotations
@@ -167,21 +167,24 @@ def _collective(
 def add_objective(variables: MilpVariables, problem: Problem, windows: Windows) -> None:
     """Minimize the last end on any rank, from 0 or from the rank's first start.
 
-    Where a rank's first start is a decision, it is the arrival of one of the messages that the rank's first op may wait for, as the
-    simulator starts that op as soon as it can.
+    Where that is a decision, it is the moment at which one of the ops that may be the rank's first can start, and that one does, as
+    the simulator starts it as soon as it can.
     """
     variables.model += variables.objective
     begin: dict[int, pulp.LpVariable | int] = {}
     for rank, origin in windows.origin.items():
         begin[rank] = variables.model.add_variable(f"begin:{rank}", 0, windows.end) if origin is None else origin
-    for rank, moves in windows.arrivals.items():
+    for rank, firsts in windows.firsts.items():
         chosen = []
-        for move in moves:
-            chosen.append(variables.model.add_variable(f"begins:{op_name(move.consumer)}", cat=pulp.LpBinary))
-            sent = variables.send.get(move.producer, variables.end(move.producer))
-            late = begin[rank] - (sent + move.occupancy + move.latency)
-            variables.model += late <= windows.end * (1 - chosen[-1])
-            variables.model += late >= windows.end * (chosen[-1] - 1)
+        for op, move in firsts:
+            chosen.append(variables.model.add_variable(f"begins:{op_name(move.consumer if move else op)}", cat=pulp.LpBinary))
+            other = windows.end * (1 - chosen[-1])
+            arrival = 0
+            if move is not None:
+                arrival = variables.send.get(move.producer, variables.end(move.producer)) + move.occupancy + move.latency
+                variables.model += begin[rank] - arrival >= -other
+            variables.model += begin[rank] - arrival <= other
+            variables.model += variables.start[op] - begin[rank] <= other
         if chosen:
             variables.model += pulp.lpSum(chosen) == 1
     for chain in variables.blocks.chains:

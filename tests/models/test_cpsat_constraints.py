@@ -42,7 +42,7 @@ def optimum(problem: Problem) -> int | None:
     nothing = dict.fromkeys(blocks.duration, 0)
     latest = {op: END - blocks.least(op) for op in blocks.duration}
     origin: dict[int, int | None] = dict.fromkeys(range(problem.ranks), 0)
-    windows = Windows(earliest=nothing, latest=latest, tail=nothing, end=END, origin=origin, arrivals={}, least=0)
+    windows = Windows(earliest=nothing, latest=latest, tail=nothing, end=END, origin=origin, firsts={}, least=0)
     return solved(build(problem, blocks, windows, 0, END))
 
 

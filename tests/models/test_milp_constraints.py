@@ -56,7 +56,7 @@ def bare(problem: Problem) -> tuple[MilpVariables, Graph, Windows]:
         tail=dict.fromkeys(ops, 0),
         end=END,
         origin=dict.fromkeys(range(problem.ranks), 0),
-        arrivals={},
+        firsts={},
         least=0,
     )
     return variables, graph_of(blocks), windows

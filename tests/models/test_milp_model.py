@@ -76,7 +76,9 @@ def test_windows_of_the_stage_span() -> None:
     problem = replace(make_problem(2, 2, links={(0, 1): (3, 2), (1, 0): (3, 2)}), objective=Objective.STAGE_SPAN)
     found = windows(problem, 85)
     assert found.origin == {0: 0, 1: None}
-    assert [move.consumer for move in found.arrivals[1]] == [Op(Kind.F, 1, 0), Op(Kind.F, 1, 1)]
+    assert [(first, move and move.consumer) for first, move in found.firsts[1]] == [
+        (Op(Kind.F, 1, 0), Op(Kind.F, 1, n)) for n in (0, 1)
+    ]
     assert found.latest[Op(Kind.W, 0, 1)] == 75
     assert found.latest[Op(Kind.B, 1, 1)] == 50
     assert found.latest[Op(Kind.F, 1, 0)] == 30
@@ -85,11 +87,11 @@ def test_windows_of_the_stage_span() -> None:
 
 
 @pytest.mark.parametrize(
-    ("problem", "at_once", "with_messages"),
+    ("problem", "at_once", "with_messages", "or_at_0"),
     [
-        (make_problem(2, 2, placement="bidirectional"), [], []),
-        (make_problem(3, 2, placement=[0, 1, 0, 2]), [0], [1, 2]),
-        (make_problem(3, 2), [0], [1, 2]),
+        (make_problem(3, 2, placement="bidirectional"), [], [0, 1, 2], [0, 2]),
+        (make_problem(3, 2, placement=[0, 1, 0, 2]), [0], [1, 2], []),
+        (make_problem(3, 2), [0], [1, 2], []),
         (
             replace(
                 make_problem(3, 2),
@@ -97,14 +99,17 @@ def test_windows_of_the_stage_span() -> None:
             ),
             [],
             [],
+            [],
         ),
     ],
 )
-def test_when_a_rank_begins(problem: Problem, at_once: list[int], with_messages: list[int]) -> None:
-    """At once where all paths that visit it enter there; else with a message, where no path enters; all-gathers leave it open."""
+def test_when_a_rank_begins(problem: Problem, at_once: list[int], with_messages: list[int], or_at_0: list[int]) -> None:
+    """At once where all paths that visit it enter there; else with a message, or at 0 with a path that enters; all-gathers leave it
+    open."""
     found = windows(replace(problem, objective=Objective.STAGE_SPAN), 100)
     assert [rank for rank, origin in found.origin.items() if origin == 0] == at_once
-    assert [rank for rank, moves in found.arrivals.items() if moves] == with_messages
+    assert [rank for rank, firsts in found.firsts.items() if any(move for _, move in firsts)] == with_messages
+    assert [rank for rank, firsts in found.firsts.items() if any(move is None for _, move in firsts)] == or_at_0
 
 
 @given(problems(), OBJECTIVES)

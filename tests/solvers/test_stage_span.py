@@ -29,6 +29,27 @@ def spans(problem: Problem) -> Problem:
 LATE = spans(make_problem(2, 2, placement="loop", chunks=2, costs_ns=[(5, 1, 1), (2, 1, 20), (5, 1, 1), (2, 1, 20)]))
 """The second rank spans least where it begins with microbatch 1, which arrives after microbatch 0."""
 
+CROSSING = spans(
+    make_problem(
+        2,
+        2,
+        placement="bidirectional",
+        costs_ns=[(6, 1, 1), (5, 3, 1), (3, 2, 20), (4, 2, 1)],
+        links={(0, 1): (3, 0), (1, 0): (0, 2)},
+    )
+)
+"""Each rank would span less if the path that enters there began later than it can."""
+
+
+def test_a_rank_where_a_path_enters_does_not_wait_with_it() -> None:
+    """Both once proved 36, which no order of ops gives, as they had its first forward start at any time."""
+    best = optimum(CROSSING)
+    start = constructive("greedy{n_sub=1}")(CROSSING)
+    assert best == 40
+    for solve in (solve_cpsat, solve_milp):
+        solved = solve(CROSSING, start, limits=Limits(workers=1))
+        assert solved.objective_ns == solved.lower_bound_ns == best
+
 
 def test_a_rank_that_begins_with_what_arrives_late() -> None:
     """Both once proved more than is best, as they had each rank begin as soon as it can."""
@@ -43,13 +64,16 @@ def test_a_rank_that_begins_with_what_arrives_late() -> None:
 
 
 def drawn(seed: int) -> Problem:
-    """Several stages on each of two ranks, or three ranks with one; long W's, so that beginning late can pay."""
+    """Several stages, of a path or two, on each of two ranks, or three ranks with one; long W's, so that beginning late can pay."""
     random = Random(seed)
-    placement, ranks, chunks = random.choice([("loop", 2, 2), ("wave", 2, 2), ("unidirectional", 3, 1), ("unidirectional", 2, 1)])
+    placement, ranks, chunks = random.choice(
+        [("loop", 2, 2), ("wave", 2, 2), ("unidirectional", 3, 1), ("unidirectional", 2, 1), ("bidirectional", 2, 2)]
+    )
     costs = [(random.randint(1, 6), random.randint(1, 3), random.choice([1, 1, 4, 20])) for _ in range(ranks * chunks)]
     links = {(a, b): (random.choice([0, 3]), random.choice([0, 0, 2])) for a in range(ranks) for b in range(ranks) if a != b}
     microbatches = 2 if chunks == 2 else 3
     in_flight = random.choice([None, 1, 2])
+    chunks = 1 if placement == "bidirectional" else chunks  # its two stages on each rank are of two paths
     return spans(
         make_problem(ranks, microbatches, placement=placement, chunks=chunks, costs_ns=costs, links=links, in_flight=in_flight)
     )
