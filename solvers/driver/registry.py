@@ -15,7 +15,7 @@ from schedc.errors import InvalidInput
 from schedc.io.location import Location
 from schedc.ir import Problem, Schedule
 from schedc.solvers.common.method import FUSED, METHODS, MIXED, Constructive, Method, Search, methods_in
-from schedc.solvers.layout.layout_arrays import LayoutMethod
+from schedc.solvers.layout.method import LayoutMethod
 from schedc.spelling import nearest
 
 if TYPE_CHECKING:

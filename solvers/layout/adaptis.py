@@ -38,7 +38,8 @@ from schedc.ir import OpenLayout, Workload
 from schedc.solvers.kernel.tables import NEVER
 from schedc.solvers.layout.baselines import baselines, named_layouts, stage_count
 from schedc.solvers.layout.evaluation.evaluate import LayoutEvaluator
-from schedc.solvers.layout.layout_arrays import KeptArrays, LayoutArrays, LayoutMethod, ScheduledLayout, layout_arrays_of
+from schedc.solvers.layout.layout_arrays import KeptArrays, LayoutArrays, ScheduledLayout, layout_arrays_of
+from schedc.solvers.layout.method import LayoutMethod
 from schedc.solvers.layout.moves import transferred
 
 if TYPE_CHECKING:

@@ -1,7 +1,4 @@
-"""A layout while it is searched for: three tuples, quick to change. And what a search gives: a layout with a schedule, timed.
-
-`LayoutMethod` is a method that users name, which gives one.
-"""
+"""A layout while it is searched for: three tuples, quick to change. And what a search gives: a layout with a schedule, timed."""
 
 from __future__ import annotations
 
@@ -12,15 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from schedc.analysis.simulation.memory import exceeded_limit
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
-from schedc.ir import Layout, OpenLayout, Problem, Schedule, Workload
+from schedc.ir import Layout, Problem, Schedule, Workload
 from schedc.lower.placement import placement_name
 from schedc.lower.problem import problem_of
-from schedc.solvers.common.method import Method
 from schedc.verify.layout import verify_layout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from schedc.solvers.common.base import Construct
 
 
@@ -92,34 +86,6 @@ class ScheduledLayout:
     objective_ns: int
     """By the simulator, as is `makespan_ns`."""
     makespan_ns: int
-
-
-class LayoutMethod(Method, frozen=True):
-    """A method that chooses a layout with its schedule, where the job leaves it open."""
-
-    def choose(
-        self,
-        workload: Workload,
-        open_layout: OpenLayout,
-        *,
-        stop: Callable[[], bool] = lambda: False,
-        report: Callable[[int, int], None] = lambda _evaluated, _best_ns: None,
-        plain: bool | None = None,
-    ) -> ScheduledLayout:
-        """The best layout and schedule that it finds; the same for the same arguments.
-
-        Args:
-            workload: what `schedc.verify.workload` accepts.
-            open_layout: what may be chosen; where nothing is, the schedule alone is sought.
-            stop: is called between candidates; the best so far is the result once it returns True.
-            report: is called with how many layouts were evaluated, and the objective, whenever there is a better one.
-            plain: whether kernels run plain; None: as suits the problem's size.
-
-        Raises:
-            Unsupported: the numbers are too large.
-            NoPlanFound: there is no schedule within memory.
-        """
-        raise NotImplementedError
 
 
 def scheduled_layout(workload: Workload, layout: Layout, construct: Construct, name: str) -> ScheduledLayout | None:
