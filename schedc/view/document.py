@@ -1,18 +1,16 @@
-"""What a command or a page shows, without a medium: lines, tables, names with values, bars, pictures.
+"""What a command or a page shows, without a medium: lines, tables, names with values, bars, pictures; or an object of JSON.
 
 A result becomes a document here and nowhere else. `view.terminal.show` prints one, `view.report.html` makes HTML of one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Literal
 
+from schedc.ir import Kind, Op, token
 from schedc.units import format_bytes, format_duration_ns
-
-if TYPE_CHECKING:
-    from rich.text import Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +78,20 @@ class Keys:
 
 
 @dataclass(frozen=True, slots=True)
+class Strip:
+    """A line of a picture."""
+
+    parts: Sequence[tuple[str, str]]
+    """Text and its style."""
+    cropped: bool = False
+    """Ends where the terminal does; else it goes on in another line."""
+
+
+@dataclass(frozen=True, slots=True)
 class Picture:
     """Lines that are drawn for a width."""
 
-    draw: Callable[[int], Iterable[Text]]
+    draw: Callable[[int], Iterable[Strip]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,3 +139,27 @@ def size(size_bytes: int | None, decimals: int = 3) -> str:
 def number(value: float | None, pattern: str = ".2%") -> str:
     """A number for people, by default a share as a percentage; what is not known is a dash."""
     return "–" if value is None else format(value, pattern)
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON has it: an object of the fields of a dataclass or named tuple, ops and kinds by their names."""
+    if isinstance(value, Op):
+        return token(value)
+    if isinstance(value, Kind):
+        return value.name
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {key: plain(each) for key, each in value.items()}
+    if is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if hasattr(value, "_asdict"):
+        return plain(value._asdict())
+    if isinstance(value, Iterable):
+        return [plain(each) for each in value]
+    raise TypeError(f"found {value!r}, expected what JSON has")
+
+
+def picked(value: object, names: str) -> dict[str, Any]:
+    """These attributes of it, for an object of JSON; the names have spaces between them."""
+    return {name: getattr(value, name) for name in names.split()}

@@ -19,8 +19,8 @@ from schedc.analysis.difference.orders import RankOrder, compare_queues
 from schedc.ir.ops import Kind, Op
 from schedc.ir.plan import RankPlan
 from schedc.ir.schedule import Parts
+from schedc.view.document import plain
 from schedc.view.terminal.difference import MOST_LINES, difference_json, difference_lines
-from schedc.view.terminal.show import plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
@@ -300,3 +302,8 @@ def test_links_tolerate_what_the_simulator_says() -> None:
 
         assert longer_ns(link.free_ns) <= 0 < longer_ns(link.free_ns + 1)
         assert longer_ns(link.allowed_ns) <= timeline.makespan_ns * ALLOWED < longer_ns(link.allowed_ns + 1)
+
+
+def test_a_page_needs_no_terminal() -> None:
+    program = "import sys, schedc.cli.commands.report, schedc.view.report.page; assert 'rich' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -5,14 +5,28 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rich.text import Text
-
 from schedc.io.location import one_line
 from schedc.ir import KIND_NAMES, Plan, Problem, Trace, token
 from schedc.spelling import counted, ranges
-from schedc.view.document import Bar, Block, Column, Facts, Fold, Keys, Line, Panel, Picture, Table, duration, left, right
-from schedc.view.terminal.gantt import Window, cropped, legend, rank_spans, row_of, ruler, spread_ranks
-from schedc.view.terminal.show import picked, plain
+from schedc.view.document import (
+    Bar,
+    Block,
+    Column,
+    Facts,
+    Fold,
+    Keys,
+    Line,
+    Panel,
+    Picture,
+    Strip,
+    Table,
+    duration,
+    left,
+    picked,
+    plain,
+    right,
+)
+from schedc.view.terminal.gantt import Window, legend, rank_spans, row_of, ruler, spread_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -128,7 +142,7 @@ def _verdict(plan: Plan, trace: Trace, comparison: Comparison) -> Iterator[Block
         yield f"the run was {how} than the plan's costs; that is taken out of all times"
 
 
-def _lanes(problem: Problem, comparison: Comparison, width: int) -> Iterator[Text]:
+def _lanes(problem: Problem, comparison: Comparison, width: int) -> Iterator[Strip]:
     """Planned lanes, each with the measured one below it, on one scale: of many ranks some, and those of the named ops."""
     planned, measured = comparison.planned_step.timeline, comparison.measured_step.timeline
     ranks = sorted({*spread_ranks(problem.ranks), comparison.end.rank, comparison.worst.rank})
@@ -138,14 +152,15 @@ def _lanes(problem: Problem, comparison: Comparison, width: int) -> Iterator[Tex
     why = "the median of the iteration times" if len(comparison.steps) > 1 else "the only one"
     shown = f"step {comparison.shown_step}"
     median = comparison.shown_ns == sorted(ns for _, ns in comparison.steps)[(len(comparison.steps) - 1) // 2]
-    yield Text(f"{shown}, {why}" if median else shown, "bold").append(f": {duration(comparison.shown_ns, 2)}", "not bold")
+    yield Strip([(f"{shown}, {why}" if median else shown, "bold"), (f": {duration(comparison.shown_ns, 2)}", "")])
     yield legend(problem, (planned,))
-    yield cropped(Text(" " * label_width), ruler(window, f" 0 to {duration(last_ns, 2)} "))
+    yield Strip([(" " * label_width, ""), *ruler(window, f" 0 to {duration(last_ns, 2)} ")], cropped=True)
     for rank in ranks:
         for name, style, timeline in ((f"rank {rank} planned", "bold", planned), ("measured", "", measured)):
-            yield cropped(Text(name.rjust(label_width - 1) + " ", style), row_of(window, rank_spans(problem, timeline, rank)))
+            row = row_of(window, rank_spans(problem, timeline, rank))
+            yield Strip([(name.rjust(label_width - 1) + " ", style), *row], cropped=True)
     if len(ranks) < problem.ranks:
-        yield Text(f"not shown: {problem.ranks - len(ranks)} of {problem.ranks} ranks; --perfetto FILE writes all", "dim")
+        yield Strip([(f"not shown: {problem.ranks - len(ranks)} of {problem.ranks} ranks; --perfetto FILE writes all", "dim")])
 
 
 def _delays(comparison: Comparison) -> Iterator[Block]:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from schedc.ir import token
 from schedc.spelling import counted, ranges
-from schedc.view.document import duration, size
-from schedc.view.terminal.show import picked
+from schedc.view.document import duration, picked, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

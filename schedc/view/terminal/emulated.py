@@ -12,9 +12,8 @@ from schedc.analysis.simulation.online import not_before, simulate_online
 from schedc.compile.plans import time_plan
 from schedc.ir import Conditions, LinkTrace, Plan, Schedule
 from schedc.lower.problem import problem_under
-from schedc.view.document import Block, Table, duration, right
+from schedc.view.document import Block, Table, duration, picked, right
 from schedc.view.terminal.comparison import comparison_json, shown_comparison
-from schedc.view.terminal.show import picked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from schedc.ir import Op, Plan, token
 from schedc.spelling import counted, ranges
 from schedc.study.explain.changes import ChangeKind
-from schedc.view.document import Block, Column, Line, Table, duration, number, right
-from schedc.view.terminal.show import picked, plain
+from schedc.view.document import Block, Column, Line, Table, duration, number, picked, plain, right
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """A plan as a picture in the terminal: rows of ranks, links, collectives and memory, fitted to a width.
 
-A Timeline and the window of time to show go in, `rich.text.Text` rows come out. A row is legible without colour: an op shows its
-microbatch where there is room, then the character of its kind and of which of its rank's stages it is of.
+A Timeline and the window of time to show go in, rows come out: texts with their styles. A row is legible without colour: an op has
+its microbatch where there is room, then the character of its kind and of which of its rank's stages it is of.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from rich.text import Text
-
 from schedc.ir import Kind, Problem
 from schedc.ir.index import tables_of
+from schedc.view.document import Strip
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,6 +34,9 @@ COLLECTIVE_STYLE = "orchid"
 MOST_RANKS = 16
 """How many rows of ranks are drawn, unless they are asked for: a picture is looked at as a whole."""
 BLOCKS = " ▁▂▃▄▅▆▇█"
+
+Parts = list[tuple[str, str]]
+"""Texts beside each other, each with its style."""
 
 
 class Span(NamedTuple):
@@ -67,7 +69,7 @@ def spread_ranks(ranks: int) -> tuple[int, ...]:
     return tuple(at * (ranks - 1) // max(1, count - 1) for at in range(count))
 
 
-def legend(problem: Problem, timelines: Iterable[Timeline]) -> Text:
+def legend(problem: Problem, timelines: Iterable[Timeline]) -> Strip:
     """What the characters and colours mean, of what the timelines have; `chunk 2` is the second of a rank's stages."""
     kinds: set[int] = set()
     gathered: set[str] = set()
@@ -75,26 +77,26 @@ def legend(problem: Problem, timelines: Iterable[Timeline]) -> Text:
         kinds |= set(timeline.ops[:, 0].tolist())
         gathered |= {span.collective.kind for span in timeline.collectives}
     used = [kind for kind in Kind if kind in kinds]
-    text = Text()
+    parts: Parts = []
     for kind in used:
-        text.append(f"3{FILLS[kind][0] * 2}", STYLES[kind][0]).append(f" {NAMES[kind]}   ")
-    text.append("3: microbatch   · idle", "dim")
+        parts += [(f"3{FILLS[kind][0] * 2}", STYLES[kind][0]), (f" {NAMES[kind]}   ", "")]
+    parts.append(("3: microbatch   · idle", "dim"))
     for chunk in range(1, min(4, max(chunk_of_stage(problem)) + 1)):
-        text.append(f"\nchunk {chunk + 1}:")
+        parts.append((f"\nchunk {chunk + 1}:", ""))
         for kind in used:
-            text.append(" ").append(f"3{FILLS[kind][chunk] * 2}", STYLES[kind][chunk % 2])
+            parts += [(" ", ""), (f"3{FILLS[kind][chunk] * 2}", STYLES[kind][chunk % 2])]
     if gathered:
         zero = problem.data_parallel is not None and problem.data_parallel.zero_stage == 0
-        text.append("\n")
+        parts.append(("\n", ""))
         for name in sorted(gathered):
             fill, word = COLLECTIVES[name]
-            text.append(f"3{fill * 2}", COLLECTIVE_STYLE).append(f" {'all-reduce' if zero else word} of stage 3   ")
-    return text
+            parts += [(f"3{fill * 2}", COLLECTIVE_STYLE), (f" {'all-reduce' if zero else word} of stage 3   ", "")]
+    return Strip(parts)
 
 
-def ruler(window: Window, label: str) -> Text:
+def ruler(window: Window, label: str) -> Parts:
     """The scale: where the window begins and ends."""
-    return Text("├" + label[: window.width - 2].center(window.width - 2, "─") + "┤", "dim")
+    return [("├" + label[: window.width - 2].center(window.width - 2, "─") + "┤", "dim")]
 
 
 def rank_spans(problem: Problem, timeline: Timeline, rank: int) -> list[Span]:
@@ -154,7 +156,7 @@ def held_spans(curve: list[tuple[int, int]], window: Window) -> list[tuple[int, 
     return [span for span in spans if span[1] > window.from_ns and span[0] < window.to_ns]
 
 
-def memory_row(window: Window, curve: list[tuple[int, int]], full_bytes: int) -> Text:
+def memory_row(window: Window, curve: list[tuple[int, int]], full_bytes: int) -> Parts:
     """A memory curve as eighths of blocks; each character shows the most that is held in its time."""
     levels = [0] * window.width
     for begin_ns, end_ns, held in held_spans(curve, window):
@@ -162,28 +164,21 @@ def memory_row(window: Window, curve: list[tuple[int, int]], full_bytes: int) ->
         for cell in range(first, max(first + 1, window.cell_of(end_ns))) if end_ns > begin_ns else ():
             levels[cell] = max(levels[cell], held)
     top = len(BLOCKS) - 1
-    return Text("".join(BLOCKS[-(-level * top // full_bytes) if full_bytes else 0] for level in levels), "medium_purple")
+    return [("".join(BLOCKS[-(-level * top // full_bytes) if full_bytes else 0] for level in levels), "medium_purple")]
 
 
-def cropped(*parts: Text) -> Text:
-    """The parts as one line, which ends where the terminal does."""
-    line = Text(no_wrap=True, overflow="crop")
-    for part in parts:
-        line.append_text(part)
-    return line
-
-
-def row_of(window: Window, spans: Iterable[Span]) -> Text:
+def row_of(window: Window, spans: Iterable[Span]) -> Parts:
     """The spans, ascending, over a background of idle time."""
-    row = Text()
+    row: Parts = []
+    drawn = 0  # characters
     for start_ns, end_ns, label, fill, style in spans:
         if end_ns <= window.from_ns or start_ns >= window.to_ns:
             continue
-        first = max(len(row), window.cell_of(start_ns))
+        first = max(drawn, window.cell_of(start_ns))
         cells = window.cell_of(end_ns) - first
         if cells <= 0:
             continue
-        row.append("·" * (first - len(row)), "dim")
         text = label if len(label) < cells else ""  # a label leaves room for at least one character that tells the kind
-        row.append(text.ljust(cells, fill), style)
-    return row.append("·" * (window.width - len(row)), "dim")
+        row += [("·" * (first - drawn), "dim"), (text.ljust(cells, fill), style)]
+        drawn = first + cells
+    return [*row, ("·" * (window.width - drawn), "dim")]

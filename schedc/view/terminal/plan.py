@@ -5,19 +5,17 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from rich.text import Text
-
 from schedc.analysis.simulation.memory import memory_curve, peak_bytes
 from schedc.errors import InvalidInput
 from schedc.ir import Plan, Problem, Resource
 from schedc.ir.index import tables_of
 from schedc.spelling import counted
-from schedc.view.document import Block, Line, Picture, Table, duration, right, size
+from schedc.view.document import Block, Line, Picture, Strip, Table, duration, right, size
 from schedc.view.terminal.gantt import (
+    Parts,
     Span,
     Window,
     collective_spans,
-    cropped,
     held_spans,
     legend,
     link_spans,
@@ -43,7 +41,7 @@ class _Row(NamedTuple):
     """A line of the picture: the text before it, itself once its width is known, the text after it."""
 
     label: str
-    draw: Callable[[Window], Text]
+    draw: Callable[[Window], Parts]
     tail: str = ""
 
 
@@ -97,12 +95,12 @@ def shown_plan(
         yield Line(f"not shown: {', '.join(left_out)}; --ranks all or --ranks 0-3,8 shows others", "dim")
 
 
-def _drawn(rows: Sequence[_Row], shown_ns: tuple[int, int], width: int) -> Iterator[Text]:
+def _drawn(rows: Sequence[_Row], shown_ns: tuple[int, int], width: int) -> Iterator[Strip]:
     label_width = max(len(label) for label, _, _ in rows) + 1
     tail_width = max(len(tail) for _, _, tail in rows) + 1
     window = Window(*shown_ns, max(20, width - label_width - tail_width))
     for label, draw, tail in rows:
-        yield cropped(Text(label.ljust(label_width), "bold"), draw(window), Text(f" {tail}" if tail else "", "dim"))
+        yield Strip([(label.ljust(label_width), "bold"), *draw(window), (f" {tail}" if tail else "", "dim")], cropped=True)
 
 
 def _rows(plan: Plan, timeline: Timeline, shown_ns: tuple[int, int], ranks: tuple[int, ...] | None) -> tuple[list[_Row], list[str]]:

@@ -9,8 +9,8 @@ from schedc.costs.devices import duration_s
 from schedc.costs.layers import Part, parts_of
 from schedc.io.location import one_line
 from schedc.io.outputs import is_standard
-from schedc.view.document import Block, Column, Line, Table, duration, number, right, size
-from schedc.view.terminal.show import console, picked
+from schedc.view.document import Block, Column, Line, Table, duration, number, picked, right, size
+from schedc.view.terminal.show import console
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -11,8 +11,7 @@ from schedc.io.location import one_line
 from schedc.io.outputs import is_standard
 from schedc.ir import Certificate, Layout, Objective, Plan, Problem, Schedule, Scope
 from schedc.spelling import counted
-from schedc.view.document import Block, Column, Line, Table, duration, left, right, size
-from schedc.view.terminal.show import picked
+from schedc.view.document import Block, Column, Line, Table, duration, left, picked, right, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.cells import cell_len
@@ -14,8 +13,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from schedc.ir import Kind, Op, token
-from schedc.view.document import Document, Line, Picture, Table
+from schedc.view.document import Document, Line, Picture, Table, plain
 
 LEAST = 3
 """How many characters of a column that may wrap or be cut are shown at least, before others give way."""
@@ -47,36 +45,12 @@ def show(found: Mapping[str, Any] | Document, out: Console | None = None) -> Non
         if isinstance(block, Table):
             _print_table(out, block)
         elif isinstance(block, Picture):
-            for row in block.draw(out.width):
-                out.print(row, no_wrap=row.no_wrap, overflow=row.overflow)
+            for strip in block.draw(out.width):
+                out.print(Text.assemble(*strip.parts), no_wrap=strip.cropped, overflow="crop" if strip.cropped else None)
         else:
             line = Line(block) if isinstance(block, str) else block
             assert isinstance(line, Line), "other blocks are for pages"
             out.print(Text(line.text, line.style), soft_wrap=line.soft)
-
-
-def plain(value: Any) -> Any:
-    """The value as JSON has it: an object of the fields of a dataclass or named tuple, ops and kinds by their names."""
-    if isinstance(value, Op):
-        return token(value)
-    if isinstance(value, Kind):
-        return value.name
-    if value is None or isinstance(value, str | int | float):
-        return value
-    if isinstance(value, Mapping):
-        return {key: plain(each) for key, each in value.items()}
-    if is_dataclass(value):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
-    if hasattr(value, "_asdict"):
-        return plain(value._asdict())
-    if isinstance(value, Iterable):
-        return [plain(each) for each in value]
-    raise TypeError(f"found {value!r}, expected what JSON has")
-
-
-def picked(value: object, names: str) -> dict[str, Any]:
-    """These attributes of it, for an object of JSON; the names have spaces between them."""
-    return {name: getattr(value, name) for name in names.split()}
 
 
 def _print_table(out: Console, table: Table) -> None:

@@ -11,9 +11,8 @@ from schedc.spelling import counted
 from schedc.study.robust.scenarios import MEAN, percentile_of
 from schedc.study.tune.candidates import CandidateState, TuneRow
 from schedc.study.tune.folder import JOB, PLAN, TABLE
-from schedc.view.document import Block, Column, Line, Table, duration, left, number, right, size
+from schedc.view.document import Block, Column, Line, Table, duration, left, number, picked, plain, right, size
 from schedc.view.terminal.results import certificate_lines, failures_json, written_to
-from schedc.view.terminal.show import picked, plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
