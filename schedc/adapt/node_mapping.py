@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from schedc import __version__
 from schedc.compile.certify import certify
 from schedc.errors import InvalidInput
-from schedc.frontend.job_file import TopologyFile
 from schedc.frontend.topology import read_network
+from schedc.frontend.topology_keys import TopologyFile
 from schedc.io.conform import conform
 from schedc.io.input_file import read_bytes
 from schedc.io.location import Location

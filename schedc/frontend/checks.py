@@ -11,50 +11,25 @@ from itertools import pairwise, permutations
 from math import ceil
 from typing import TYPE_CHECKING
 
-from schedc.frontend.job_file import AUTO, JobFile
-from schedc.io.location import Location, show
-from schedc.ir import MOST_OPS, BlockCosts, Link, Network, OpenLayout, Placement, Problem, Semantics, Workload
+from schedc.ir import MOST_OPS, BlockCosts, Link, Network, OpenLayout, Placement, Problem, Workload
 from schedc.spelling import counted
 from schedc.units import MAX_QUANTITY, format_bytes, format_duration_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from schedc.frontend.job_file import ProfileSection
+    from schedc.frontend.cost_keys import ProfileSection
+    from schedc.frontend.job_file import JobFile, PipelineSection
+    from schedc.io.location import Location
 
 
-def is_open(job: JobFile) -> bool:
-    """Whether something of the layout is to be chosen."""
-    return AUTO in (job.pipeline.placement, job.pipeline.partition, job.pipeline.recompute)
-
-
-def check_open_keys(job: JobFile, root: Location) -> None:
-    """Refuse at once what cannot be chosen: costs by stage, which cannot be divided or placed elsewhere, and two paths."""
-    pipeline, at = job.pipeline, root / "pipeline"
-    if not is_open(job):
-        return
-    if pipeline.placement == "bidirectional":
-        key = "partition" if pipeline.partition == AUTO else "recompute"
-        instead = "no such key for the balanced partition" if key == "partition" else '"none", "full" or a list'
-        raise (at / key).refuse('"auto" where pipeline.placement is "bidirectional"', f"{instead}, or a placement with one path")
-    if pipeline.placement == AUTO and job.profile.path is None:
-        raise (at / "placement").refuse(
-            '"auto" for costs by stage', "a name or a list, or a profile.json in profile.path, whose layers can be divided"
-        )
-
-
-def check_placement(job: JobFile, placed: Placement, root: Location) -> None:
-    """Refuse at once what is too large to be planned; all paths of a placement are equally long. And what torch cannot execute."""
-    pipeline, stages = job.pipeline, len(placed.paths[0])
+def check_placement(pipeline: PipelineSection, placed: Placement, root: Location) -> None:
+    """Refuse at once what is too large to be planned; all paths of a placement are equally long."""
+    stages = len(placed.paths[0])
     if 3 * stages * pipeline.microbatches > MOST_OPS:
         raise (root / "pipeline" / "microbatches").refuse(
             f"{pipeline.microbatches}, which makes {3 * stages * pipeline.microbatches} compute ops",
             f"at most {MOST_OPS // (3 * stages)} for {stages} stages, as a plan has at most {MOST_OPS} compute ops",
-        )
-    if pipeline.semantics is Semantics.TORCH and len(placed.paths) > 1:
-        raise (root / "pipeline" / "semantics").refuse(
-            f'"torch" where pipeline.placement is {show(pipeline.placement)}',
-            "a placement with one path, as torch's stages form one chain",
         )
 
 

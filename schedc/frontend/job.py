@@ -17,11 +17,9 @@ from schedc.frontend.checks import (
     check_joined,
     check_messages,
     check_open,
-    check_open_keys,
     check_placement,
     check_size,
     check_stages,
-    is_open,
 )
 from schedc.frontend.job_file import AUTO, NAMING_FILES, JobFile, SolverSection
 from schedc.frontend.job_source import JobSource, source_of_file
@@ -37,7 +35,6 @@ from schedc.frontend.sections import (
 )
 from schedc.frontend.topology import check_connected, read_network, read_topology
 from schedc.io.conform import conform
-from schedc.io.location import show
 from schedc.ir import Layout, OpenLayout, Problem, Workload
 from schedc.lower.problem import problem_of
 from schedc.verify.layout import verify_layout
@@ -167,10 +164,9 @@ def checked_job(source: JobSource) -> Job:
 def _workload_and_layout(job: JobFile, source: JobSource) -> tuple[Workload, Layout | None, OpenLayout | None]:
     """The workload, and the layout or what of it is open."""
     root, pipeline = source.place, job.pipeline
-    check_open_keys(job, root)
     placed = read_placement(pipeline, root / "pipeline")
     if placed is not None:
-        check_placement(job, placed, root)
+        check_placement(pipeline, placed, root)
     topology, at = read_topology(job.topology, source)
     layers, layers_of_stage = read_layers(job, source, placed)
     layers = layers_of_lengths(job, source, layers)
@@ -184,10 +180,10 @@ def _workload_and_layout(job: JobFile, source: JobSource) -> tuple[Workload, Lay
     memory = read_memory(job.memory, layers, placed, pipeline.ranks, root / "memory")
     trunks = {link.trunk for pair in crossed if (link := network.link(*pair))} if job.data_parallel else set()
     workload = Workload(
-        name=_name(job, source),
+        name=job.name or source.default_name,
         microbatches=pipeline.microbatches,
         layers=memory.held_by(layers),
-        devices=read_speeds(job.devices, memory.devices, root / "devices"),
+        devices=read_speeds(job.devices, memory.devices),
         network=network,
         static_bytes=memory.static_bytes,
         data_parallel=read_data_parallel(job.data_parallel, placed, trunks, root / "data_parallel"),
@@ -202,7 +198,7 @@ def _workload_and_layout(job: JobFile, source: JobSource) -> tuple[Workload, Lay
         from schedc.lower.partition import balanced_partition
 
         layers_of_stage = balanced_partition(workload, placed, recomputed)
-    if placed is None or layers_of_stage is None or is_open(job):
+    if placed is None or layers_of_stage is None or pipeline.is_open:
         chunks = pipeline.chunks or _DEFAULT_CHUNKS
         if placed is None:
             check_stages(job, len(layers), chunks, root)
@@ -222,12 +218,3 @@ def _workload_and_layout(job: JobFile, source: JobSource) -> tuple[Workload, Lay
         placement=placed.placement,
     )
     return workload, layout, None
-
-
-def _name(job: JobFile, source: JobSource) -> str:
-    """The job's own name, or that of its source."""
-    if job.name is None:
-        return source.default_name
-    if not job.name.isprintable():
-        raise (source.place / "name").refuse(show(job.name), "printable text on one line")
-    return job.name

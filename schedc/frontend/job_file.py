@@ -1,8 +1,9 @@
-"""The job file's keys and their types (format document, "The job"), from which its JSON Schema is generated.
+"""The job file's keys: the type of each, what it means, the rules that several keep together; those of costs are in `cost_keys`.
 
 `schedc.io.conform` makes a `JobFile` of the parsed TOML; quantities are integers then, and their names carry the unit (`latency_ns`
-is the key `latency`). Whether the keys agree with each other is checked where they are put to use, in the other modules of this
-package.
+is the key `latency`). The JSON Schema, the tables of docs/job-file.md and what `schedc init` writes are generated from the fields.
+Whether the keys agree with the layers and the links that they are about is checked where they are put to use, by this package's
+other modules.
 """
 
 from __future__ import annotations
@@ -12,20 +13,21 @@ from typing import Annotated, Any, Literal, TypeAlias
 from msgspec import Meta
 
 from schedc.formats.layouts import LAYOUT_PATTERN, partition_of
+from schedc.frontend.cost_keys import DevicesSection, LengthsSection, MemorySection, ProfileSection, Text
+from schedc.frontend.topology_keys import TopologySection
 from schedc.io.conform import (
-    Bandwidth,
-    BlockDurations,
     Count,
-    Counts,
     Duration,
     Durations,
     Pair,
+    Rules,
     Section,
-    Size,
-    Sizes,
+    key,
     schema_of,
 )
+from schedc.io.location import show
 from schedc.ir import Objective, Semantics
+from schedc.spelling import counted
 
 AUTO = "auto"
 """In [pipeline]: schedc chooses it."""
@@ -50,170 +52,135 @@ PartitionText: TypeAlias = Annotated[
 ]
 """How many layers each piece of the model has, in a layout of Megatron-LM; or "auto"."""
 
-Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 Index: TypeAlias = Annotated[int, Meta(ge=0, le=2**20)]
 
 
 class PipelineSection(Section, frozen=True, kw_only=True):
     """Ranks, microbatches, and which rank holds which stages."""
 
-    ranks: Annotated[Count, Meta(description="Pipeline ranks, one process each.")]
-    microbatches: Annotated[Count, Meta(description="Microbatches of one training step.")]
+    ranks: Annotated[Count, key("Pipeline ranks, one process each; at most 16,384 stages on all of them.")]
+    microbatches: Annotated[
+        Count,
+        key(
+            "Microbatches of one training step; at most 1,000,000 compute ops in all: `F`, `B` and `W` of each stage that a"
+            " microbatch visits.",
+            note="of one training step, on each replica of the pipeline",
+        ),
+    ]
     placement: Annotated[
         Literal["unidirectional", "loop", "wave", "bidirectional", "auto"] | tuple[Index, ...],
-        Meta(
-            description="Which rank each stage is on: a name, or the rank of each stage in the order of the forward. auto: chosen."
+        key(
+            "Which rank each stage is on: a name, or the rank of each stage in the order of the forward, as in `[0, 1, 2, 3, 0]`;"
+            " every rank needs a stage. auto: [chosen](layouts.md#layouts-that-schedc-chooses).",
+            example='"wave"',
+            note="with chunks: several parts of the model on each rank; or loop, bidirectional, auto",
         ),
     ] = "unidirectional"
     chunks: Annotated[
         Count | None,
-        Meta(description="Model chunks per rank: 1, or 2 and more for loop and wave; with placement auto at most this many, or 4."),
+        key(
+            "Model chunks per rank: 2 or more for `loop` and `wave`, 1 for the other names. With a list: omitted, or what each rank"
+            " has. With placement auto: at most this many stages on a rank. Default: 1; 4 with placement auto.",
+            example="2",
+        ),
     ] = None
-    split_backward: Annotated[bool, Meta(description="B and W may run apart; false: one fused BW.")] = True
+    split_backward: Annotated[bool, key("`B` and `W` may run apart; false: always one fused `BW`.")] = True
     semantics: Annotated[
         Semantics,
-        Meta(
-            description="The runtime that executes the plan. torch: its first stage does not split (B takes no time, W is the whole"
-            " backward), activations are held until W, and blocks are not cut."
+        key(
+            "The runtime that executes the plan: this project's or [torch's](torch.md#pipeline-semantics--torch). `B` and `W` cost"
+            " differently in torch: its first stage does not split (B takes no time, W is the whole backward), activations are held"
+            " until W, and blocks are not cut."
         ),
     ] = Semantics.SCHEDC
     partition: Annotated[
         PartitionText | tuple[Count, ...] | None,
-        Meta(description="Layers of each piece of the model, or a layout. auto: chosen. Default for a profile.json: balanced."),
+        key(
+            "Layers of each piece of the model: a list, or [a layout of Megatron-LM](megatron.md), where `Ett|(tt|)*2tL` is"
+            " `[3, 2, 2, 2]`. Its sum is the number of layers in `profile.json`; without a profile file it only numbers the plan's"
+            " layers. auto: [chosen](layouts.md#layouts-that-schedc-chooses), for a profile file alone. Default for a profile file:"
+            " the [balanced partition](cost-model.md#the-balanced-partition).",
+            example='"auto"',
+            note="which layers each stage has is chosen with the schedule; else: balanced work",
+        ),
     ] = None
     recompute: Annotated[
         Literal["none", "full", "auto"] | tuple[bool, ...],
-        Meta(description="Which stages keep only their input from F, and run it again before their backward. auto: chosen."),
+        key(
+            "Which stages [recompute](cost-model.md#recomputation): they keep only their input from `F`, and `B` or `BW` runs the"
+            " forward again first. auto: [chosen](layouts.md#layouts-that-schedc-chooses). Refused with semantics torch.",
+            example='"full"',
+            note="stages keep only their input and run the forward again; auto: some stages",
+        ),
     ] = "none"
     microbatch_order: Annotated[
-        Literal["given", "auto"], Meta(description="In which order microbatches that differ enter the pipeline.")
+        Literal["given", "auto"],
+        key(
+            "given: microbatches enter the pipeline (`F` on the first stage of their path) in the order of their numbers. auto:"
+            " schedc chooses the order in which [microbatches that differ](layouts.md#microbatches-that-differ) enter."
+        ),
     ] = "given"
 
+    @property
+    def is_open(self) -> bool:
+        """Whether something of the layout is to be chosen."""
+        return AUTO in (self.placement, self.partition, self.recompute)
 
-class ProfileSection(Section, frozen=True, kw_only=True):
-    """What a stage's blocks cost: one value for all stages or one per stage, in the order of the forward.
-
-    Instead of a stage's duration there may be a list of them, one for each microbatch.
-    """
-
-    path: Annotated[Text | None, Meta(description="A profile.json with measured layers, instead of the other keys.")] = None
-    forward_ns: Annotated[BlockDurations | None, Meta(description="F of one microbatch.")] = None
-    backward_input_ns: Annotated[BlockDurations | None, Meta(description="B, the backward of the input.")] = None
-    backward_weight_ns: Annotated[BlockDurations | None, Meta(description="W, the backward of the weights.")] = None
-    backward_ns: Annotated[
-        BlockDurations | None,
-        Meta(description="BW, both fused, where measured. Default: B + W. With split_backward = false it replaces the two."),
-    ] = None
-    activation_bytes: Annotated[Sizes | None, Meta(description="Held from F's start. Default: nothing.")] = None
-    activation_after_input_bytes: Annotated[
-        Sizes | None, Meta(description="The part of it that W still needs. Default: nothing.")
-    ] = None
-    message_bytes: Annotated[Sizes | None, Meta(description="What a stage sends to the next one. Default: nothing.")] = None
-    gradient_message_bytes: Annotated[
-        Sizes | None, Meta(description="What comes back to the stage for its message. Default: the same size.")
-    ] = None
-
-
-class LengthsSection(Section, frozen=True, kw_only=True):
-    """Sequences of different lengths: what the blocks of each microbatch take follows from them."""
-
-    path: Annotated[Text, Meta(description="A CSV with the header length, or microbatch,length: the tokens of each sequence.")]
-    profile_length: Annotated[Count, Meta(description="The length of the one sequence for which the profile's durations are.")]
-    quadratic: Annotated[
-        Annotated[float, Meta(ge=0, le=1)] | None,
-        Meta(description="The share of a duration at that length that grows with the square of the length. Default: 0."),
-    ] = None
-    fit: Annotated[
-        Text | None, Meta(description="Instead: a CSV with the header length,duration; the share is fitted to these times.")
-    ] = None
-
-
-class MemorySection(Section, frozen=True, kw_only=True):
-    """How much of the activations a rank can hold: by one of limit, in_flight, or capacity with what is static."""
-
-    limit_bytes: Annotated[Sizes | None, Meta(description="Activations per rank; one value, or one per rank.")] = None
-    in_flight: Annotated[Counts | None, Meta(description="The same in whole microbatches of that rank's activations.")] = None
-    capacity_bytes: Annotated[Sizes | None, Meta(description="The device's memory; one value, or one per rank.")] = None
-    static_bytes: Annotated[
-        Sizes | None,
-        Meta(description="What a stage holds all the time: weights, gradients, optimizer state. With capacity."),
-    ] = None
-    bytes_per_parameter: Annotated[
-        Annotated[float, Meta(ge=0, le=2**20)] | None,
-        Meta(description="Instead of static: a stage holds this for each parameter of its layers, all the time."),
-    ] = None
-    bytes_per_expert_parameter: Annotated[
-        Annotated[float, Meta(ge=0, le=2**20)] | None,
-        Meta(description="For those of routed experts, which have fewer replicas. Default: bytes_per_parameter."),
-    ] = None
-    reserve_bytes: Annotated[
-        Size | None, Meta(description="The part of capacity that no plan uses: context, buffers, fragmentation. Default: nothing.")
-    ] = None
-
-
-class DevicesSection(Section, frozen=True, kw_only=True):
-    """What differs between the ranks' devices."""
-
-    speed: Annotated[
-        tuple[Annotated[float, Meta(ge=0.001, le=1000)], ...] | None,
-        Meta(description="Per rank: the durations of its blocks are divided by it. Default: 1."),
-    ] = None
-
-
-class LinkCost(Section, frozen=True, kw_only=True):
-    """What a message costs: it arrives `latency` after it has left the link, which it occupies for bytes / bandwidth."""
-
-    latency_ns: Annotated[Duration | None, Meta(description="Default: 0.")] = None
-    bytes_per_second: Annotated[Bandwidth | None, Meta(description="Default: a message occupies the link for no time.")] = None
-    transfer_ns: Annotated[Duration | None, Meta(description="The occupancy of one message of any size, instead of bandwidth.")] = (
-        None
-    )
-
-
-class SiteLinkOverride(LinkCost, frozen=True, kw_only=True):
-    """The trunk of two sites; what it does not say holds as in `between`."""
-
-    sites: Annotated[Pair, Meta(description="Two sites, counted from 0.")]
-    directed: Annotated[bool, Meta(description="Only from the first to the second; false: both ways.")] = False
-
-
-class LinkOverride(LinkCost, frozen=True, kw_only=True):
-    """The link of two ranks; what it does not say (latency, or bandwidth and transfer) holds as for its sites."""
-
-    ranks: Annotated[Pair, Meta(description="Two ranks, counted from 0.")]
-    directed: Annotated[bool, Meta(description="Only from the first to the second; false: both ways.")] = False
-    trunk: Annotated[bool, Meta(description="Between sites: share the sites' trunk; false: a line of its own.")] = True
-
-
-class TopologyFile(Section, frozen=True, kw_only=True):
-    """Sites and links: the table [topology], or a file of its own."""
-
-    sites: Annotated[tuple[Count, ...] | None, Meta(description="Ranks per datacenter, in order. Default: one site.")] = None
-    within: Annotated[LinkCost | None, Meta(description="Any two ranks of one site.")] = None
-    between: Annotated[
-        LinkCost | None, Meta(description="Any two ranks of different sites; two sites' trunk is shared, one for each direction.")
-    ] = None
-    site_link: Annotated[tuple[SiteLinkOverride, ...], Meta(description="Pairs of sites that differ from `between`.")] = ()
-    link: Annotated[tuple[LinkOverride, ...], Meta(description="Pairs of ranks that differ; overrides all the above.")] = ()
-
-
-class TopologySection(TopologyFile, frozen=True, kw_only=True):
-    """Sites and links."""
-
-    path: Annotated[Text | None, Meta(description="A topology.toml with the other keys, instead of them.")] = None
+    def rules(self) -> Rules:
+        """What cannot be chosen, or not be executed by torch."""
+        if self.placement == "bidirectional" and self.is_open:
+            name = "partition" if self.partition == AUTO else "recompute"
+            instead = "no such key for the balanced partition" if name == "partition" else '"none", "full" or a list'
+            found = '"auto" where pipeline.placement is "bidirectional"'
+            yield name, found, f"{instead}, or a placement with one path"
+        if self.semantics is not Semantics.TORCH:
+            return
+        if self.placement == "bidirectional":
+            found = f'"torch" where pipeline.placement is {show(self.placement)}'
+            yield "semantics", found, "a placement with one path, as torch's stages form one chain"
+        recomputes = any(self.recompute) if isinstance(self.recompute, tuple) else self.recompute != "none"
+        if recomputes:
+            found = f'{show(self.recompute)} where pipeline.semantics is "torch"'
+            instead = "as torch recomputes inside of layers only; such layers have longer durations in the profile"
+            yield "recompute", found, f'"none", {instead}'
 
 
 class DataParallelSection(Section, frozen=True, kw_only=True):
     """The data-parallel collectives beside the pipeline."""
 
-    size: Annotated[Count, Meta(description="Replicas of the pipeline.")]
-    zero_stage: Annotated[Literal[0, 1], Meta(description="0: all-reduce after the last W. 1: reduce-scatter, and all-gather.")]
-    reduce_scatter_ns: Annotated[Durations, Meta(description="For ZeRO 0 the all-reduce.")]
-    all_gather_ns: Annotated[Durations | None, Meta(description="ZeRO 1 only: before a stage's first F.")] = None
+    size: Annotated[Count, key("Replicas of the pipeline; only recorded in the plan.", example="4")]
+    zero_stage: Annotated[
+        Literal[0, 1],
+        key("0: all-reduce after the last `W`. 1: reduce-scatter, and all-gather before the first `F`.", example="1"),
+    ]
+    reduce_scatter_ns: Annotated[
+        Durations,
+        key(
+            "One value, or one per stage; for ZeRO 0 it is the all-reduce.",
+            example='"60 ms"',
+            note="of a stage's gradients; or a list, one for each stage",
+        ),
+    ]
+    all_gather_ns: Annotated[
+        Durations | None,
+        key(
+            "Likewise, before a stage's first `F`: required for ZeRO 1, refused for 0.", example='"30 ms"', note="of its parameters"
+        ),
+    ] = None
     trunk: Annotated[
         Pair | None,
-        Meta(description="Sites [from, to] on whose trunk the collectives queue. Default: beside the pipeline's transfers."),
+        key(
+            "Two sites, `[from, to]`, on whose trunk all ranks' collectives queue with the transfers; transfers of the pipeline"
+            " must cross it. Default: beside the pipeline's transfers."
+        ),
     ] = None
+
+    def rules(self) -> Rules:
+        """An all-gather for ZeRO 1 alone."""
+        if self.zero_stage == 0 and self.all_gather_ns is not None:
+            yield "all_gather", "a value where zero_stage is 0", "none, as its all-reduce leaves nothing to gather"
+        if self.zero_stage == 1 and self.all_gather_ns is None:
+            yield "all_gather", "nothing", 'a duration such as "60 ms" or a list of them, as zero_stage is 1'
 
 
 class ObjectiveSection(Section, frozen=True, kw_only=True):
@@ -221,23 +188,31 @@ class ObjectiveSection(Section, frozen=True, kw_only=True):
 
     minimize: Annotated[
         Objective,
-        Meta(description="The end of the last op, or the longest time from first start to last end on one rank."),
+        key("The end of the last op, or the longest time from first start to last end on one rank."),
     ] = Objective.MAKESPAN
 
 
 class SolverSection(Section, frozen=True, kw_only=True):
     """How it is sought; the command line wins over it."""
 
-    method: Annotated[Text, Meta(description="`auto`, or a method's name, options in braces: `greedy{n_sub=2}`.")] = "auto"
-    time_limit_ns: Annotated[Duration | None, Meta(description="Default: the command's.")] = None
-    gap: Annotated[float, Meta(ge=0, lt=1, description="The search stops when the relative gap is at most this.")] = 0.0
-    seed: Annotated[int, Meta(ge=0, lt=2**31)] = 0
+    method: Annotated[Text, key("`auto`, or a method's name, options in braces: `greedy{n_sub=2}`. As `--method`.")] = "auto"
+    time_limit_ns: Annotated[Duration | None, key("As `--time-limit`. Default: the command's.", example='"60 s"')] = None
+    gap: Annotated[
+        float,
+        Meta(ge=0, lt=1),
+        key(
+            "The search stops when the relative gap is at most this. As `--gap`.",
+            example="0.01",
+            note="good enough: proven to be within this of the optimum",
+        ),
+    ] = 0.0
+    seed: Annotated[int, Meta(ge=0, lt=2**31), key("Of random numbers. As `--seed`.")] = 0
 
 
 class JobFile(Section, frozen=True, kw_only=True):
     """A job of the schedc compiler: a model's costs, a cluster's topology, a memory limit."""
 
-    name: Annotated[Text | None, Meta(description="Default: the job's directory, or the file's name if it is not job.toml.")] = None
+    name: Annotated[Text | None, key("Default: the job's directory, or the file's name if it is not job.toml.")] = None
     pipeline: PipelineSection
     profile: ProfileSection
     lengths: LengthsSection | None = None
@@ -247,6 +222,27 @@ class JobFile(Section, frozen=True, kw_only=True):
     data_parallel: DataParallelSection | None = None
     objective: ObjectiveSection = ObjectiveSection()
     solver: SolverSection = SolverSection()
+
+    def rules(self) -> Rules:
+        """What sections say of each other: costs by stage, which cannot be divided or placed elsewhere; values per rank."""
+        if self.name is not None and not self.name.isprintable():
+            yield "name", show(self.name), "printable text on one line"
+        pipeline, profile, ranks = self.pipeline, self.profile, self.pipeline.ranks
+        if profile.path is None:
+            by_stage, layers = '"auto" for costs by stage', "or a profile.json in profile.path, whose layers can be divided"
+            if pipeline.placement == AUTO:
+                yield "pipeline.placement", by_stage, f"a name or a list, {layers}"
+            if pipeline.partition == AUTO:
+                yield "pipeline.partition", by_stage, f"a list, {layers}"
+            fused = profile.backward_ns is not None and not pipeline.split_backward
+            for name in ("forward",) if fused else ("forward", "backward_input", "backward_weight"):
+                if profile.given[name] is None:
+                    durations = 'a duration such as "38 ms" or a list of them'
+                    yield f"profile.{name}", "nothing", f"{durations}, or profile.path instead"
+        memory = {} if self.memory is None else {f"memory.{name}": value for name, value in self.memory.ways.items()}
+        for name, values in {**memory, "devices.speed": self.devices.speed}.items():
+            if isinstance(values, tuple) and len(values) != ranks:
+                yield name, counted(len(values), "value"), f"{ranks}, one per rank"
 
 
 NAMING_FILES = (("profile", "path"), ("topology", "path"), ("lengths", "path"), ("lengths", "fit"))

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from schedc.errors import InvalidInput
-from schedc.frontend.job_file import ProfileSection
+from schedc.frontend.cost_keys import ProfileSection
 from schedc.io.conform import conform
 from schedc.io.input_file import MOST_TEXT_BYTES, read_bytes
 from schedc.io.location import Location, one_line, show

@@ -48,8 +48,6 @@ def layers_of_lengths(job: JobFile, source: JobSource, layers: Sequence[Layer]) 
         return tuple(layers)
     if any(len(layer.durations_ns(kind)) > 1 for layer in layers for kind in Kind):
         raise location.refuse("a section beside durations for each microbatch in [profile]", "one of the two")
-    if section.quadratic is not None and section.fit is not None:
-        raise (location / "fit").refuse("a value beside lengths.quadratic", "one of the two")
     share = Fraction(repr(section.quadratic or 0.0))
     if section.fit is not None:
         share = _fitted(source, section.fit, section.profile_length)

@@ -9,8 +9,6 @@ from __future__ import annotations
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from msgspec import structs
-
 from schedc.errors import Defect
 from schedc.formats.profile_file import LayerEntry, ProfileFile
 from schedc.frontend.job_source import read_named
@@ -23,7 +21,8 @@ from schedc.units import MAX_QUANTITY, format_bytes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.frontend.job_file import JobFile, PipelineSection, ProfileSection
+    from schedc.frontend.cost_keys import ProfileSection
+    from schedc.frontend.job_file import JobFile, PipelineSection
     from schedc.frontend.job_source import JobSource
     from schedc.io.conform import BlockDurations
     from schedc.io.location import Location
@@ -45,16 +44,13 @@ def read_layers(job: JobFile, source: JobSource, placed: Placement | None) -> tu
         placed: for the stages and the pieces of the model; None: the placement is open, and there is such a file.
 
     Raises:
-        InvalidInput: keys missing or in each other's way, lists of a wrong length, or a profile.json that cannot be used.
+        InvalidInput: lists of a wrong length, or a profile.json that cannot be used.
     """
     pipeline, profile, root = job.pipeline, job.profile, source.place
     if profile.path is None:
         if placed is None:
             raise Defect("costs by stage without a placement")
         return _from_values(pipeline, profile, placed, root)
-    given = [key for key, value in _by_key(profile).items() if value is not None]
-    if given:
-        raise (root / "profile" / given[0]).refuse("a value beside profile.path", "the costs here or in the file, not in both")
     file, place = read_named(source, "profile", profile.path, ProfileFile, parse_json)
     return _from_layers(pipeline, file, placed, place, root)
 
@@ -127,11 +123,7 @@ def _from_values(
     pipeline: PipelineSection, profile: ProfileSection, placed: Placement, root: Location
 ) -> tuple[tuple[Layer, ...], Partition]:
     at = root / "profile"
-    fused_only = profile.backward_ns is not None and not pipeline.split_backward
-    given = _by_key(profile)
-    for key in ("forward",) if fused_only else ("forward", "backward_input", "backward_weight"):
-        if given[key] is None:
-            raise (at / key).refuse("nothing", 'a duration such as "38 ms" or a list of them, or profile.path instead')
+    given = profile.given
 
     def sizes(key: str, default: tuple[int, ...]) -> tuple[int, ...]:
         return default if given[key] is None else per_stage(given[key], placed, at / key)
@@ -184,11 +176,6 @@ def _from_values(
     return layers, tuple((stage, stage + 1) for stage in range(len(layers)))
 
 
-def _by_key(profile: ProfileSection) -> dict[str, Any]:
-    """What the section gives directly, by the keys of the file."""
-    return {field.encode_name: getattr(profile, field.name) for field in structs.fields(profile) if field.name != "path"}
-
-
 def _from_layers(
     pipeline: PipelineSection, profile: ProfileFile, placed: Placement | None, file: Location, root: Location
 ) -> tuple[tuple[Layer, ...], Partition | None]:
@@ -231,8 +218,7 @@ def _layers_of_pieces(
     """The layers [first, last) of each model piece; `total` is how many the profile has, None if it says nothing of layers."""
     pieces, counts = placed.pieces, pipeline.partition
     at = root / "pipeline" / "partition"
-    if isinstance(counts, str):
-        raise at.refuse('"auto" for costs by stage', "a list, or a profile.json in profile.path, whose layers can be divided")
+    assert not isinstance(counts, str), "an open partition is for a profile.json"
     if counts is not None:
         _check_counts(counts, pieces, total, at)
     elif len(placed.paths) > 1:

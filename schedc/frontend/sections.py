@@ -15,19 +15,16 @@ from typing import TYPE_CHECKING, Any
 from schedc.frontend.job_file import AUTO, DataParallelSection, PipelineSection
 from schedc.frontend.profile import per_stage
 from schedc.io.location import Location, show
-from schedc.ir import DataParallel, Device, Layer, Placement, Problem, Semantics, trunk_name
+from schedc.ir import DataParallel, Device, Layer, Placement, Problem, trunk_name
 from schedc.lower.placement import place
-from schedc.spelling import counted
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from schedc.frontend.job_file import DevicesSection, MemorySection
+    from schedc.frontend.cost_keys import DevicesSection, MemorySection
 
 _MOST_STAGES = 2**14
-_WAYS = {"limit": "limit_bytes", "in_flight": "in_flight", "capacity": "capacity_bytes"}
-"""The keys of [memory] by one of which it says what a rank can hold, and what that is of a device."""
 
 
 def read_placement(pipeline: PipelineSection, location: Location) -> Placement | None:
@@ -63,16 +60,10 @@ def read_recomputed(pipeline: PipelineSection, placed: Placement | None, locatio
     """Whether each stage recomputes; where the placement is open, perhaps one value for all. Where schedc chooses, none does.
 
     Raises:
-        InvalidInput: a list of a wrong length, or torch's semantics.
+        InvalidInput: a list of a wrong length.
     """
     given = pipeline.recompute
-    wanted = per_stage(given == "full" if isinstance(given, str) else given, placed, location / "recompute")
-    if (any(wanted) or given == AUTO) and pipeline.semantics is Semantics.TORCH:
-        raise (location / "recompute").refuse(
-            f'{show(given)} where pipeline.semantics is "torch"',
-            '"none", as torch recomputes inside of layers only; such layers have longer durations in the profile',
-        )
-    return wanted
+    return per_stage(given == "full" if isinstance(given, str) else given, placed, location / "recompute")
 
 
 def read_data_parallel(
@@ -87,16 +78,10 @@ def read_data_parallel(
         location: the section's place.
 
     Raises:
-        InvalidInput: a list of a wrong length, an all-gather that does not go with the ZeRO stage, or a trunk that no
-            transfer crosses.
+        InvalidInput: a list of a wrong length, or a trunk that no transfer crosses.
     """
     if section is None:
         return None
-    at = location / "all_gather"
-    if section.zero_stage == 0 and section.all_gather_ns is not None:
-        raise at.refuse("a value where zero_stage is 0", "none, as its all-reduce leaves nothing to gather")
-    if section.zero_stage == 1 and section.all_gather_ns is None:
-        raise at.refuse("nothing", 'a duration such as "60 ms" or a list of them, as zero_stage is 1')
     trunk = None if section.trunk is None else trunk_name(*section.trunk)
     if trunk is not None and trunk not in trunks:
         known = ", ".join(sorted(name for name in trunks if name is not None))
@@ -108,7 +93,7 @@ def read_data_parallel(
         size=section.size,
         zero_stage=section.zero_stage,
         reduce_scatter_ns=per_stage(section.reduce_scatter_ns, placed, location / "reduce_scatter"),
-        all_gather_ns=() if section.all_gather_ns is None else per_stage(section.all_gather_ns, placed, at),
+        all_gather_ns=() if section.all_gather_ns is None else per_stage(section.all_gather_ns, placed, location / "all_gather"),
         trunk=trunk,
     )
 
@@ -146,41 +131,19 @@ def read_memory(
     """What each rank can hold, and what stages hold all the time; `location` is the place of [memory].
 
     Raises:
-        InvalidInput: none or several ways to say it, or a list of a wrong length.
+        InvalidInput: a limit on nothing, a value for each parameter of layers without any, or a list of a wrong length.
     """
     if memory is None:
         return Memory(devices=(Device(),) * ranks)
-    given = {key: value for key, name in _WAYS.items() if (value := getattr(memory, name)) is not None}
-    if len(given) != 1:
-        raise location.refuse(
-            " and ".join(given) or "none of the keys", "one of limit, in_flight or capacity with static or bytes_per_parameter"
-        )
-    ((way, value),) = given.items()
+    ((way, value),) = memory.ways.items()
     values: tuple[Any, ...] = value if isinstance(value, tuple) else (value,) * ranks
-    static = {"static": memory.static_bytes, "bytes_per_parameter": memory.bytes_per_parameter}
-    said = [key for key, value in static.items() if value is not None]
-    for key in said or ["reserve"] * (memory.reserve_bytes is not None):
-        if memory.capacity_bytes is None:
-            raise (location / key).refuse("a value without memory.capacity", "both, or neither of them")
-    if memory.bytes_per_expert_parameter is not None and memory.bytes_per_parameter is None:
-        raise (location / "bytes_per_expert_parameter").refuse(
-            "a value without memory.bytes_per_parameter", "both, or the other alone"
-        )
     if not any(layer.activation_bytes for layer in layers):
         raise (location / way).refuse("a limit on activations of no size", "profile.activation to say what a microbatch holds")
-    if memory.capacity_bytes is not None and not said:
-        expected = 'a size such as "512 MiB" or a list of them, or bytes_per_parameter instead, as memory.capacity is given'
-        raise (location / "static").refuse("nothing", expected)
-    if len(values) != ranks:
-        raise (location / way).refuse(counted(len(values), "value"), f"{ranks}, one per rank")
-    if memory.capacity_bytes is None:
-        return Memory(devices=tuple(Device(**{_WAYS[way]: value}) for value in values))
-    reserve_bytes = memory.reserve_bytes or 0
-    if reserve_bytes > min(values):
-        raise (location / "reserve").refuse(format_bytes(reserve_bytes), f"at most the capacity, {format_bytes(min(values))}")
-    devices = tuple(Device(capacity_bytes=capacity - reserve_bytes) for capacity in values)
-    if len(said) > 1:
-        raise (location / "bytes_per_parameter").refuse("a value beside memory.static", "one of the two")
+    if memory.in_flight is not None:
+        return Memory(devices=tuple(Device(in_flight=count) for count in values))
+    if memory.limit_bytes is not None:
+        return Memory(devices=tuple(Device(limit_bytes=limit) for limit in values))
+    devices = tuple(Device(capacity_bytes=capacity - (memory.reserve_bytes or 0)) for capacity in values)
     if memory.static_bytes is not None:
         return Memory(devices=devices, static_bytes=per_stage(memory.static_bytes, placed, location / "static"))
     if not any(layer.parameters for layer in layers):
@@ -199,18 +162,11 @@ def read_memory(
     )
 
 
-def read_speeds(section: DevicesSection, devices: Sequence[Device], location: Location) -> tuple[Device, ...]:
-    """The devices with their speeds.
-
-    Raises:
-        InvalidInput: a list that has not one for each rank.
-    """
-    speeds = section.speed
-    if speeds is None:
+def read_speeds(section: DevicesSection, devices: Sequence[Device]) -> tuple[Device, ...]:
+    """The devices with their speeds."""
+    if section.speed is None:
         return tuple(devices)
-    if len(speeds) != len(devices):
-        raise (location / "speed").refuse(counted(len(speeds), "value"), f"{len(devices)}, one per rank")
-    return tuple(replace(device, speed=exactly(speed)) for device, speed in zip(devices, speeds, strict=True))
+    return tuple(replace(device, speed=exactly(speed)) for device, speed in zip(devices, section.speed, strict=True))
 
 
 def check_room(problem: Problem, devices: Sequence[Device], memory: MemorySection, location: Location) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from schedc.frontend.job_file import LinkCost, LinkOverride, SiteLinkOverride, TopologyFile, TopologySection
 from schedc.frontend.job_source import read_named
+from schedc.frontend.topology_keys import LinkCost, LinkOverride, SiteLinkOverride, TopologyFile, TopologySection
 from schedc.io.location import Location, show
 from schedc.io.tables import parse_toml
 from schedc.ir import FREE, Link, MessageCost, Network, SiteLink
@@ -27,13 +27,10 @@ def read_topology(section: TopologySection, source: JobSource) -> tuple[Topology
     """The topology and its place: the job's own table, or the file that it names, with the values that are set in it.
 
     Raises:
-        InvalidInput: the file cannot be used, or the table has other keys beside its path.
+        InvalidInput: the file cannot be used.
     """
-    at = source.place / "topology"
     if section.path is None:
-        return section, at
-    if section != TopologySection(path=section.path):
-        raise at.refuse("other keys beside topology.path", "the topology here or in the file, not in both")
+        return section, source.place / "topology"
     return read_named(source, "topology", section.path, TopologyFile, parse_toml)
 
 
@@ -49,8 +46,6 @@ def read_network(topology: TopologyFile, ranks: int, location: Location) -> Netw
             f"{show(sites)}, {sum(sites)} in all", f"sites that add up to the {ranks} of pipeline.ranks"
         )
     site = tuple(site for site, size in enumerate(sites) for _ in range(size))
-    _check_cost(topology.within, location / "within")
-    _check_cost(topology.between, location / "between")
     if topology.between is not None and site[-1] == 0:
         raise (location / "between").refuse("a table where all ranks are in one site", "two or more sites in topology.sites")
     between = None if topology.between is None else _over(FREE, topology.between)
@@ -107,12 +102,6 @@ def _directed(
             raise (at / key).refuse(
                 show(pair), f"two of the {key} 0 to {count - 1}" if count > 1 else f"no pair, with one of the {key}"
             )
-        if a == b:
-            raise (at / key).refuse(show(pair), f"two different {key}")
-        _check_cost(override, at)
-        silent = override.latency_ns is None and override.bytes_per_second is None and override.transfer_ns is None
-        if silent and not (isinstance(override, LinkOverride) and not override.trunk):
-            raise at.refuse("neither latency nor bandwidth nor transfer", "one of them or more")
         for way in ((a, b),) if override.directed else ((a, b), (b, a)):
             if way in found:
                 earlier = location / first[way]
@@ -121,8 +110,3 @@ def _directed(
                 )
             found[way], first[way] = override, index
     return found
-
-
-def _check_cost(cost: LinkCost | None, location: Location) -> None:
-    if cost is not None and cost.bytes_per_second is not None and cost.transfer_ns is not None:
-        raise (location / "transfer").refuse("both bandwidth and transfer", "one of them")

@@ -3,14 +3,16 @@
 Takes what TOML or JSON gave and a `msgspec.Struct` or a dataclass; gives an instance of it, quantities parsed into integers. The
 type of a quantity carries how its text is parsed and how a schema describes it. msgspec's own decoder names neither the value that
 it found nor the key that was probably meant, so types are walked here instead; the JSON Schema is generated from the same types.
+What several keys of a table may not say together stands below them, as the `rules` of its type.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from functools import cache
-from operator import ge, gt
+from collections.abc import Iterator
+from functools import cache, reduce
+from operator import ge, gt, truediv
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 S = TypeVar("S")
+_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+"""Of Markdown; its text alone is for other readers."""
 _PYTHON: dict[type, type | tuple[type, ...]] = {
     inspect.IntType: int,
     inspect.StrType: str,
@@ -45,7 +49,8 @@ def conform(table: Mapping[str, Any], struct: type[S], location: Location) -> S:
     """The table as an instance of the struct.
 
     Raises:
-        InvalidInput: an unknown or missing key, or a value of the wrong type, range or unit; the first that is found.
+        InvalidInput: an unknown or missing key, a value of the wrong type, range or unit, or several that break a rule of their
+            table; the first that is found.
     """
     described: type = struct
     kind = _type_info(described)
@@ -79,7 +84,10 @@ def _struct(value: Any, kind: Any, location: Location, root: Any) -> Any:
             made[field.name] = _value(value[name], field.type, location / name, root)
         elif field.required:
             raise (location / name).refuse("nothing", _expected(field.type))
-    return kind.cls(**made)
+    table = kind.cls(**made)
+    for key, found, expected in table.rules() if isinstance(table, Section) else ():
+        raise reduce(truediv, filter(None, key.split(".")), location).refuse(found, expected)
+    return table
 
 
 def _value(value: Any, kind: Any, location: Location, root: Any) -> Any:
@@ -243,8 +251,27 @@ def _key(name: str) -> str:
     return "bandwidth" if name == "bytes_per_second" else name.removesuffix("_ns").removesuffix("_bytes")
 
 
+Rules: TypeAlias = Iterator[tuple[str, str, str]]
+"""Of each rule that is broken: the key (a path from the table; empty: the table itself), what was found, what is expected."""
+
+
 class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename=_key):
     """A table of a file. A field's key is its name without the unit, which the file has beside the number."""
+
+    def rules(self) -> Rules:
+        """What the values may not be together, although each is right by itself."""
+        yield from ()
+
+
+def key(meaning: str, *, example: str = "", note: str = "") -> Meta:
+    """What a key means, in one place.
+
+    Args:
+        meaning: Markdown, with links from docs/; the schema has it without them.
+        example: a value as the file has it, with which `schedc init` names the key in a comment.
+        note: a few words beside the key in what `schedc init` writes.
+    """
+    return Meta(description=meaning, extra={"example": example, "note": note})
 
 
 def schema_of(struct: type, title: str) -> dict[str, Any]:
@@ -266,6 +293,8 @@ def _as_in_file(schema: Any) -> Any:
     described = {
         key: _as_in_file(value) for key, value in schema.items() if not (key == "default" and isinstance(value, dict | None))
     }
+    if isinstance(described.get("description"), str):
+        described["description"] = _LINK.sub(r"\1", described["description"])
     if described.get("type") == "integer" and "pattern" in described:
         described["type"] = "string"
     if len(described.get("anyOf", ())) == 1:

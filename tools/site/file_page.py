@@ -11,7 +11,8 @@ from schedc.formats.convergence_file import MeasuredConvergence
 from schedc.formats.plan.plan_structs import plan_schema
 from schedc.formats.profile_file import ProfileFile
 from schedc.formats.trace_file import TraceFile
-from schedc.frontend.job_file import JobFile, TopologyFile
+from schedc.frontend.job_file import JobFile
+from schedc.frontend.topology_keys import TopologyFile
 from schedc.io.conform import schema_of
 from schedc.study.loss.delay_table import DelayTableFile
 from schedc.study.sweep.jobs import SweepFile

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from schedc.errors import Defect
 from schedc.frontend.checks import check_size
-from schedc.frontend.job_file import MemorySection
+from schedc.frontend.cost_keys import MemorySection
 from schedc.frontend.sections import Memory, check_room, exactly
 from schedc.io.location import Location
 from schedc.ir import DataParallel, Device, Layout, MessageCost, Network, Problem, Workload
