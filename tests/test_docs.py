@@ -41,6 +41,11 @@ def test_another_output_is_noticed(tmp_path: Path) -> None:
     assert written(text, tmp_path) == text.replace("three", "one\ntwo")
 
 
+def test_a_table_is_written_too(tmp_path: Path) -> None:
+    text = "before\n<!-- output: echo '| a |' -->\n\n| b |\n| c |\n\n| d |\n"
+    assert written(text, tmp_path) == text.replace("| b |\n| c |", "| a |")
+
+
 def test_commands_of_make_demo_are_those_of_the_readme() -> None:
     """The picture in the README is the one that `make demo` prints."""
     demo = re.search(r"^demo:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)

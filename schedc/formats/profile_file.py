@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 from msgspec import Meta
 from msgspec.structs import asdict, fields
 
-from schedc.io.conform import Count, Duration, Section, Size
+from schedc.io.conform import Count, Duration, Rules, Section, Size
 from schedc.io.tables import JsonValue, pretty_json
 from schedc.ir import Kind, Problem, Stage
 from schedc.units import MAX_QUANTITY, format_bytes, format_duration_ns, parse_bytes
@@ -44,6 +44,12 @@ class SpreadEntry(Section, frozen=True, kw_only=True):
     backward_input: Share | None = None
     backward_weight: Share | None = None
     backward: Share | None = None
+
+
+def more_after_input(after_input_bytes: int, whole_bytes: int) -> tuple[str, str]:
+    """What is found and expected where W needs more of the activation than there is."""
+    found, most = (f"{format_bytes(size)} ({size} B)" for size in (after_input_bytes, whole_bytes))
+    return found, f"at most the activation, {most}"
 
 
 class LayerEntry(Section, frozen=True, kw_only=True):
@@ -77,6 +83,17 @@ class LayerEntry(Section, frozen=True, kw_only=True):
     message_bytes: Annotated[Size | None, Meta(description="The layer's output, if a stage ends here. Default: nothing.")] = None
     gradient_message_bytes: Annotated[Size | None, Meta(description="The output's gradient. Default: the message's size.")] = None
     spread: Annotated[SpreadEntry | None, Meta(description="How far the samples of each duration spread, where measured.")] = None
+
+    def rules(self) -> Rules:
+        """B and W, or both fused; no part larger than the whole."""
+        for name, value in (("backward_input", self.backward_input_ns), ("backward_weight", self.backward_weight_ns)):
+            if value is None and (self.backward_ns is None or not self.is_fused):
+                yield name, "nothing", 'a duration such as "38 ms"'
+        after_input, whole = self.activation_after_input_bytes or 0, self.activation_bytes or 0
+        if after_input > whole:
+            yield "activation_after_input", *more_after_input(after_input, whole)
+        if (self.expert_parameters or 0) > (self.parameters or 0):
+            yield "expert_parameters", f"{self.expert_parameters}", f"at most the layer's parameters, {self.parameters or 0}"
 
     @property
     def is_fused(self) -> bool:

@@ -22,9 +22,9 @@ class ProfileSection(Section, frozen=True, kw_only=True):
         Text | None,
         key("A `profile.json` with measured layers, instead of all other keys; relative to the job's directory."),
     ] = None
-    forward_ns: Annotated[BlockDurations | None, key("`F`; the forward that runs again, too. Required.")] = None
-    backward_input_ns: Annotated[BlockDurations | None, key("`B`, the backward of the input. Required.")] = None
-    backward_weight_ns: Annotated[BlockDurations | None, key("`W`, the backward of the weights. Required.")] = None
+    forward_ns: Annotated[BlockDurations | None, key("`F`; the forward that runs again, too. Required without `path`.")] = None
+    backward_input_ns: Annotated[BlockDurations | None, key("`B`, the backward of the input. Required without `path`.")] = None
+    backward_weight_ns: Annotated[BlockDurations | None, key("`W`, the backward of the weights. Required without `path`.")] = None
     backward_ns: Annotated[
         BlockDurations | None,
         key(
@@ -95,19 +95,23 @@ class MemorySection(Section, frozen=True, kw_only=True):
 
     limit_bytes: Annotated[
         Sizes | None,
-        key("Activations that a rank may hold.", example='"20 GiB"', note="of activations alone, on each rank"),
+        key(
+            "Activations that a rank may hold: one value, or one per rank.",
+            example='"20 GiB"',
+            note="of activations alone, on each rank, instead of all others",
+        ),
     ] = None
     in_flight: Annotated[
         Counts | None,
-        key("The same as a number of microbatches: each counts with all of the rank's stages of one path."),
+        key("The same as a number of microbatches (or one per rank): each counts with all of the rank's stages of one path."),
     ] = None
     capacity_bytes: Annotated[
         Sizes | None,
-        key("The device's memory; needs `static` or `bytes_per_parameter`.", note="of the device"),
+        key("The device's memory, one value or one per rank; needs `static` or `bytes_per_parameter`.", note="of the device"),
     ] = None
     static_bytes: Annotated[
         Sizes | None,
-        key("What a stage holds all the time: weights, gradients, optimizer state; one value, or one **per stage**."),
+        key("What a stage holds all the time: weights, gradients, optimizer state; one value, or one per stage."),
     ] = None
     bytes_per_parameter: Annotated[
         Annotated[float, Meta(ge=0, le=2**20)] | None,
@@ -131,7 +135,7 @@ class MemorySection(Section, frozen=True, kw_only=True):
         key(
             "The part of `capacity` that no plan uses: the CUDA context, buffers of NCCL and of messages, fragmentation. Default:"
             " nothing; [`init`](command-line.md#init) and [`tune`](tune-file.md), which know the device, keep 6 % of it.",
-            note="of it, for the CUDA context, NCCL's buffers and fragmentation",
+            note="of that, for the CUDA context, NCCL's buffers and fragmentation",
         ),
     ] = None
 

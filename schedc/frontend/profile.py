@@ -10,13 +10,13 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from schedc.errors import Defect
-from schedc.formats.profile_file import LayerEntry, ProfileFile
+from schedc.formats.profile_file import LayerEntry, ProfileFile, more_after_input
 from schedc.frontend.job_source import read_named
 from schedc.io.tables import parse_json
 from schedc.ir import Layer, Placement
 from schedc.lower.problem import together_ns
 from schedc.spelling import counted
-from schedc.units import MAX_QUANTITY, format_bytes
+from schedc.units import MAX_QUANTITY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,24 +64,17 @@ def layers_of_entries(entries: Sequence[LayerEntry], file: Location, *, split_ba
         split_backward: whether B and W may run apart.
 
     Raises:
-        InvalidInput: too many of them, or values of one that contradict each other.
+        InvalidInput: too many of them, or one whose B and W are not known apart, as they must be.
     """
     total = sum(layer.repeat for layer in entries)
     if total > _MOST_LAYERS:
         raise (file / "layers").refuse(f"{total} layers", f"at most {_MOST_LAYERS}")
     for index, layer in enumerate(entries):
-        place = file / "layers" / index
-        for key, value in (("backward_input", layer.backward_input_ns), ("backward_weight", layer.backward_weight_ns)):
-            if value is None and (layer.backward_ns is None or not layer.is_fused):
-                raise (place / key).refuse("nothing", 'a duration such as "38 ms"')
-            if value is None and split_backward:  # its W would cost neither time nor memory
-                expected = "the times of B and W, as they may run apart"
-                instead = "profile with B and W apart, or set pipeline.split_backward = false"
-                raise (place / key).refuse("a backward measured fused alone", f"{expected}; {instead}")
-        _check_held(layer.activation_bytes or 0, layer.activation_after_input_bytes or 0, place / "activation_after_input")
-        if (layer.expert_parameters or 0) > (layer.parameters or 0):
-            at = place / "expert_parameters"
-            raise at.refuse(f"{layer.expert_parameters}", f"at most the layer's parameters, {layer.parameters or 0}")
+        if layer.is_fused and split_backward:  # its W would cost neither time nor memory
+            expected = "the times of B and W, as they may run apart"
+            instead = "profile with B and W apart, or set pipeline.split_backward = false"
+            place = file / "layers" / index / "backward_input"
+            raise place.refuse("a backward measured fused alone", f"{expected}; {instead}")
     parameters = sum(layer.repeat * (layer.parameters or 0) for layer in entries)
     if parameters > MAX_QUANTITY:
         raise (file / "layers").refuse(f"{parameters} parameters in all", f"at most {MAX_QUANTITY}")
@@ -153,7 +146,9 @@ def _from_values(
     activation, after = sizes("activation", nothing), sizes("activation_after_input", nothing)
     for stage, (whole, rest) in enumerate(zip(activation, after, strict=True)):
         place = at / "activation_after_input"
-        _check_held(whole, rest, place / stage if isinstance(profile.activation_after_input_bytes, tuple) else place)
+        if rest > whole:
+            at_stage = place / stage if isinstance(profile.activation_after_input_bytes, tuple) else place
+            raise at_stage.refuse(*more_after_input(rest, whole))
     message = sizes("message", nothing)
     costs: dict[str, Sequence[Any]] = {
         "forward_ns": durations("forward", no_time),
@@ -233,9 +228,3 @@ def _check_counts(counts: Sequence[int], pieces: int, total: int | None, locatio
         raise location.refuse(counted(len(counts), "value"), f"{pieces}, one for each piece of the model")
     if total is not None and sum(counts) != total:
         raise location.refuse(f"{counted(sum(counts), 'layer')} in all", f"the {total} of the profile")
-
-
-def _check_held(activation: int, after_input: int, location: Location) -> None:
-    if after_input > activation:
-        found, most = (f"{format_bytes(size)} ({size} B)" for size in (after_input, activation))
-        raise location.refuse(found, f"at most the activation, {most}")

@@ -274,26 +274,28 @@ def key(meaning: str, *, example: str = "", note: str = "") -> Meta:
     return Meta(description=meaning, extra={"example": example, "note": note})
 
 
-def schema_of(struct: type, title: str) -> dict[str, Any]:
-    """The schema of a TOML file, of the struct that it becomes."""
+def schema_of(struct: type, title: str, *, links: bool = False) -> dict[str, Any]:
+    """The schema of a TOML file, of the struct that it becomes; with links only for pages of docs/."""
     (reference,), definitions = msgspec.json.schema_components([struct], ref_template="#/$defs/{name}")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": title,
         **reference,
-        "$defs": {name: _as_in_file(schema) for name, schema in definitions.items()},
+        "$defs": {name: _as_in_file(schema, links=links) for name, schema in definitions.items()},
     }
 
 
-def _as_in_file(schema: Any) -> Any:
+def _as_in_file(schema: Any, *, links: bool) -> Any:
     if isinstance(schema, list):
-        return [_as_in_file(item) for item in schema if item != {"type": "null"}]
+        return [_as_in_file(item, links=links) for item in schema if item != {"type": "null"}]
     if not isinstance(schema, dict):
         return schema
     described = {
-        key: _as_in_file(value) for key, value in schema.items() if not (key == "default" and isinstance(value, dict | None))
+        key: _as_in_file(value, links=links)
+        for key, value in schema.items()
+        if not (key == "default" and isinstance(value, dict | None))
     }
-    if isinstance(described.get("description"), str):
+    if not links and isinstance(described.get("description"), str):
         described["description"] = _LINK.sub(r"\1", described["description"])
     if described.get("type") == "integer" and "pattern" in described:
         described["type"] = "string"

@@ -1,7 +1,11 @@
-"""The page of the files: their keys, from the types that read and write them."""
+"""The page of the files: their keys, from the types that read and write them.
+
+`python tools/site/file_page.py SECTION` prints the table of a section of the job, for pages of docs/.
+"""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import msgspec
@@ -14,6 +18,7 @@ from schedc.formats.trace_file import TraceFile
 from schedc.frontend.job_file import JobFile
 from schedc.frontend.topology_keys import TopologyFile
 from schedc.io.conform import schema_of
+from schedc.ir import Objective, Semantics
 from schedc.study.loss.delay_table import DelayTableFile
 from schedc.study.sweep.jobs import SweepFile
 from schedc.study.tune.tune_file import TuneFile
@@ -70,12 +75,17 @@ def _section(schema: dict[str, Any], name: str, title: str, *, is_root: bool) ->
     head = f"{described}\n" if is_root else f"### {name.lstrip('_')} {{#{_anchor(title, name)}}}\n\n{described}\n"
     if "properties" not in schema:
         return f"{head}\n{_kind(schema, title)}\n"
+    return f"{head}\n{_keys(schema, title)}\n"
+
+
+def _keys(schema: dict[str, Any], title: str) -> str:
+    """The table of a section's keys."""
     needed = schema.get("required", ())
     rows = [
         row(code(key), _kind(value, title), "required" if key in needed else _default(value), value.get("description", ""))
         for key, value in schema["properties"].items()
     ]
-    return f"{head}\n{table(('key', 'type', 'default', 'meaning'), rows)}\n"
+    return table(("key", "type", "default", "meaning"), rows)
 
 
 def _default(schema: dict[str, Any]) -> str:
@@ -83,9 +93,12 @@ def _default(schema: dict[str, Any]) -> str:
 
 
 def _kind(schema: dict[str, Any], title: str) -> str:
-    """What a value is, in words, with links to the sections of the file of this title."""
+    """What a value is, in words, with links to the sections of the file of this title, if there is one."""
     if "$ref" in schema:
         name = str(schema["$ref"]).rpartition("/")[2].lstrip("_")
+        named = {"Objective": Objective, "Semantics": Semantics}.get(name)
+        if not title:
+            return " or ".join(code(f'"{value}"') for value in named) if named else "table"
         return f"[{name}](#{_anchor(title, name)})"
     if "anyOf" in schema:
         return " or ".join(dict.fromkeys(_kind(one, title) for one in schema["anyOf"]))
@@ -107,3 +120,7 @@ def _range(schema: dict[str, Any]) -> str:
     if low is None or high is None:
         return ""
     return f", {low} to {'2^53' if high == 2**53 - 1 else high}"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(_keys(schema_of(JobFile, "job", links=True)["$defs"][sys.argv[1]], "") + "\n")

@@ -7,7 +7,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Option
@@ -20,7 +20,6 @@ from schedc.spelling import counted
 from schedc.units import parse_bandwidth, parse_bytes, parse_duration_ns
 
 if TYPE_CHECKING:
-    from schedc.formats.job_toml import FirstLink
     from schedc.formats.profile_file import LayerEntry
 
 LATENCY_WITHIN = "10 us"
@@ -78,7 +77,7 @@ def init_command(
 ) -> None:
     """Write a commented job for a model, a device and a topology; it compiles as it is."""
     from schedc.costs.devices import RESERVE, device_named
-    from schedc.formats.job_toml import FirstJob, job_toml
+    from schedc.frontend.first_job import Noted, first_job
 
     checked = (
         ("--latency", latency, parse_duration_ns),
@@ -123,36 +122,38 @@ def init_command(
         raise InvalidInput(f"--ranks: found {ranks}, expected at most {layers}, as {known.name} has as many layers")
     of_sites = tuple(ranks // sites + (site < ranks % sites) for site in range(sites))  # as even as can be
     of_expert = bytes_per_parameter if bytes_per_expert_parameter is None else bytes_per_expert_parameter
-    # The capacity of a device, what no plan uses of it; and why memory does not count where there is no capacity.
-    capacity, kept_free, unlimited = None, "", "no --device was given"
+    memory: object = Noted(None, "no --device was given, so memory does not count")
     within = _link(known, LATENCY_WITHIN, None, UNKNOWN_LINK)
     if accelerator is not None:
-        unlimited = "the profile has no activations or no parameters"
+        memory = Noted(None, "the profile has no activations or no parameters, so memory does not count")
         if any(layer.activation_bytes for layer in known.layers) and any(layer.parameters for layer in known.layers):
-            capacity, unlimited = f"{accelerator.memory_bytes // 10**9} GB", ""
-            kept_free = reserve or f"{RESERVE * accelerator.memory_bytes / 10**9:g} GB"
+            memory = {
+                "capacity": f"{accelerator.memory_bytes // 10**9} GB",
+                "reserve": reserve or f"{RESERVE * accelerator.memory_bytes / 10**9:g} GB",
+                "bytes_per_parameter": float(bytes_per_parameter),
+                "bytes_per_expert_parameter": float(of_expert) if has_experts else None,
+            }
         is_near = max(of_sites) * group <= accelerator.group  # the largest site
         rate = accelerator.link_bytes_per_s if is_near else accelerator.network_bytes_per_s
         between_what = "between devices of a node" if is_near else "of a device to other nodes"
         within = _link(known, LATENCY_WITHIN, f"{rate / 1e9:g} GB/s", f"{between_what} ({accelerator.title})")
-    job = FirstJob(
-        title=f"{known.title}, on {counted(ranks, 'rank')}" + (f" in {sites} sites" if sites > 1 else ""),
-        name=known.name,
-        profile_path=_path_from(known, output),
-        profile_note="predicted; schedc profile measures" if known.content is not None else "",
-        microbatches=microbatches or MICROBATCHES_PER_RANK * ranks,
-        is_fused=any(layer.is_fused for layer in known.layers),
-        capacity=capacity,
-        unlimited=unlimited,
-        reserve=kept_free,
-        bytes_per_parameter=f"{bytes_per_parameter:g}",
-        bytes_per_expert_parameter=f"{of_expert:g}" if has_experts else None,
-        limit=memory_limit,
-        sites=of_sites,
-        within=within,
-        between=_between(known, latency, bandwidth, group) if sites > 1 else None,
-    )
-    text = job_toml(job)
+    is_fused = any(layer.is_fused for layer in known.layers)
+    given = {
+        "name": known.name,
+        "pipeline": {
+            "ranks": ranks,
+            "microbatches": microbatches or MICROBATCHES_PER_RANK * ranks,
+            "split_backward": Noted(False, "the profile does not know B and W apart") if is_fused else None,
+        },
+        "profile": {"path": Noted(_path_from(known, output), "predicted; schedc profile measures" * (known.content is not None))},
+        "memory": memory if memory_limit is None else {"limit": memory_limit},
+        "topology": {
+            "sites": of_sites,
+            "within": within,
+            "between": _between(known, latency, bandwidth, group) if sites > 1 else None,
+        },
+    }
+    text = first_job(f"{known.title}, on {counted(ranks, 'rank')}" + (f" in {sites} sites" if sites > 1 else ""), given)
     _check_compiles(text, known, output)
     if known.content is not None:
         write_output(known.path, known.content.encode())
@@ -201,7 +202,7 @@ def _path_from(profile: _Profile, job: Path) -> str:
     return path
 
 
-def _between(profile: _Profile, latency: str | None, bandwidth: str | None, group: int) -> FirstLink:
+def _between(profile: _Profile, latency: str | None, bandwidth: str | None, group: int) -> dict[str, Any]:
     """The link between two sites. A job's messages are those of one device, so it has one device's part of the bandwidth."""
     note = "one direction, shared by all ranks"
     if bandwidth is not None and group > 1:
@@ -211,9 +212,9 @@ def _between(profile: _Profile, latency: str | None, bandwidth: str | None, grou
     return _link(profile, latency, bandwidth, note)
 
 
-def _link(profile: _Profile, latency: str | None, bandwidth: str | None, note: str) -> FirstLink:
-    """The link; without a bandwidth where the profile does not say how large messages are."""
-    from schedc.formats.job_toml import FirstLink
+def _link(profile: _Profile, latency: str | None, bandwidth: str | None, note: str) -> dict[str, Any]:
+    """The link, with a note about its bandwidth; without one where the profile does not say how large messages are."""
+    from schedc.frontend.first_job import Noted
 
     is_sized = all(layer.message_bytes for layer in profile.layers[:-1]) and (
         profile.layers[-1].repeat == 1 or profile.layers[-1].message_bytes
@@ -221,8 +222,8 @@ def _link(profile: _Profile, latency: str | None, bandwidth: str | None, note: s
     if bandwidth is not None and not is_sized:
         if latency is None:
             raise InvalidInput(f"--bandwidth: found {bandwidth!r}, expected --latency, as layers of {profile.path} have no message")
-        return FirstLink(latency=latency, bandwidth=None, note=f"bandwidth = {bandwidth!r}, if the profile's layers had messages")
-    return FirstLink(latency=latency, bandwidth=bandwidth, note=note)
+        bandwidth, note = None, f"bandwidth = {bandwidth!r}, if the profile's layers had messages"
+    return {"latency": Noted(latency, "" if bandwidth else note), "bandwidth": Noted(bandwidth, note)}
 
 
 def _check_compiles(text: str, profile: _Profile, output: Path) -> None:

@@ -1,9 +1,9 @@
 """What README and docs show of the tool's output: written there by the commands and programs that print it, and compared by a test.
 
-A marker `<!-- output: COMMAND -->` is before a block of code with what the bash command prints, standard error included.
-The commands of a file run one after another in one directory, where `examples`, `benchmarks` and an empty `build` are; `schedc` and
-`python` run this tree's code. The Python blocks of a page of `PROGRAMS` are one program, and the text block after one is what that
-one prints. `python tests/support/repository/doc_outputs.py` runs them all and writes what has changed.
+A marker `<!-- output: COMMAND -->` is before a block of code, or a table, with what the bash command prints, errors included.
+The commands of a file run one after another in one directory, where `examples`, `benchmarks`, `tools` and an empty `build` are;
+`schedc` and `python` run this tree's code. The Python blocks of a page of `PROGRAMS` are one program, and the text block after one
+is what that one prints. `python tests/support/repository/doc_outputs.py` runs them all and writes what has changed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ FILES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *_PAGES)
 PROGRAMS = ("docs/api.md", "docs/time-to-loss.md")
 
 _BLOCK = re.compile(
-    r"(?P<head><!-- output:\s(?P<command>.*?)\s*-->\n+```\w*\n)(?P<shown>.*?)(?P<end>^```$)", re.DOTALL | re.MULTILINE
+    r"(?P<head><!-- output:\s(?P<command>(?:(?!-->).)*?)\s*-->\n+(?P<code>```\w*\n)?)"
+    r"(?P<shown>(?(code).*?|(?:\|[^\n]*\n)+))(?P<end>(?(code)^```$))",
+    re.DOTALL | re.MULTILINE,
 )
 _PROGRAM = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<shown>.*?)(?=^```$))?", re.DOTALL | re.MULTILINE)
 _LIMIT_S = 240
@@ -43,7 +45,7 @@ def written(text: str, directory: Path) -> str:
         text: of a Markdown file.
         directory: an empty one, where the commands run.
     """
-    for name in ("examples", "benchmarks"):
+    for name in ("examples", "benchmarks", "tools"):
         (directory / name).symlink_to(ROOT / name)
     (directory / "build").mkdir()
     return _BLOCK.sub(lambda match: f"{match['head']}{_printed(match['command'], directory)}{match['end']}", text)
