@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 from hypothesis import given, strategies as st
 
@@ -28,6 +29,15 @@ def test_short_objects_stand_on_one_line_and_long_number_lists_are_filled() -> N
     assert lines[3].endswith(",")
     assert lines[-6:] == ['  "s": [', f'    "{"x" * 70}",', f'    "{"y" * 70}"', "  ],", '  "empty": {}', "}"]
     assert max(map(len, lines)) <= WIDTH
+
+
+@given(st.lists(st.integers(0, 10**12), min_size=20, max_size=60))
+def test_lines_of_numbers_are_as_full_as_they_can_be(numbers: list[int]) -> None:
+    """On none of them there was room for the next number with its comma."""
+    _, *rows, _ = pretty_json(list(numbers)).splitlines()
+    assert [number for row in rows for number in json.loads(f"[{row.strip().removesuffix(',')}]")] == numbers
+    for row, following in pairwise(rows):
+        assert len(f"{row} {following.split(',')[0].strip()},") > WIDTH
 
 
 @given(st.lists(st.integers(0, 10**12)), st.integers(0, 4))

@@ -15,9 +15,10 @@ from oracles.relations import random_relation
 
 from schedc.analysis.bounds.layouts.layout_bound import layout_bound
 from schedc.analysis.simulation.simulate import simulate
+from schedc.compile import certify
 from schedc.compile.certify import check_plan
 from schedc.compile.driver import compile_layouts
-from schedc.errors import Infeasible, NoPlanFound, Unsupported
+from schedc.errors import Defect, Infeasible, NoPlanFound, Unsupported
 from schedc.formats.plan.plan_file import parse_plan, plan_json
 from schedc.ir.layout import OpenLayout
 from schedc.ir.network import Link, Network
@@ -29,7 +30,9 @@ from schedc.solvers.common.interruption import Interruption
 from schedc.verify.layout import verify_open_layout
 
 if TYPE_CHECKING:
+    from schedc.analysis.bounds.lower_bounds import Bound
     from schedc.compile.driver import Compiled
+    from schedc.ir.problem import Problem
     from schedc.ir.workload import Workload
     from schedc.solvers.common.base import LayoutsProgress
 
@@ -82,6 +85,19 @@ def test_the_plan_is_sound_and_its_bound_holds_for_all_layouts(opening: int, met
         assert method != "local" or certificate.objective_ns <= min(known)
         assert parse_plan(plan_json(plan), "plan.json") == plan
     assert without < 2
+
+
+def test_a_bound_of_the_chosen_layout_above_its_plan_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan is held against its own problem's bounds, too, though it claims the one over all layouts."""
+
+    def raised(problem: Problem, limits: Limits | None) -> tuple[tuple[Bound, ...], bool]:
+        bounds, cut = bounds_within(problem, limits)
+        return tuple(replace(bound, value_ns=10**12) for bound in bounds), cut
+
+    bounds_within = certify.bounds_within
+    monkeypatch.setattr(certify, "bounds_within", raised)
+    with pytest.raises(Defect, match="1000000000000 ns"):
+        compiled(tiny(0), OPENINGS[0], "greedy{n_sub=2}")
 
 
 def test_the_same_seed_gives_the_same_plan() -> None:

@@ -93,7 +93,8 @@ def test_a_gap_that_is_met_at_once_ends_the_search() -> None:
     assert compiled.plan.made_by.reproducible
 
 
-def test_no_time_leaves_the_constructive_methods() -> None:
+def test_no_time_leaves_the_constructive_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(portfolio, "CONSTRUCTIVE_S", 900.0)  # on a machine that stalls they may need all of it
     compiled = compile_problem(m70(2, 2), SearchSettings(limits=Limits(time_s=0)))
     assert all(step.found_by != "cpsat" for step in compiled.history)
     assert {entry.method for entry in compiled.candidates} >= {"1f1b", "zb-h1", "greedy", "pipemorph"}

@@ -98,7 +98,9 @@ def call(rank: int, plan: Plan, given: list[dict[str, Any]], method: str = "step
     `call` among it names another method, or `clip`, which adds up a number.
     """
     run = Run(plan)
-    with run.load() as pipe:
+    # A rank that is refused leaves a sum that nobody else has begun. Gloo's thread waits for it for as long as a rank may take, and
+    # so does whoever collects the closed group as garbage: here a later call.
+    with run.load(timeout_s=20) as pipe:
         own = dict(given[run.pipeline if run.pipelines > 1 else rank])
         method = own.pop("call", method)
         if method == "clip":
