@@ -90,7 +90,7 @@ def test_the_plan_is_sound_and_its_bound_holds_for_all_layouts(opening: int, met
 def test_a_bound_of_the_chosen_layout_above_its_plan_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan is held against its own problem's bounds, too, though it claims the one over all layouts."""
 
-    def raised(problem: Problem, limits: Limits | None) -> tuple[tuple[Bound, ...], bool]:
+    def raised(problem: Problem, limits: Limits) -> tuple[tuple[Bound, ...], bool]:
         bounds, cut = bounds_within(problem, limits)
         return tuple(replace(bound, value_ns=10**12) for bound in bounds), cut
 
