@@ -5,22 +5,25 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from schedc.analysis.bounds.layouts.layout_bound import layout_bound
 from schedc.analysis.bounds.lower_bounds import Bound, bounds_in_time
 from schedc.analysis.gap import relative_gap
 from schedc.analysis.simulation.engines import Transfers, simulate_engine
+from schedc.analysis.simulation.online import not_before, simulate_online
 from schedc.compile.certify import first_of
 from schedc.errors import CheckFailed, Infeasible
-from schedc.ir import BoundName, Plan, Problem, Scope
-from schedc.lower.problem import problem_of
+from schedc.ir import BoundName, Conditions, LinkTrace, Plan, Problem, Schedule, Scope
+from schedc.lower.problem import problem_of, problem_under
 from schedc.verify.layout import verify_open_layout
 from schedc.verify.problem import check_pipeline, verify_problem
 from schedc.verify.schedule.checks import verify_schedule
 from schedc.verify.violation import Violation
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.frontend.job import Job
 
@@ -69,6 +72,45 @@ def time_plan(plan: Plan, problem: Problem | None = None, *, transfers: Transfer
         return simulate_engine(costs, plan.schedule(), transfers)
     except CheckFailed as error:
         raise CheckFailed(f"{plan.name}: the plan cannot be timed: {error}") from error
+
+
+def simulated_runs(
+    plans: Sequence[Plan], plan_of_run: Sequence[int], begun_ns: Sequence[int], links: LinkTrace | None, *, choose: bool
+) -> list[int]:
+    """What the simulator says of each run, under the costs of the first plan with the links that there were.
+
+    Args:
+        plans: the first is the one whose costs count.
+        plan_of_run: of each run, the place of its plan.
+        begun_ns: when each run began on the clock of the link trace.
+        links: how they changed; None: they did not.
+        choose: whether ranks choose.
+    """
+    problem = plans[0].problem
+    planned = [not_before(plan.problem, plan.schedule()) if choose else None for plan in plans]
+    unchanged: dict[tuple[int, str], int] = {}
+    """By plan and conditions, what a run takes in which they do not change."""
+
+    def takes_ns(number: int, entries: tuple[tuple[int, Conditions], ...]) -> int:
+        later = [(time_ns, problem_under(problem, conditions)) for time_ns, conditions in entries]
+        schedule: Schedule = plans[number].schedule()
+        return simulate_online(problem, schedule, later, choose=choose, planned=planned[number]).timeline.makespan_ns
+
+    found = []
+    for number, begin_ns in zip(plan_of_run, begun_ns, strict=True):
+        entries = () if links is None else links.since(begin_ns).entries
+        key = number, repr(entries[:1])
+        if key not in unchanged:
+            unchanged[key] = takes_ns(number, entries[:1])
+        constant = len(entries) < 2 or entries[1][0] >= unchanged[key]
+        found.append(unchanged[key] if constant else takes_ns(number, entries))
+    return found
+
+
+def moved_ops(planned: Sequence[Sequence[Any]], ran: Sequence[Sequence[Any]]) -> int:
+    """How many ops run at another place of their rank's order."""
+    pairs = zip(planned, ran, strict=True)
+    return sum(before != after for before_after in pairs for before, after in zip(*before_after, strict=True))
 
 
 def problem_for(plan: Plan, job: Job) -> tuple[Problem | None, tuple[Violation, ...]]:

@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from schedc.analysis.simulation.online import not_before
 from schedc.api import choosing_run
 from schedc.cli.commands.emulate import emulate_command
+from schedc.compile.plans import simulated_runs
 from schedc.errors import CheckFailed, InvalidInput, Unsupported
 from schedc.formats.plan.plan_file import plan_sha256, write_plan
 from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState, LinkTrace
@@ -34,7 +35,7 @@ from schedc.runtime.common.program import wires_of
 from schedc.runtime.emulation.delays import TraceClock, traced_delay
 from schedc.runtime.emulation.emulate import AdaptingRuns, PlanMove, emulate_adapting
 from schedc.solvers.driver.registry import constructive
-from schedc.view.terminal.emulated import replay_times, shown_replay, simulated_runs
+from schedc.view.terminal.emulated import replay_times, shown_replay
 from schedc.view.terminal.show import show
 
 if TYPE_CHECKING:

@@ -29,8 +29,8 @@ def simulate_command(
     as_json: JsonOption = False,
 ) -> None:
     """Time a plan, under its own costs or a job's: makespan, stage span, bubble, and what each rank computes and holds."""
+    from schedc.compile.plans import moved_ops
     from schedc.formats.links import read_link_trace
-    from schedc.view.terminal.emulated import moved_ops
     from schedc.view.terminal.results import shown_timeline, timeline_json
     from schedc.view.terminal.show import show
 

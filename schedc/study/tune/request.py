@@ -129,14 +129,7 @@ def read_request(source: JobSource) -> TuneRequest:
     if within_bandwidth is None:
         raise (root / "topology" / "within" / "bandwidth").refuse("nothing", 'a bandwidth such as "50 GB/s", or model.device')
     between = file.topology.between
-    if len(groups) > 1 and (between is None or between.bytes_per_second is None):
-        raise (root / "topology" / "between").refuse("no bandwidth", "latency and bandwidth between sites, as there are several")
-    recompute = tune.recompute or ("none", "full")
-    if tune.semantics is Semantics.TORCH:
-        if "full" in (tune.recompute or ()):
-            expected = '["none"], as torch recomputes inside of layers only: see model.recompute'
-            raise (root / "tune" / "recompute").refuse('"full" where tune.semantics is "torch"', expected)
-        recompute = ("none",)
+    recompute = tune.recompute or (("none",) if tune.semantics is Semantics.TORCH else ("none", "full"))
     own = () if source.path is None else (source.path,)
     return TuneRequest(
         source=source,
@@ -171,9 +164,6 @@ def read_request(source: JobSource) -> TuneRequest:
 def _batch(file: TuneFile, sequence: int | None, root: Location) -> int:
     """Sequences of a training step."""
     tune, at = file.tune, root / "tune"
-    if (tune.batch is None) == (tune.batch_tokens is None):
-        found = "neither batch nor batch_tokens" if tune.batch is None else "both batch and batch_tokens"
-        raise at.refuse(found, "one of them: the sequences, or the tokens, of a training step")
     if tune.batch is not None:
         return tune.batch
     assert tune.batch_tokens is not None
@@ -191,11 +181,7 @@ def _predicted(
     from schedc.costs.layers import predicted
 
     model, at = file.model, root / "model"
-    if (model.name is None) == (model.config is None):
-        found = "neither name nor config" if model.name is None else "both name and config"
-        raise at.refuse(found, "one of them, or tune.profiles instead")
-    if model.device is None:
-        raise (at / "device").refuse("nothing", 'a known device such as "h100"')
+    assert model.device is not None, "a rule of the file"
     path = None if model.config is None else source.directory / model.config
     made = {}
     for size in sizes:
@@ -223,10 +209,6 @@ def _predicted(
 def _profile_paths(source: JobSource, file: TuneFile, root: Location) -> dict[int, Path]:
     """The paths of the profiles, by microbatch size."""
     at, given = root / "tune" / "profiles", file.tune.profiles
-    if file.model.name is not None or file.model.config is not None:
-        raise at.refuse("profiles beside a model", "model.name, model.config or tune.profiles, one of them")
-    if not isinstance(given, dict) or not given:
-        raise at.refuse(show(given), 'a table such as { 1 = "profile-1.json", 2 = "profile-2.json" }')
     paths = {}
     for key, name in given.items():
         if not (key.isascii() and key.isdigit() and int(key) > 0):

@@ -1,6 +1,6 @@
-"""The keys of a tune job and their types: a model, a cluster, a batch, and what is to be tried (format document, "tune").
+"""The keys of a tune job, their types and rules: a model, a cluster, a batch, and what is to be tried (format document, "tune").
 
-`schedc.io.conform` makes a `TuneFile` of the parsed TOML. Whether the keys agree with each other is checked in `request`.
+`schedc.io.conform` makes a `TuneFile` of the parsed TOML. Whether it agrees with model, device and profiles, `request` checks.
 """
 
 from typing import Annotated, Any, Literal, TypeAlias
@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 from msgspec import Meta
 
 from schedc.frontend.job_file import SolverSection
-from schedc.io.conform import Bandwidth, Count, Duration, Section, Size
+from schedc.io.conform import Bandwidth, Count, Duration, Rules, Section, Size
+from schedc.io.location import show
 from schedc.ir import Semantics
 
 Text: TypeAlias = Annotated[str, Meta(min_length=1)]
@@ -75,6 +76,17 @@ class TuneSection(Section, frozen=True, kw_only=True):
         Semantics, Meta(description="The runtime that executes the plan, as of [pipeline]. torch: also for torchtitan.")
     ] = Semantics.SCHEDC
 
+    def rules(self) -> Rules:
+        """One batch; what torch cannot do; profiles by size."""
+        if (self.batch is None) == (self.batch_tokens is None):
+            found = "neither batch nor batch_tokens" if self.batch is None else "both batch and batch_tokens"
+            yield "", found, "one of them: the sequences, or the tokens, of a training step"
+        if self.semantics is Semantics.TORCH and "full" in (self.recompute or ()):
+            expected = '["none"], as torch recomputes inside of layers only: see model.recompute'
+            yield "recompute", '"full" where tune.semantics is "torch"', expected
+        if self.profiles is not None and (not isinstance(self.profiles, dict) or not self.profiles):
+            yield "profiles", show(self.profiles), 'a table such as { 1 = "profile-1.json", 2 = "profile-2.json" }'
+
 
 class TuneLink(Section, frozen=True, kw_only=True):
     """What it costs to send from one device to another."""
@@ -91,6 +103,11 @@ class TuneTopology(Section, frozen=True, kw_only=True):
     between: Annotated[
         TuneLink | None, Meta(description="Any two sites; the bandwidth is that of all their devices together, in each direction.")
     ] = None
+
+    def rules(self) -> Rules:
+        """A bandwidth between sites."""
+        if len(self.sites) > 1 and (self.between is None or self.between.bytes_per_second is None):
+            yield "between", "no bandwidth", "latency and bandwidth between sites, as there are several"
 
 
 class StateSection(Section, frozen=True, kw_only=True):
@@ -117,3 +134,15 @@ class TuneFile(Section, frozen=True, kw_only=True):
     topology: TuneTopology
     memory: StateSection = StateSection()
     solver: SolverSection = SolverSection()
+
+    def rules(self) -> Rules:
+        """A model on a device, or profiles."""
+        model, profiles = self.model, self.tune.profiles
+        if profiles is not None:
+            if model.name is not None or model.config is not None:
+                yield "tune.profiles", "profiles beside a model", "model.name, model.config or tune.profiles, one of them"
+        elif (model.name is None) == (model.config is None):
+            found = "neither name nor config" if model.name is None else "both name and config"
+            yield "model", found, "one of them, or tune.profiles instead"
+        elif model.device is None:
+            yield "model.device", "nothing", 'a known device such as "h100"'

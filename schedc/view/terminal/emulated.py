@@ -8,15 +8,13 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from schedc.analysis.simulation.engines import Transfers
-from schedc.analysis.simulation.online import not_before, simulate_online
-from schedc.compile.plans import time_plan
-from schedc.ir import Conditions, LinkTrace, Plan, Schedule
-from schedc.lower.problem import problem_under
+from schedc.compile.plans import moved_ops, simulated_runs, time_plan
+from schedc.ir import Conditions, LinkTrace, Plan
 from schedc.view.document import Block, Table, duration, picked, right
 from schedc.view.terminal.comparison import comparison_json, shown_comparison
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from schedc.analysis.comparison.compare import Comparison
@@ -90,12 +88,6 @@ def choosing_times(plan: Plan, links: LinkTrace | None, emulated: Emulation) -> 
     }
 
 
-def moved_ops(planned: Sequence[Sequence[Any]], ran: Sequence[Sequence[Any]]) -> int:
-    """How many ops run at another place of their rank's order."""
-    pairs = zip(planned, ran, strict=True)
-    return sum(before != after for before_after in pairs for before, after in zip(*before_after, strict=True))
-
-
 def choosing_json(emulated: Emulation, times: Times, *, scale: float) -> dict[str, Any]:
     """The object of `emulate --choose --json`."""
     return {**picked(emulated, "runs_ns before_others"), "runs_begin_ns": emulated.begun_ns, **times, "scale": scale}
@@ -113,39 +105,6 @@ def shown_choosing(emulated: Emulation, times: Times, *, scale: float) -> Iterat
         off = f"{taken_ns / max(1, simulated_ns) - 1:+.2%}"
         rows.append((str(run), *map(_time, (begin_ns, taken_ns, simulated_ns)), off, _time(planned_ns), str(moved)))
     yield Table(columns=right("run", "begins at", "takes", "simulated", "off", "in the plan's order", "ops moved"), rows=rows)
-
-
-def simulated_runs(
-    plans: Sequence[Plan], plan_of_run: Sequence[int], begun_ns: Sequence[int], links: LinkTrace | None, *, choose: bool
-) -> list[int]:
-    """What the simulator says of each run, under the costs of the first plan with the links that there were.
-
-    Args:
-        plans: the first is the one whose costs count.
-        plan_of_run: of each run, the place of its plan.
-        begun_ns: when each run began on the clock of the link trace.
-        links: how they changed; None: they did not.
-        choose: whether ranks choose.
-    """
-    problem = plans[0].problem
-    planned = [not_before(plan.problem, plan.schedule()) if choose else None for plan in plans]
-    unchanged: dict[tuple[int, str], int] = {}
-    """By plan and conditions, what a run takes in which they do not change."""
-
-    def takes_ns(number: int, entries: tuple[tuple[int, Conditions], ...]) -> int:
-        later = [(time_ns, problem_under(problem, conditions)) for time_ns, conditions in entries]
-        schedule: Schedule = plans[number].schedule()
-        return simulate_online(problem, schedule, later, choose=choose, planned=planned[number]).timeline.makespan_ns
-
-    found = []
-    for number, begin_ns in zip(plan_of_run, begun_ns, strict=True):
-        entries = () if links is None else links.since(begin_ns).entries
-        key = number, repr(entries[:1])
-        if key not in unchanged:
-            unchanged[key] = takes_ns(number, entries[:1])
-        constant = len(entries) < 2 or entries[1][0] >= unchanged[key]
-        found.append(unchanged[key] if constant else takes_ns(number, entries))
-    return found
 
 
 def replay_times(plan: Plan, links: LinkTrace | None, found: AdaptingRuns, *, choose: bool) -> Times:
