@@ -10,11 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from schedc.compiled.kernel import kernel
-from schedc.solvers.kernel.tables import NEVER
+from schedc.solvers.kernel.tables import NEVER, B, F, W
 
 FIRST_OF_ALL = 1 << 40
 """Taken off a priority to put it before all that a rule gives."""
-F, B, W = 0, 1, 2
 MYOPIC = RESERVES = TURNS = True
 """What a compiled form may leave out, so that it is smaller and faster: rules without foresight, reserves, and what is
 particular to single heuristics (`hold`, `alternate`, `oldest_first`)."""

@@ -11,11 +11,9 @@ import heapq
 from typing import Any
 
 from schedc.compiled.kernel import kernel
-from schedc.solvers.kernel.choice import MYOPIC, RESERVES, B, F, W, choose, decide, shorten
-from schedc.solvers.kernel.tables import NEVER, example_scheduler
+from schedc.solvers.kernel.choice import MYOPIC, RESERVES, choose, decide, shorten
+from schedc.solvers.kernel.tables import BW, KINDS, NEVER, B, F, W, example_scheduler
 
-BW = 3
-KINDS = 4
 HEAP = MIXING = PARTS = True
 """What a compiled form may leave out, besides what `choice` has: the heap of events (it takes the soonest of all ranks), patience,
 and W in parts."""

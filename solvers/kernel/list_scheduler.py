@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from schedc.compiled.compiler import at_hand, compile_ahead, compiled
-from schedc.ir import Kind, Op, Parts, Problem, Schedule
+from schedc.ir import Kind, Parts, Problem, Schedule
 from schedc.solvers.kernel.list_kernel import run_rule
 from schedc.solvers.kernel.scheduler_state import Rule, scheduler_of, set_rule
-from schedc.solvers.kernel.tables import SchedulerState, as_arrays, read_back, refresh
+from schedc.solvers.kernel.tables import SchedulerState, as_arrays, ops_of, read_back, refresh
 
 COMPILE_FROM_OPS = 100_000
 """From this many ops on, over all rules, the compiled kernel pays for importing numba. Until it is at hand, the plain one runs."""
@@ -32,7 +32,7 @@ class ListSchedule:
     """
 
     packed: tuple[tuple[int, ...], ...]
-    """Per rank, `((microbatch * stages + stage) * kinds + kind) * width + part + 1`."""
+    """Per rank, codes of `tables`, as are the next two."""
     stages: int
     width: int
     parts_of: tuple[int, ...]
@@ -45,22 +45,10 @@ class ListSchedule:
     @property
     def schedule(self) -> Schedule:
         """The schedule."""
-        orders = []
-        ends = [(kind, part - 1) for kind in Kind for part in range(self.width)]
-        stages, count = self.stages, len(ends)
-        cut: set[int] = set()
-        for packed in self.packed:
-            order = []
-            for code in packed:
-                block, end = divmod(code, count)
-                microbatch, stage = divmod(block, stages)
-                kind, part = ends[end]
-                order.append(Op(kind, stage, microbatch, part))
-                if part >= 0:
-                    cut.add(stage)
-            orders.append(tuple(order))
+        orders = tuple(ops_of(codes, self.stages, self.width) for codes in self.packed)
+        cut = {op.stage for order in orders for op in order if op.part >= 0} if max(self.parts_of) > 1 else ()
         parts = tuple(Parts(kind=Kind.W, stage=stage, shares=(1,) * self.parts_of[stage]) for stage in sorted(cut))
-        return Schedule(orders=tuple(orders), parts=parts)
+        return Schedule(orders=orders, parts=parts)
 
     def objective_ns(self, objective: str) -> int:
         """What the problem's objective makes of it."""

@@ -1,6 +1,6 @@
 """Local search over the orders themselves: change an order, time it, keep what is no worse; kernels, compiled.
 
-Orders are codes of `order_evaluator`. They are run on one problem, or under many conditions: then the mean of their ends counts, or
+Orders are as of `order_evaluator`. They are run on one problem, or under many conditions: then the mean of their ends counts, or
 a percentile.
 """
 
@@ -15,9 +15,6 @@ from schedc.compiled.compiler import compiled
 from schedc.compiled.kernel import kernel
 from schedc.solvers.kernel.draws import Draws, below, draw, fraction
 from schedc.solvers.kernel.order_evaluator import (
-    BW,
-    B,
-    F,
     Orders,
     ProblemArrays,
     Sampled,
@@ -27,7 +24,7 @@ from schedc.solvers.kernel.order_evaluator import (
     value_of,
     workspace_of,
 )
-from schedc.solvers.kernel.tables import NEVER as STRANDED
+from schedc.solvers.kernel.tables import BW, KINDS, NEVER as STRANDED, B, F, W
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -69,7 +66,6 @@ def polish(
     many changes fuses or splits a backward, 0 for none; from outside, as numba would compile `below` anew for each number written
     here. `stop[0]` set to true, by another thread, ends it after the change at hand.
     """
-    blocks = len(facts.stage_rank) * scratch.ready.shape[2]
     samples = len(sampled.share)
     current_ns = value_of(facts, duration, sampled, orders, scratch, 1.0 * STRANDED)
     best_ns = current_ns
@@ -78,7 +74,7 @@ def polish(
     for number in range(evaluations):
         if stop[0]:
             break
-        change = change_at_random(current, before, blocks, ranges, draws)
+        change = change_at_random(current, before, ranges, draws)
         if change[0] < 0:
             continue
         limit_ns = current_ns
@@ -103,13 +99,12 @@ def polish(
 
 
 @kernel(inline=True)
-def change_at_random(orders: Orders, before: Any, blocks: int, ranges: Any, draws: Draws) -> Any:
+def change_at_random(orders: Orders, before: Any, ranges: Any, draws: Draws) -> Any:
     """Move one op of one rank, or fuse or split a backward; `take_back` undoes what this returns.
 
     Args:
         orders: changed.
         before: room for one rank's order, as it was where a backward is fused or split.
-        blocks: how many codes a kind has.
         ranges: as of `polish`.
         draws: random numbers.
 
@@ -127,7 +122,7 @@ def change_at_random(orders: Orders, before: Any, blocks: int, ranges: Any, draw
     if exchanges > 0 and below(exchanges, draws) == 0:
         for position in range(length):
             before[position] = codes[rank, position]
-        if exchange(orders, rank, source, blocks, below(two, draws), below(reach, draws)):
+        if exchange(orders, rank, source, below(two, draws), below(reach, draws)):
             return rank, True, length, source, source
     distance = 1 + below(reach, draws)
     if below(two, draws) == 0:
@@ -153,42 +148,40 @@ def take_back(orders: Orders, before: Any, change: Any) -> None:
 
 
 @kernel()
-def exchange(orders: Orders, rank: int, at: int, blocks: int, side: int, apart: int) -> bool:
+def exchange(orders: Orders, rank: int, at: int, side: int, apart: int) -> bool:
     """Fuse the backward that the rank has at this position, or split it; returns whether there is one.
 
     Args:
         orders: changed.
         rank: whose order.
         at: a position in it.
-        blocks: how many codes a kind has.
         side: 0: BW takes the place of B, or B that of BW; 1: the same of W.
         apart: this many ops come between B and W where BW is split, or as many as there are.
     """
     codes, lengths = orders
     code, length = codes[rank, at], lengths[rank]
-    kind = code // blocks
+    kind = code % KINDS
     if kind == F:
         return False
     if kind == BW:
-        codes[rank, length] = code - blocks
+        codes[rank, length] = code + W - BW
         lengths[rank] = length + 1
+        codes[rank, at] = code + B - BW
         if side == 0:
-            codes[rank, at] = code - 2 * blocks
             move_op(codes, rank, length, min(length, at + 1 + apart))
         else:
-            codes[rank, at] = code - 2 * blocks
             move_op(codes, rank, length, at + 1)
             move_op(codes, rank, at, max(0, at - apart))
         return True
     step = 1 if kind == B else -1
-    half = code + step * blocks
+    half = code + step * (W - B)
     other = at + step
     while 0 <= other < length and codes[rank, other] != half:
         other += step
     if not 0 <= other < length:
         return False
     keep, leave = (min(at, other), max(at, other)) if side == 0 else (max(at, other), min(at, other))
-    codes[rank, keep] = code + (BW - kind) * blocks
+    codes[rank, keep] = code + BW - kind
     move_op(codes, rank, leave, length - 1)
     lengths[rank] = length - 1
     return True

@@ -1,27 +1,27 @@
 """When orders end: a Problem and the orders of its ranks as arrays in, their end out, or that of many samples; kernels.
 
-Orders are codes (kind × stages + stage) × most + n: kind a value of `Kind`, n the microbatch's number on its stage, most the
-largest count of any stage. They may mix fused and split backwards. The clock is the simulator's; only where a trunk serves several
-ranks and ops take no time may ties be decided otherwise. The samples are the same problem with other costs. A pass over all ops
-times one sample; what an order cannot reach any more, because the samples so far have cost too much, is given up before the last.
+Orders are codes of whole blocks (`tables`; width 1), which may mix fused and split backwards. The clock is the simulator's; only
+where a trunk serves several ranks and ops take no time may ties be decided otherwise. The samples are the same problem with other
+costs. A pass over all ops times one sample; what an order cannot reach any more, because the samples so far have cost too much, is
+given up before the last.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from schedc.compiled.kernel import kernel
-from schedc.ir import Kind, Objective, Problem
+from schedc.ir import Objective, Problem
 from schedc.ir.index import tables_of
 from schedc.solvers.kernel.list_kernel import soonest_of
-from schedc.solvers.kernel.tables import NEVER as STRANDED
+from schedc.solvers.kernel.tables import BW, KINDS, NEVER as STRANDED, B, F, W
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-F, B, W, BW = (int(kind) for kind in Kind)
 UNLIMITED = np.int64(1) << 60
 SLACK = 1e-12
 """Of a sum of shares: what rounding may make of it."""
@@ -59,6 +59,7 @@ class ProblemArrays(NamedTuple):
     """What a backward takes besides when it starts."""
     limit: Any
     """Per rank, bytes."""
+    microbatches: int
     in_turn: bool
     """Whether a trunk serves several ranks, so that ops are to be timed in the order of their ends."""
     span: bool
@@ -70,7 +71,7 @@ class ProblemArrays(NamedTuple):
 def example_facts() -> ProblemArrays:
     """ProblemArrays of no problem, but of the right types."""
     row = np.zeros(1, np.int64)
-    return ProblemArrays(*(row,) * 16, False, False, False)
+    return ProblemArrays(*(row,) * 16, 1, False, False, False)
 
 
 class Orders(NamedTuple):
@@ -90,13 +91,13 @@ class Workspace(NamedTuple):
     """What `time_orders` writes."""
 
     ready: Any
-    """[F or B, stage, n]: when its input is there; -1 while it is not."""
+    """[F or B, stage, microbatch]: when its input is there; -1 while it is not."""
     done_backward: Any
-    """[stage, n]: the same for W."""
+    """[stage, microbatch]: the same for W."""
     left: Any
     """Per stage."""
     entered: Any
-    """Per stage: how many of its F have run; kept where microbatches enter in order."""
+    """Per stage: no microbatch below this one may enter; kept where microbatches enter in order."""
     gate_ns: Any
     """Per stage: when its all-gather ends; -1 while its place among the rank's is not known."""
     placed: Any
@@ -114,34 +115,35 @@ class Workspace(NamedTuple):
 
 def workspace_of(facts: ProblemArrays) -> Workspace:
     """Room for `time_orders` on this problem."""
-    ranks, stages, most = len(facts.limit), len(facts.stage_rank), int(facts.count.max())
-    sizes = (2, stages, most), (stages, most), *(stages,) * 3, *(ranks,) * 6, len(facts.gathered)
+    ranks, stages, microbatches = len(facts.limit), len(facts.stage_rank), facts.microbatches
+    sizes = (2, stages, microbatches), (stages, microbatches), *(stages,) * 3, *(ranks,) * 6, len(facts.gathered)
     return Workspace(*(np.zeros(size, np.int64) for size in sizes))
 
 
 @kernel(inline=True)
-def due(facts: ProblemArrays, duration: Any, scratch: Workspace, rank: int, kind: int, stage: int, n: int) -> Any:
+def due(facts: ProblemArrays, duration: Any, scratch: Workspace, rank: int, kind: int, stage: int, microbatch: int) -> Any:
     """When this op ends as the rank's next; `STRANDED` while it has not what it needs."""
     if kind == F:
-        ready_ns = scratch.ready[0, stage, n]
+        ready_ns = scratch.ready[0, stage, microbatch]
         gate_ns = scratch.gate_ns[stage]
         gate_ns = gate_ns if gate_ns >= 0 else scratch.gathering_ns[rank] + facts.gather[stage]
     else:
-        ready_ns = scratch.done_backward[stage, n] if kind == W else scratch.ready[1, stage, n]
+        ready_ns = scratch.done_backward[stage, microbatch] if kind == W else scratch.ready[1, stage, microbatch]
         gate_ns = 0
     if ready_ns < 0:
         return STRANDED
-    return max(ready_ns, gate_ns, scratch.free_ns[rank]) + duration[kind, stage, n if duration.shape[2] > 1 else 0]
+    return max(ready_ns, gate_ns, scratch.free_ns[rank]) + duration[kind, stage, microbatch if duration.shape[2] > 1 else 0]
 
 
 @kernel()
 def due_next(facts: ProblemArrays, duration: Any, orders: Orders, scratch: Workspace, rank: int) -> Any:
     """When the rank's next op ends; `STRANDED` while that is not known, or where all have run."""
-    at, stages, most = scratch.placed[rank], len(facts.stage_rank), scratch.ready.shape[2]
+    at, stages = scratch.placed[rank], len(facts.stage_rank)
     if at >= orders.lengths[rank]:
         return STRANDED
     code = orders.codes[rank, at]
-    return due(facts, duration, scratch, rank, code // (most * stages), (code // most) % stages, code % most)
+    block = code // KINDS
+    return due(facts, duration, scratch, rank, code % KINDS, block % stages, block // stages)
 
 
 @kernel()
@@ -152,7 +154,7 @@ def time_orders(facts: ProblemArrays, duration: Any, orders: Orders, scratch: Wo
 
     Args:
         facts: the problem, except for its durations.
-        duration: [kind, stage, n], or [kind, stage, 0] where microbatches are alike.
+        duration: [kind, stage, microbatch], or [kind, stage, 0] where microbatches are alike.
         orders: what each rank runs.
         scratch: room for it.
     """
@@ -160,13 +162,13 @@ def time_orders(facts: ProblemArrays, duration: Any, orders: Orders, scratch: Wo
         scratch
     )
     codes, lengths = orders
-    stages, ranks, most = len(facts.stage_rank), len(facts.limit), ready.shape[2]
+    stages, ranks = len(facts.stage_rank), len(facts.limit)
     differ = 1 if duration.shape[2] > 1 else 0
     for stage in range(stages):
         left[stage], entered[stage], gate_ns[stage] = facts.count[stage], 0, -1
-        for n in range(facts.count[stage]):
-            ready[0, stage, n] = 0 if facts.fed_by[stage] < 0 else -1
-            ready[1, stage, n] = done_backward[stage, n] = -1
+        for microbatch in range(facts.microbatches):
+            ready[0, stage, microbatch] = 0 if facts.fed_by[stage] < 0 else -1
+            ready[1, stage, microbatch] = done_backward[stage, microbatch] = -1
     for rank in range(ranks):
         placed[rank] = free_ns[rank] = begun_ns[rank] = 0
         left_bytes[rank], gathering_ns[rank] = facts.limit[rank], facts.gathering[rank]
@@ -183,10 +185,10 @@ def time_orders(facts: ProblemArrays, duration: Any, orders: Orders, scratch: Wo
         end_ns = STRANDED
         if placed[rank] < lengths[rank]:
             code = codes[rank, placed[rank]]
-            n = code % most
-            stage = (code // most) % stages
-            kind = code // (most * stages)
-            end_ns = due(facts, duration, scratch, rank, kind, stage, n)
+            kind = code % KINDS
+            stage = (code // KINDS) % stages
+            microbatch = (code // KINDS) // stages
+            end_ns = due(facts, duration, scratch, rank, kind, stage, microbatch)
         if end_ns >= STRANDED:
             waiting += 1
             rank = rank + 1 if rank + 1 < ranks else 0
@@ -194,9 +196,9 @@ def time_orders(facts: ProblemArrays, duration: Any, orders: Orders, scratch: Wo
         waiting = 0
         if kind == F:
             if facts.in_order and facts.fed_by[stage] < 0:
-                if n != entered[stage]:
+                if microbatch < entered[stage]:
                     return STRANDED
-                entered[stage] += 1
+                entered[stage] = microbatch
             left_bytes[rank] -= facts.held[stage]
             if gate_ns[stage] < 0:
                 gathering_ns[rank] += facts.gather[stage]
@@ -204,7 +206,7 @@ def time_orders(facts: ProblemArrays, duration: Any, orders: Orders, scratch: Wo
         if left_bytes[rank] < (facts.again[stage] if kind in (B, BW) else 0):
             return STRANDED
         if placed[rank] == 0:
-            begun_ns[rank] = end_ns - duration[kind, stage, differ * n]
+            begun_ns[rank] = end_ns - duration[kind, stage, differ * microbatch]
         free_ns[rank] = end_ns
         placed[rank] += 1
         way = 0 if kind == F else 1
@@ -212,12 +214,12 @@ def time_orders(facts: ProblemArrays, duration: Any, orders: Orders, scratch: Wo
         if kind == F:
             neighbour = facts.feeds[stage]
             if neighbour < 0:
-                ready[1, stage, n] = end_ns
+                ready[1, stage, microbatch] = end_ns
         elif kind == W:
             left_bytes[rank] += facts.kept[stage]
         else:
             left_bytes[rank] += facts.held[stage] - (facts.kept[stage] if kind == B else 0)
-            done_backward[stage, n] = end_ns
+            done_backward[stage, microbatch] = end_ns
             neighbour = facts.fed_by[stage]
         if neighbour >= 0:
             link = facts.resource[way * stages + stage]
@@ -225,7 +227,7 @@ def time_orders(facts: ProblemArrays, duration: Any, orders: Orders, scratch: Wo
             if link >= 0:
                 link_free_ns[link] = max(end_ns, link_free_ns[link]) + facts.occupancy[way * stages + stage]
                 arrival_ns = link_free_ns[link] + facts.latency[way * stages + stage]
-            ready[way, neighbour, n] = arrival_ns
+            ready[way, neighbour, microbatch] = arrival_ns
         if kind in (W, BW):
             left[stage] -= 1
             if left[stage] == 0 and facts.scatter[stage] >= 0:
@@ -255,7 +257,7 @@ class Sampled(NamedTuple):
     latency: Any
     """The same shape."""
     duration: Any
-    """[sample, kind, stage, n], as `time_orders` takes them; with one sample, the same for all."""
+    """[sample, kind, stage, microbatch], as `time_orders` takes them; with one sample, the same for all."""
     share: Any
     """Per sample, of the whole weight."""
     percentile: float
@@ -267,7 +269,7 @@ class Sampled(NamedTuple):
 
 
 def unsampled(duration: NDArray[np.int64]) -> Sampled:
-    """No samples: what counts is the end on the problem itself, whose ops take this long, [kind, stage, n]."""
+    """No samples: what counts is the end on the problem itself, whose ops take this long, [kind, stage, microbatch]."""
     table, row = np.zeros((0, 0), np.int64), np.zeros(0)
     return Sampled(table, table, duration[None], row, 0.0, row, np.zeros(0, np.int64))
 
@@ -290,8 +292,8 @@ def value_of(facts: ProblemArrays, duration: Any, sampled: Sampled, orders: Orde
         if len(sampled.duration) > 1 or sample == 0:
             for kind in range(duration.shape[0]):
                 for stage in range(duration.shape[1]):
-                    for n in range(duration.shape[2]):
-                        duration[kind, stage, n] = sampled.duration[sample, kind, stage, n]
+                    for microbatch in range(duration.shape[2]):
+                        duration[kind, stage, microbatch] = sampled.duration[sample, kind, stage, microbatch]
         end_ns = time_orders(facts, duration, orders, scratch)
         if end_ns >= STRANDED:
             return 1.0 * STRANDED
@@ -317,25 +319,15 @@ def value_of(facts: ProblemArrays, duration: Any, sampled: Sampled, orders: Orde
     return best_ns
 
 
-def microbatches_by_stage(problem: Problem) -> list[list[int]]:
-    """Per stage, the microbatches that visit it, in order: the kernels count them from 0 on each stage."""
-    visits: list[list[int]] = [[] for _ in problem.stages]
-    for microbatch in range(problem.microbatches):
-        for stage in problem.path(microbatch):
-            visits[stage].append(microbatch)
-    return visits
-
-
 def problem_arrays_of(problem: Problem) -> ProblemArrays:
     """The problem as the kernel's arrays, but for durations."""
     tables = tables_of(problem)
     stages = len(problem.stages)
-    visits = microbatches_by_stage(problem)
-    count = np.array([len(each) for each in visits], np.int64)
-    path_of = [problem.path_of[each[0]] if each else 0 for each in visits]
-    fed_by = np.array([tables.previous_stage[path, stage] for stage, path in enumerate(path_of)], np.int64)
-    feeds = np.array([tables.next_stage[path, stage] for stage, path in enumerate(path_of)], np.int64)
-    columns = np.arange(stages)
+    columns, path_of = np.arange(stages), np.zeros(stages, np.int64)
+    count = np.zeros(stages, np.int64)
+    for path, visits in Counter(problem.path_of).items():
+        on_path = list(problem.paths[path])
+        path_of[on_path], count[on_path] = path, visits
     occupancy, latency = np.zeros((3, stages), np.int64), np.zeros((3, stages), np.int64)
     resource = np.full((3, stages), -1, np.int64)
     for direction in (0, 1):
@@ -354,8 +346,8 @@ def problem_arrays_of(problem: Problem) -> ProblemArrays:
     return ProblemArrays(
         stage_rank=rank_of_stage,
         count=count,
-        fed_by=fed_by,
-        feeds=feeds,
+        fed_by=tables.previous_stage[path_of, columns],
+        feeds=tables.next_stage[path_of, columns],
         occupancy=occupancy.ravel(),
         latency=latency.ravel(),
         resource=resource.ravel(),
@@ -368,6 +360,7 @@ def problem_arrays_of(problem: Problem) -> ProblemArrays:
         kept=np.array([stage.activation_after_input_bytes for stage in problem.stages], np.int64),
         again=np.array([stage.recomputed_bytes for stage in problem.stages], np.int64),
         limit=np.array([UNLIMITED if limit is None else limit for limit in problem.memory_limit_bytes], np.int64),
+        microbatches=problem.microbatches,
         in_turn=len({on for on, _ in users}) < len(users),
         span=problem.objective is Objective.STAGE_SPAN,
         in_order=problem.in_order,

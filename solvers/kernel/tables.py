@@ -1,9 +1,12 @@
-"""The tables that the kernels read and write: a problem, a rule, and the state of a run.
+"""The tables that the list scheduler's kernel reads and writes, a problem, a rule, and the state of a run; and an op as an integer.
 
 Plain, a row is an object (`ROW`); compiled, an element of a structured array (`as_arrays`, and `read_back`).
 
 A *lane* is one stage on one path. Its microbatches have consecutive *positions*, in microbatch order; the lanes of a rank are
 consecutive, too, path after path, in path order.
+
+The *code* of an op is ((microbatch × stages + stage) × `KINDS` + kind) × width + part + 1 in all kernels; width is 1 more than the
+most parts of a block, and 1 where none is cut.
 """
 
 from __future__ import annotations
@@ -12,12 +15,18 @@ from dataclasses import make_dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from schedc.ir import Kind, Op
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import numpy as np
     from numpy.typing import NDArray
 
 NEVER = 1 << 61
 """Later than anything happens."""
+F, B, W, BW = map(int, Kind)
+KINDS = len(Kind)
 COLUMNS = {
     "lanes": (
         # The problem: place, neighbours on the path (lanes, or -1), positions (from `first`, before `last`) ...
@@ -92,10 +101,22 @@ class SchedulerState(NamedTuple):
     left: Any
     """[stage]: lanes with a backward left."""
     order: Any
-    """What each rank has run: ((microbatch × stages + stage) × 4 + kind) × width + part + 1, from `order_from` to `order_at`."""
+    """What each rank has run, by code, from `order_from` to `order_at`."""
     settings: Any
     when: Any
     """[rank]: when something happens there: twice the nanosecond, plus 1 unless an op ends."""
+
+
+def ops_of(codes: Iterable[int], stages: int, width: int = 1) -> tuple[Op, ...]:
+    """The ops of these codes."""
+    ops, ends = [], [(kind, part - 1) for kind in Kind for part in range(width)]
+    count = len(ends)
+    for code in codes:
+        block, end = divmod(code, count)
+        microbatch, stage = divmod(block, stages)
+        kind, part = ends[end]
+        ops.append(Op(kind, stage, microbatch, part))
+    return tuple(ops)
 
 
 ROW = {

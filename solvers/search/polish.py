@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedc.ir import Kind, Op, Problem, Schedule
+from schedc.ir import Kind, Problem, Schedule
 from schedc.ir.index import tables_of
 from schedc.solvers.common.interruption import NOTICE_S, Interruption
 from schedc.solvers.common.method import LocalSearch, fusing_saves_time
@@ -24,10 +24,10 @@ from schedc.solvers.kernel.order_evaluator import (
     Orders,
     ProblemArrays,
     Sampled,
-    microbatches_by_stage,
     problem_arrays_of,
     unsampled,
 )
+from schedc.solvers.kernel.tables import KINDS, ops_of
 from schedc.solvers.search.rounds import Found, Rounds
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def polish_schedule(problem: Problem, schedule: Schedule, climbing: Climbing) ->
     exchanges = EXCHANGES if fusing_saves_time(problem) else 0
     orders = packed_orders(problem, facts, schedule, exchanges=bool(exchanges))
     evaluations = climbing.evaluations or min(40_000, max(200, 10_000_000 // int(orders.lengths.sum())))
-    alone = unsampled(durations_by_visit_ns(problem))
+    alone = unsampled(durations_ns_of(problem))
     climbers = [OrderClimber(facts, alone, REACH, exchanges) for _ in range(CLIMBS)]
     rounds, best_ns = Rounds(climbing=climbing, evaluations=evaluations, heat=HEAT), 0
     pool = [orders.copy() for _ in range(CLIMBS)]
@@ -179,8 +179,7 @@ def packed_orders(problem: Problem, facts: ProblemArrays, schedule: Schedule, *,
     Raises:
         ValueError: the schedule has blocks that are cut.
     """
-    stages, most = len(problem.stages), int(facts.count.max())
-    number = [{microbatch: at for at, microbatch in enumerate(each)} for each in microbatches_by_stage(problem)]
+    stages = len(problem.stages)
     lengths = np.array([len(order) for order in schedule.orders], np.int64)
     width = lengths if not exchanges else 3 * np.bincount(facts.stage_rank, facts.count, problem.ranks).astype(np.int64)
     orders = Orders(np.zeros((problem.ranks, int(width.max())), np.int64), lengths)
@@ -188,39 +187,26 @@ def packed_orders(problem: Problem, facts: ProblemArrays, schedule: Schedule, *,
         for at, op in enumerate(order):
             if op.part >= 0:
                 raise ValueError(f"{op} cannot be moved as a whole block")
-            orders.codes[rank, at] = (op.kind * stages + op.stage) * most + number[op.stage][op.microbatch]
+            orders.codes[rank, at] = (op.microbatch * stages + op.stage) * KINDS + op.kind
     return orders
 
 
-def durations_by_visit_ns(problem: Problem) -> NDArray[np.int64]:
-    """[kind, stage, number of the microbatch on its stage]; only the first of the last where microbatches are alike."""
-    visits, by_microbatch = microbatches_by_stage(problem), tables_of(problem).duration_ns
-    if (by_microbatch == by_microbatch[:, :, :1]).all():
-        return by_microbatch[:, :, :1].copy()
-    duration_ns = np.zeros((len(Kind), len(visits), max(map(len, visits))), np.int64)
-    for stage, each in enumerate(visits):
-        duration_ns[:, stage, : len(each)] = by_microbatch[:, stage, each]
-    return duration_ns
+def durations_ns_of(problem: Problem) -> NDArray[np.int64]:
+    """[kind, stage, microbatch]; only the first of the last where microbatches are alike."""
+    duration_ns = tables_of(problem).duration_ns
+    return duration_ns[:, :, :1].copy() if (duration_ns == duration_ns[:, :, :1]).all() else duration_ns
 
 
 def unpacked_schedule(problem: Problem, orders: Orders) -> Schedule:
     """The schedule of the codes."""
-    visits = microbatches_by_stage(problem)
-    kinds, stages, most = tuple(Kind), len(visits), max(map(len, visits))
-
-    def op(code: int) -> Op:
-        block, n = divmod(code, most)
-        kind, stage = divmod(block, stages)
-        return Op(kinds[kind], stage, visits[stage][n])
-
     rows = zip(orders.codes.tolist(), orders.lengths.tolist(), strict=True)
-    return Schedule(orders=tuple(tuple(op(code) for code in order[:length]) for order, length in rows))
+    return Schedule(orders=tuple(ops_of(codes[:length], len(problem.stages)) for codes, length in rows))
 
 
 def sampled_of(problems: Sequence[Problem], weights: Sequence[float], least_ns: Sequence[int], percentile: float) -> Sampled:
     """What differs between the problems, for the kernel; arguments as of `polish_sampled_schedules`."""
     each = [problem_arrays_of(problem) for problem in problems]
-    durations_ns = [durations_by_visit_ns(problem) for problem in problems]
+    durations_ns = [durations_ns_of(problem) for problem in problems]
     if all(np.array_equal(duration_ns, durations_ns[0]) for duration_ns in durations_ns):
         durations_ns = durations_ns[:1]
     shares = np.array(weights, np.float64) / sum(weights)

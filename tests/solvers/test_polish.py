@@ -25,7 +25,7 @@ from schedc.solvers.common.base import Climbing
 from schedc.solvers.driver.registry import constructive
 from schedc.solvers.kernel.order_evaluator import problem_arrays_of, time_orders, value_of, workspace_of
 from schedc.solvers.kernel.tables import NEVER as STRANDED
-from schedc.solvers.search.polish import durations_by_visit_ns, packed_orders, polish_schedule, sampled_of
+from schedc.solvers.search.polish import durations_ns_of, packed_orders, polish_schedule, sampled_of
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ def test_the_clock_is_the_simulators(seeds: range) -> None:
         for schedule in schedules:
             orders = packed_orders(problem, facts, schedule, exchanges=False)
             one_ns, other_ns = (simulate(each, schedule).objective_ns(problem.objective) for each in (problem, slower))
-            assert time_orders(facts, durations_by_visit_ns(problem), orders, room) == one_ns, seed
-            copies = problem_arrays_of(problem), durations_by_visit_ns(problem)
+            assert time_orders(facts, durations_ns_of(problem), orders, room) == one_ns, seed
+            copies = problem_arrays_of(problem), durations_ns_of(problem)
             assert value_of(*copies, sampled, orders, room, 1e18) == pytest.approx(one_ns / 4 + other_ns * 3 / 4), seed
             case = problem.data_parallel is not None, problem.objective is Objective.STAGE_SPAN
             seen |= {("several stages", *case, len(problem.stages) > problem.ranks), ("trunk", *case, facts.in_turn)}
