@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from schedc.analysis.simulation.event_loop import event_loop
+from schedc.analysis.simulation.simulate import event_loop
 from schedc.compiled.compiler import compiled
 from schedc.solvers.common.base import Limits
 from schedc.solvers.kernel.climb import climb, climb_mixing, climb_without_reserves

@@ -12,10 +12,9 @@ from hypothesis import given, strategies as st
 from inputs.problems import make_problem, problems
 from inputs.random_schedules import random_schedules
 
-from schedc.analysis.simulation.event_loop import event_loop
 from schedc.analysis.simulation.flow import flow_of
 from schedc.analysis.simulation.memory import memory_curve, peak_bytes
-from schedc.analysis.simulation.simulate import simulate, times_of
+from schedc.analysis.simulation.simulate import event_loop, simulate, times_of
 from schedc.compiled.compiler import compiled
 from schedc.errors import CheckFailed
 from schedc.ir.ops import Kind, Op

@@ -10,8 +10,19 @@ import heapq
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from schedc.analysis.simulation.flow import NOT_RUN, Times, flow_of, timeline_of, waiting_text
-from schedc.analysis.simulation.moments import BEGIN, Moment, Resources, after, arrived, gates_of
+from schedc.analysis.simulation.flow import (
+    BEGIN,
+    NOT_RUN,
+    Moment,
+    Resources,
+    Times,
+    after,
+    arrived,
+    flow_of,
+    gates_of,
+    timeline_of,
+    waiting_text,
+)
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import CheckFailed
 from schedc.ir import Problem, Schedule, token

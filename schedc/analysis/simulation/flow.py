@@ -1,6 +1,7 @@
 """What the simulators run: a schedule as arrays of its ops, with what each costs, sends and waits for.
 
-`flow_of` takes a Problem and a Schedule; the simulators say when things happen; `timeline_of` puts both together.
+`flow_of` takes a Problem and a Schedule; the simulators say when things happen; `timeline_of` puts both together. Moments and
+`Resources` are for simulators in plain Python; the compiled event loop has the same rules written out.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from schedc.ir.index import Tables, ops_array, tables_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-
+Moment = tuple[int, int]
+"""(nanosecond, delta), compared in that order: what takes no time still has an order (cost model, "Moments")."""
+BEGIN: Moment = (0, 0)
 NOT_RUN = -1
 """The start of an op that has not run."""
 
@@ -158,6 +161,42 @@ def waiting_text(schedule: Schedule, flow: Flow, times: Times) -> str:
         if len(stuck):
             waiting.append(f"rank {rank} before {token(order[stuck[0]])}")
     return f"the ranks wait for each other indefinitely: {', '.join(waiting)}; `schedc.verify` names the cycle"
+
+
+def after(start: Moment, duration_ns: int) -> Moment:
+    """The end of an op, an occupancy or a collective that starts then."""
+    start_ns, delta = start
+    return (start_ns + duration_ns, 0) if duration_ns > 0 else (start_ns, delta + 1)
+
+
+def arrived(left: Moment, latency_ns: int) -> Moment:
+    """The arrival of a transfer that leaves its link then."""
+    return (left[0] + latency_ns, 0) if latency_ns > 0 else left
+
+
+def gates_of(flow: Flow) -> list[Moment]:
+    """Per op, the moment before which an all-gather holds it back."""
+    return list(zip(*flow.gates.tolist(), strict=True))
+
+
+class Resources:
+    """Links, trunks and what collectives queue on: each serves one thing at a time, in the order in which they are served."""
+
+    def __init__(self, flow: Flow) -> None:
+        """All-gathers have been served."""
+        self._free: list[Moment] = list(zip(*flow.free.tolist(), strict=True))
+        self._scatters: list[tuple[int, int]] = list(zip(flow.scatter_resource.tolist(), flow.scatter_ns.tolist(), strict=True))
+
+    def serve(self, resource: int, ready: Moment, duration_ns: int) -> tuple[Moment, Moment]:
+        """When something that is ready then begins and ends."""
+        start = max(ready, self._free[resource])
+        self._free[resource] = after(start, duration_ns)
+        return start, self._free[resource]
+
+    def reduce_scatter(self, collective: int, ready: Moment) -> int:
+        """The nanosecond in which a reduce-scatter begins that is ready then."""
+        resource, duration_ns = self._scatters[collective]
+        return self.serve(resource, ready, duration_ns)[0][0]
 
 
 def _durations(schedule: Schedule, tables: Tables, ops: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

@@ -15,9 +15,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from schedc.analysis.simulation.flow import Flow, Times, flow_of, timeline_of, waiting_text
+from schedc.analysis.simulation.flow import (
+    BEGIN,
+    Flow,
+    Moment,
+    Resources,
+    Times,
+    after,
+    arrived,
+    flow_of,
+    gates_of,
+    timeline_of,
+    waiting_text,
+)
 from schedc.analysis.simulation.memory import memory_changes, peak_bytes
-from schedc.analysis.simulation.moments import BEGIN, Moment, Resources, after, arrived, gates_of
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import CheckFailed
 from schedc.ir import Kind, Problem, Schedule

@@ -2,21 +2,32 @@
 
 It implements the cost model's "Time", "Transfers" and "Data parallelism": a rank runs one op at a time in its order; a transfer is
 ready when its producer ends, occupies its link or trunk in the order in which transfers become ready, and arrives after the
-latency; collectives run beside compute. `flow` turns the schedule into arrays; `event_loop` runs them.
+latency; collectives run beside compute. `flow` turns the schedule into arrays; the event loop runs them.
+
+The loop is written so that it runs in two ways: as plain Python over lists, at once and fast enough for small problems, and
+compiled by numba over arrays for large ones. Numba takes most of a second to import, which a small compile should not pay.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import heapq
+from typing import TYPE_CHECKING, Any
 
-from schedc.analysis.simulation.event_loop import event_loop_for
+import numpy as np
+
 from schedc.analysis.simulation.flow import Flow, Times, flow_of, timeline_of, waiting_text
+from schedc.compiled.kernel import kernel
 from schedc.errors import CheckFailed
 from schedc.ir import Problem, Schedule
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.index import Tables
+
+COMPILE_FROM_OPS = 20_000
+"""From this many ops on, importing the compiled loop pays for itself."""
 
 
 def simulate(problem: Problem, schedule: Schedule, *, tables: Tables | None = None) -> Timeline:
@@ -65,3 +76,117 @@ def times_of(flow: Flow) -> tuple[Times, int]:
         for array, values in zip(results, lists, strict=True):
             array[:] = values
     return times, ended
+
+
+@kernel(lambda: (np.zeros(2, np.int64),) * 19)
+def event_loop(
+    begin: Any,
+    duration_ns: Any,
+    gate_ns: Any,
+    gate_delta: Any,
+    waits: Any,
+    consumer: Any,
+    rank_of: Any,
+    resource: Any,
+    occupancy_ns: Any,
+    latency_ns: Any,
+    collective_after: Any,
+    collective_resource: Any,
+    collective_ns: Any,
+    free_ns: Any,
+    free_delta: Any,
+    starts_ns: Any,
+    transfer_start_ns: Any,
+    arrival_ns: Any,
+    collective_start_ns: Any,
+) -> int:
+    """Run every rank's ops in order; returns how many ops ran, fewer than all of them where the order deadlocks.
+
+    A moment is a nanosecond and a delta within it (cost model, "Moments"): what takes no time ends one delta after it starts, so
+    nothing ends at the moment at which what it waited for ended. Op ends are taken in order of their moments, so the transfers and
+    collectives that they make ready reach each link or trunk in that order, ties by source rank. A rank has at most one running
+    op, so the heap never holds more entries than there are ranks, and no rank ends two ops at one moment.
+
+    Args:
+        begin: per rank, its first op; one more entry at the end.
+        duration_ns: per op.
+        gate_ns: per op, the nanosecond of the earliest start known before it runs; changed while running.
+        gate_delta: per op, the delta of that; changed while running.
+        waits: per op, 1 where a transfer must arrive first; changed while running.
+        consumer: per op, the op that its transfer goes to, or -1.
+        rank_of: per op.
+        resource: per op, the link or trunk of its transfer.
+        occupancy_ns: per op, of its transfer.
+        latency_ns: per op, of its transfer.
+        collective_after: per op, the reduce-scatter that its end makes ready, or -1.
+        collective_resource: per collective.
+        collective_ns: per collective.
+        free_ns: per resource, the nanosecond at which it is free; changed while running.
+        free_delta: per resource, the delta of that; changed while running.
+        starts_ns: per op, written.
+        transfer_start_ns: per op, written where it sends.
+        arrival_ns: per op, written where it sends.
+        collective_start_ns: per collective, written.
+    """
+    ended = 0
+    running = [(0, 0, 0, 0)]
+    running.pop()
+    at = begin[:-1].copy()
+    for rank in range(len(at)):
+        first = at[rank]
+        if first < begin[rank + 1] and not waits[first]:
+            starts_ns[first] = gate_ns[first]
+            delta = 0 if duration_ns[first] > 0 else gate_delta[first] + 1
+            heapq.heappush(running, (gate_ns[first] + duration_ns[first], delta, rank, first))
+    while len(running) > 0:
+        now_ns, now_delta, rank, op = heapq.heappop(running)
+        ended += 1
+        other = consumer[op]
+        if other >= 0:
+            link, moment_ns, delta = resource[op], now_ns, now_delta
+            if free_ns[link] > now_ns or (free_ns[link] == now_ns and free_delta[link] > now_delta):
+                moment_ns, delta = free_ns[link], free_delta[link]
+            transfer_start_ns[op] = moment_ns
+            delta = 0 if occupancy_ns[op] > 0 else delta + 1
+            moment_ns += occupancy_ns[op]
+            free_ns[link], free_delta[link] = moment_ns, delta
+            if latency_ns[op] > 0:
+                delta = 0
+            moment_ns += latency_ns[op]
+            arrival_ns[op] = moment_ns
+            waits[other] = 0
+            if moment_ns > gate_ns[other] or (moment_ns == gate_ns[other] and delta > gate_delta[other]):
+                gate_ns[other], gate_delta[other] = moment_ns, delta
+        collective = collective_after[op]
+        if collective >= 0:
+            link, moment_ns, delta = collective_resource[collective], now_ns, now_delta
+            if free_ns[link] > now_ns or (free_ns[link] == now_ns and free_delta[link] > now_delta):
+                moment_ns, delta = free_ns[link], free_delta[link]
+            collective_start_ns[collective] = moment_ns
+            free_ns[link] = moment_ns + collective_ns[collective]
+            free_delta[link] = 0 if collective_ns[collective] > 0 else delta + 1
+        following = op + 1
+        at[rank] = following
+        if following == begin[rank + 1]:
+            following = -1
+        elif now_ns > gate_ns[following] or (now_ns == gate_ns[following] and now_delta > gate_delta[following]):
+            gate_ns[following], gate_delta[following] = now_ns, now_delta
+        for freed in (other, following):
+            if freed >= 0 and at[rank_of[freed]] == freed and not waits[freed]:
+                starts_ns[freed] = gate_ns[freed]
+                delta = 0 if duration_ns[freed] > 0 else gate_delta[freed] + 1
+                heapq.heappush(running, (gate_ns[freed] + duration_ns[freed], delta, rank_of[freed], freed))
+    return ended
+
+
+def event_loop_for(num_ops: int) -> tuple[Callable[..., int], bool]:
+    """The loop to use for this many ops, and whether it is compiled (wants arrays) or plain (wants lists).
+
+    Both give the same, so nobody waits for the compiler: until a child process has compiled the loop, the plain one runs.
+    """
+    if num_ops < COMPILE_FROM_OPS:
+        return event_loop, False
+    from schedc.compiled.compiler import at_hand, compile_ahead, compiled  # loads much, for large problems
+
+    compile_ahead(event_loop)
+    return (compiled(event_loop), True) if at_hand(event_loop) else (event_loop, False)
