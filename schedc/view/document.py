@@ -142,7 +142,7 @@ def number(value: float | None, pattern: str = ".2%") -> str:
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON has it: an object of the fields of a dataclass or named tuple, ops and kinds by their names."""
+    """The value as JSON has it: the fields of a dataclass that its `repr` has, or of a named tuple; ops and kinds by name."""
     if isinstance(value, Op):
         return token(value)
     if isinstance(value, Kind):
@@ -152,7 +152,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: plain(each) for key, each in value.items()}
     if is_dataclass(value):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value) if field.repr}
     if hasattr(value, "_asdict"):
         return plain(value._asdict())
     if isinstance(value, Iterable):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.compile.driver import Compiled
     from schedc.lower.layout_report import LayoutReport
-    from schedc.solvers.common.incumbent import Candidate, Failure
+    from schedc.solvers.common.incumbent import Candidate
     from schedc.solvers.common.method import Template
     from schedc.verify.violation import Violation
 
@@ -99,14 +99,9 @@ def compiled_json(compiled: Compiled) -> dict[str, Any]:
             picked(each, "method why_not seconds" if each.makespan_ns is None else "method makespan_ns objective_ns seconds")
             for each in compiled.candidates
         ],
-        "failures": failures_json(compiled.failures),
+        "failures": compiled.failures,
         "history": [picked(step, "seconds makespan_ns objective_ns lower_bound_ns found_by") for step in compiled.history],
     }
-
-
-def failures_json(failures: Iterable[Failure]) -> list[dict[str, Any]]:
-    """The key `failures` of several commands."""
-    return [picked(failure, "method error message place") for failure in failures]
 
 
 def _shown_layout(report: LayoutReport, *, is_chosen: bool) -> Iterator[Block]:

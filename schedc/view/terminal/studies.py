@@ -12,7 +12,7 @@ from schedc.study.robust.scenarios import MEAN, percentile_of
 from schedc.study.tune.candidates import CandidateState, TuneRow
 from schedc.study.tune.folder import JOB, PLAN, TABLE
 from schedc.view.document import Block, Column, Line, Table, duration, left, number, picked, plain, right, size
-from schedc.view.terminal.results import certificate_lines, failures_json, written_to
+from schedc.view.terminal.results import certificate_lines, written_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -134,7 +134,7 @@ def tuned_json(tuned: Tuned) -> dict[str, Any]:
         "lower_bound_ns": tuned.bound_ns,
         "sums": tuned.sums,
         "candidates": [_row_json(row) for row in tuned.rows],
-        "failures": failures_json(tuned.failures),
+        "failures": tuned.failures,
     }
 
 
@@ -252,7 +252,7 @@ def shown_family(made: Made, folder: Path) -> Iterator[Block]:
 
 def family_json(made: Made) -> dict[str, Any]:
     """The object of `family --json`."""
-    return {"kept": made.kept, "conditions": _conditions(made), "failures": failures_json(made.failures)}
+    return {"kept": made.kept, "conditions": _conditions(made), "failures": made.failures}
 
 
 def _conditions(made: Made) -> list[dict[str, Any]]:
