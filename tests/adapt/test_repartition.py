@@ -8,13 +8,14 @@ from itertools import combinations, pairwise, permutations
 from random import Random
 
 import pytest
+from inputs.few_plans import few_plan
 from inputs.plans import plan_of
 
 from schedc.adapt.condensation import critical_layers
 from schedc.adapt.repartition import RepartitionMethod, repartition
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
-from schedc.errors import InvalidInput
+from schedc.errors import InvalidInput, Unsupported
 from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState
 from schedc.ir.costs import MessageCost
 from schedc.ir.layout import Layout
@@ -220,3 +221,6 @@ def test_refusals() -> None:
     by_stage = replace(given, layers=tuple(replace(layer, position=None) for layer in given.layers))
     with pytest.raises(InvalidInput, match="plan 'chain' is not in the layers of job 'chain'; give the plan's job"):
         repartition(plan, by_stage, AS_PLANNED, steps=1)
+    both = few_plan("bidirectional")
+    with pytest.raises(Unsupported, match=f"^plan '{both.name}' has two paths; layers can move where there is one$"):
+        repartition(both, given, AS_PLANNED, steps=1)

@@ -14,6 +14,7 @@ from inputs.jobs import write_job
 from suite.command_line import schedc
 
 from schedc.compile.driver import compile_job
+from schedc.errors import InvalidInput
 from schedc.formats.plan.plan_file import read_plan, write_plan
 from schedc.frontend.chosen_layout import job_in_layout, job_text_in_layout
 from schedc.frontend.job import load_job
@@ -294,6 +295,20 @@ def test_what_is_refused(tmp_path: Path, pipeline: str, rest: str, layers: list[
     assert done.stderr.startswith("schedc: ") and done.stderr.count("\n") == 1
     assert says in done.stderr
     assert not (tmp_path / "plan.json").exists()
+
+
+@pytest.mark.parametrize(("more", "stages", "most"), [("", 6, 55_555), ("partition = [2, 4]\n", 2, 166_666)])
+def test_more_ops_than_a_plan_may_have_in_any_layout(tmp_path: Path, more: str, stages: int, most: int) -> None:
+    """As many stages count as there may be, or as are given; one microbatch less than too many has a layout."""
+    job = job_of(tmp_path, f'{more}placement = "auto"')
+    text = job.read_text(encoding="utf-8")
+    job.write_text(text.replace("microbatches = 3", f"microbatches = {most + 1}"), encoding="utf-8")
+    ops = 3 * stages * (most + 1)
+    says = rf"found {most + 1}, which makes {ops} compute ops with {stages} stages, expected at most {most}, or a smaller"
+    with pytest.raises(InvalidInput, match=says):
+        load_job(job)
+    job.write_text(text.replace("microbatches = 3", f"microbatches = {most}"), encoding="utf-8")
+    assert load_job(job).open_layout is not None
 
 
 def test_torch_chooses_a_partition(tmp_path: Path) -> None:

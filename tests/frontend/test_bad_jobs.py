@@ -64,7 +64,10 @@ BAD = {
     "giant ranks": bad("ranks = 8", f"ranks = 1{'0' * 80}", "pipeline.ranks: found a number of more than 60 digits", "from 1 to"),
     "number too long for anything": bad("ranks = 8", f"ranks = 1{'0' * 5000}", "a number of too many digits", "expected TOML"),
     "too many ops": bad(
-        "microbatches = 16", "microbatches = 1000000", "pipeline.microbatches: found 1000000, which makes 24000000 compute ops"
+        "microbatches = 16",
+        "microbatches = 1000000",
+        "pipeline.microbatches: found 1000000, which makes 24000000 compute ops",
+        "expected at most 41666 for 8 stages, as a plan has at most 1000000 compute ops",
     ),
     "too many stages": bad("ranks = 8", "ranks = 70000", "pipeline: found 70000 stages, expected at most 16384"),
     "number for true": bad("batches = 16", "batches = 16\nsplit_backward = 1", "pipeline.split_backward: found 1", "true or false"),
