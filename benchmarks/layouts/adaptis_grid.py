@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from schedc.compile.driver import compile_layouts, compile_problem
+from schedc.compile.driver import OpenLayouts, compile_problem, compile_question
 from schedc.costs.architecture import Setting
 from schedc.costs.devices import device_named
 from schedc.costs.hugging_face import architecture_of_config
@@ -208,7 +208,7 @@ def _measured(cell: Cell, limits: Limits) -> dict[str, object]:
     if even is not None and (cell.size, cell.ranks, cell.sequence) == ("large", 8, 4096):
         row["placement"] = _least([row["i-1f1b"], _taken(workload, _even(workload, wave), "hanayo")])
         row["schedule"] = compile_problem(problem_of(workload, even), SearchSettings(limits=limits)).plan.certificate.makespan_ns
-    made = compile_layouts(workload, OpenLayout(chunks=CHUNKS), SearchSettings(limits=limits))
+    made = compile_question(OpenLayouts(workload, OpenLayout(chunks=CHUNKS)), SearchSettings(limits=limits))
     certificate = made.plan.certificate
     head = max(workload.layers, key=lambda layer: layer.forward_ns)
     whole_ns = sum(layer.forward_ns[0] for layer in workload.layers)

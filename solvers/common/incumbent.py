@@ -114,6 +114,10 @@ class BestKnown(ABC):
     """Of methods that ended with an exception of their own."""
     ended: Ended = Ended.DONE
     """Why the work ended, once it has."""
+    layouts: int = 1
+    """How many were evaluated."""
+    title: str = ""
+    """Where a layout is chosen, of the candidate that has the best."""
     _analytic: tuple[int, BoundName] = field(init=False)
     _lock: threading.RLock = field(init=False, default_factory=threading.RLock)
 

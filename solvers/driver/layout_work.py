@@ -99,10 +99,7 @@ class LayoutWork(BestKnown):
     """The layouts that may be handed to a method, by what makes them different."""
     best: ScheduledLayout | None = None
     """The layout of the best schedule."""
-    title: str = ""
-    """Of the candidate that has it."""
     layouts: int = 0
-    """How many were evaluated."""
     unsupported: list[Unsupported] = field(default_factory=list)
     """Why a search that is asked for by name does not work in some layout."""
     interrupted: bool = False

@@ -20,7 +20,7 @@ from runs import loss_runs, pipeline_runs, replicated_runs
 from runs.processes import Ranks, rank_processes
 from suite.example_counts import examples
 
-from schedc.compile.driver import compile_layouts
+from schedc.compile.driver import OpenLayouts, compile_question
 from schedc.ir.layout import OpenLayout
 from schedc.ir.ops import WHOLE, Kind
 from schedc.ir.workload import Device
@@ -88,7 +88,7 @@ def test_plans_whose_layout_was_chosen(two: Ranks, monkeypatch: pytest.MonkeyPat
     stages: list[Stage] = []
     for limit_bytes in (6, 9):
         limited = replace(workload, devices=(Device(limit_bytes=limit_bytes),) * 2)
-        made = compile_layouts(limited, open_layout, SearchSettings(limits=limits)).plan
+        made = compile_question(OpenLayouts(limited, open_layout), SearchSettings(limits=limits)).plan
         stages += made.problem.stages
         assert_trains(two.run(pipeline_runs.train, made))
     assert {stage.recompute for stage in stages} == {True, False}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from schedc.analysis.bounds.clock import never
 from schedc.analysis.bounds.lower_bounds import best_bound, simple_bound
-from schedc.compile.driver import compile_layouts
+from schedc.compile.driver import OpenLayouts, compile_question
 from schedc.ir.layout import OpenLayout
 from schedc.ir.network import Network
 from schedc.ir.workload import Device, Layer, Workload
@@ -69,10 +69,10 @@ def test_the_last_layouts_get_no_more_than_is_left(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(layouts, "solve", solve)
     monkeypatch.setattr(layout_search, "EXACT_OPS", 0)
     uneven = replace(LIKE, layers=(LAYER, replace(LAYER, forward_ns=(7000,)), *LIKE.layers[2:]))
-    compile_layouts(uneven, OpenLayout(chunks=2), SearchSettings(limits=Limits(time_s=1.5)))
+    compile_question(OpenLayouts(uneven, OpenLayout(chunks=2)), SearchSettings(limits=Limits(time_s=1.5)))
     assert all(each <= 1.5 for each in given)
     given.clear()
-    compile_layouts(uneven, OpenLayout(chunks=2), SearchSettings(limits=Limits(deterministic=0.1, workers=1)))
+    compile_question(OpenLayouts(uneven, OpenLayout(chunks=2)), SearchSettings(limits=Limits(deterministic=0.1, workers=1)))
     assert set(given) == {portfolio.CONSTRUCTIVE_S}
 
 
@@ -84,5 +84,5 @@ def test_the_time_may_be_over_when_the_search_for_layouts_begins(monkeypatch: py
     monkeypatch.setattr(layout_search, "EXACT_OPS", 0)
     monkeypatch.setattr(layouts, "HANDED_ON", ())
     uneven = replace(LIKE, layers=(LAYER, replace(LAYER, forward_ns=(7000,)), *LIKE.layers[2:]))
-    made = compile_layouts(uneven, OpenLayout(chunks=2), SearchSettings(limits=Limits(time_s=0.3)))
+    made = compile_question(OpenLayouts(uneven, OpenLayout(chunks=2)), SearchSettings(limits=Limits(time_s=0.3)))
     assert made.plan.certificate.makespan_ns > 0

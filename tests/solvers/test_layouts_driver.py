@@ -17,7 +17,7 @@ from schedc.analysis.bounds.layouts.layout_bound import layout_bound
 from schedc.analysis.simulation.simulate import simulate
 from schedc.compile import certify
 from schedc.compile.certify import check_plan
-from schedc.compile.driver import compile_layouts
+from schedc.compile.driver import OpenLayouts, compile_question
 from schedc.errors import Defect, Infeasible, NoPlanFound, Unsupported
 from schedc.formats.plan.plan_file import parse_plan, plan_json
 from schedc.ir.layout import OpenLayout
@@ -47,7 +47,9 @@ def tiny(seed: int, layers: int = 5, ranks: int = 2, microbatches: int = 3) -> W
 
 
 def compiled(workload: Workload, open_layout: OpenLayout, method: str, work: float = 0.3) -> Compiled:
-    return compile_layouts(workload, open_layout, SearchSettings(method=method, limits=Limits(deterministic=work, workers=1)))
+    return compile_question(
+        OpenLayouts(workload, open_layout), SearchSettings(method=method, limits=Limits(deterministic=work, workers=1))
+    )
 
 
 OPENINGS = (
@@ -137,7 +139,7 @@ def test_a_constructive_method_that_fits_no_layout_says_why() -> None:
 
 def test_an_interruption_keeps_the_first_plan() -> None:
     interruption = Interruption(requested=True)
-    made = compile_layouts(tiny(3, microbatches=20), OpenLayout(chunks=2), SearchSettings(interruption=interruption))
+    made = compile_question(OpenLayouts(tiny(3, microbatches=20), OpenLayout(chunks=2)), SearchSettings(interruption=interruption))
     assert made.ended == "interrupted"
     assert len(made.candidates) < 5
     assert not made.plan.made_by.reproducible
@@ -200,9 +202,8 @@ def test_a_signal_keeps_the_best_plan(during: str) -> None:
     workload = replace(tiny(3, layers=6, microbatches=6), split_backward=True)
     open_layout = OpenLayout(chunks=2, recompute_is_open=during != "layouts one by one")
     with interruption.listening():
-        made = compile_layouts(
-            workload,
-            open_layout,
+        made = compile_question(
+            OpenLayouts(workload, open_layout),
             SearchSettings(
                 limits=Limits(deterministic=1.0, workers=1),
                 on_method=running.append,

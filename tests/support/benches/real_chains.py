@@ -15,7 +15,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from schedc.compile.driver import compile_layouts
+from schedc.compile.driver import OpenLayouts, compile_question
 from schedc.ir.costs import MessageCost
 from schedc.ir.network import Network
 from schedc.ir.workload import Device, Layer, Workload
@@ -182,7 +182,7 @@ class Chosen:
 
 def chosen_layout(workload: Workload, open_layout: OpenLayout, limits: Limits) -> Chosen:
     """The layout that `auto` chooses within the limits."""
-    compiled = compile_layouts(workload, open_layout, SearchSettings(limits=limits))
+    compiled = compile_question(OpenLayouts(workload, open_layout), SearchSettings(limits=limits))
     assert compiled.layout is not None
     certificate = compiled.plan.certificate
     return Chosen(layout=compiled.layout, makespan_ns=certificate.makespan_ns, lower_bound_ns=certificate.lower_bound_ns)

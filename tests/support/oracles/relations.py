@@ -19,7 +19,7 @@ from inputs.odd_numbers import odd
 from oracles.fuzz_checks import Finding
 from schedc.analysis.bounds.layouts.layout_bound import layout_bound
 from schedc.analysis.bounds.lower_bounds import best_bound
-from schedc.compile.driver import check_feasible, compile_layouts, compile_problem
+from schedc.compile.driver import OpenLayouts, check_feasible, compile_problem, compile_question
 from schedc.errors import Infeasible, NoPlanFound, Unsupported
 from schedc.ir.costs import DURATIONS
 from schedc.ir.plan import Scope
@@ -169,7 +169,7 @@ def _answer(job: Problem | OpenJob, work: float, method: str = "auto") -> _Answe
     try:
         if isinstance(job, OpenJob):
             bound = layout_bound(job.workload, job.open_layout)
-            made = compile_layouts(job.workload, job.open_layout, SearchSettings(method=method, limits=limits))
+            made = compile_question(OpenLayouts(job.workload, job.open_layout), SearchSettings(method=method, limits=limits))
         else:
             check_feasible(job)
             bound = best_bound(job)
