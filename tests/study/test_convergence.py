@@ -71,6 +71,27 @@ def test_the_bound_holds_for_any_delays(delays: tuple[int, ...], rate: float, se
         assert mean <= bound * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("delays", [(0, 0), (1, 1, 1), (3, 2, 1, 0)], ids=str)
+@pytest.mark.parametrize("rate", [0.1, 0.6])
+def test_the_bound_holds_in_the_mean_of_noisy_runs(delays: tuple[int, ...], rate: float) -> None:
+    """Expectations are means over 500 runs; the variance σ² of a gradient adds σ² (theorem 1: 2σ²)."""
+    runs, updates, noise = 500, 30, 0.3
+    curvature = random_curvature(BLOCK * len(delays), 1)
+    rng = np.random.default_rng(0)
+    weights = [np.tile(rng.normal(size=len(curvature)), (runs, 1))]
+    squared, moments = [], np.zeros(len(delays))
+    for update in range(updates):
+        parts = [weights[max(0, update - delay)][:, BLOCK * stage :][:, :BLOCK] for stage, delay in enumerate(delays)]
+        gradient = np.hstack(parts) @ curvature + noise * rng.normal(size=weights[0].shape)
+        squared.append(np.mean(np.sum((weights[-1] @ curvature) ** 2, axis=1)))
+        moments = np.maximum(moments, np.mean(np.sum(gradient.reshape(runs, -1, BLOCK) ** 2, axis=2), axis=0))
+        weights.append(weights[-1] - rate * gradient)
+    first, last = (np.mean(np.sum(each @ curvature * each, axis=1)) / 2 for each in (weights[0], weights[-1]))
+    moment, variance = float(moments.sum()), noise**2 * len(curvature)
+    stale = rate**2 * moment * staleness(delays, tuple(moments / moment))
+    assert np.mean(squared) <= 2 * (first - last) / (updates * rate) + stale + variance
+
+
 def test_the_bound_needs_its_staleness() -> None:
     """A run whose squared gradients are above what the bound is without that term."""
     mean, fallen, _ = delayed_run(random_curvature(12, 0), (3, 3, 3, 3), 1.0, 40)
