@@ -536,15 +536,17 @@ def time_to_loss(
 
     if error is None:
         raise InvalidInput("error: found nothing, expected the mean squared gradient that is to be reached")
-    constants = convergence
+    constants, spread = convergence, ""
     if not isinstance(constants, ConvergenceConstants):
         assert constants is not None
         measured = read_convergence(Path(constants))
-        constants = estimated_constants(measured, str(convergence)).constants
+        estimated = estimated_constants(measured, str(convergence))
+        constants, spread = estimated.constants, f"; {estimated}"
         learning_rate = measured.learning_rate if learning_rate is None else learning_rate
     if learning_rate is None:
         raise InvalidInput("learning_rate: found nothing, expected that of the updates")
-    return time_by_theory(candidates, constants, learning_rate=learning_rate, error=error)
+    times = time_by_theory(candidates, constants, learning_rate=learning_rate, error=error)
+    return replace(times, source=times.source + spread)
 
 
 def costs_for(plan: Plan, job: Job | None) -> Problem:

@@ -273,7 +273,12 @@ def test_time_to_a_loss(tmp_path: Path) -> None:
     steps = first + ', {"step": 1, "loss": 1, "gradient_sq": 1, "gradient_change_sq": 4, "weight_change_sq": 4}'
     text = f'{{"format": "schedc.convergence", "version": 1, "name": "x", "learning_rate": 0.25, "steps": [{steps}]}}'
     path.write_text(text, encoding="utf-8")
-    assert schedc.time_to_loss(ways, convergence=path, error=0.5) == by_theory
+    from_file = schedc.time_to_loss(ways, convergence=path, error=0.5)
+    assert from_file.rows == by_theory.rows
+    assert from_file.source == (
+        "theory (DynPipe, equation 3) at a learning rate of 0.25; f(w₀) 1, L 1 (1 samples: 1 to 1, median 1),"
+        " ξ² 1 (2 samples: 1 to 1, median 1)"
+    )
     assert schedc.time_to_loss(ways, convergence=path, learning_rate=0.125, error=0.5).rows[0].updates != 16
     assert schedc.time_to_loss(ways, optimizer="muon", tokens=100).rows[0].updates == 107  # 1 + 0.33 / 5, interpolated
     path.write_text(text.replace("0.25", "null"), encoding="utf-8")

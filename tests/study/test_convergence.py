@@ -168,6 +168,7 @@ def test_constants_from_a_file(tmp_path: Path) -> None:
     assert (made.constants.initial_loss, made.constants.second_moment) == (4.0, 5.0)
     assert made.constants.smoothness == made.smoothness.largest == pytest.approx(4.0)
     assert made.smoothness.samples == 2 and made.smoothness.least == pytest.approx(3.0)
+    assert str(made) == "f(w₀) 4, L 4 (2 samples: 3 to 4, median 3.5), ξ² 5 (4 samples: 2 to 8, median 5)"
     assert (made.second_moment.least, made.second_moment.median, made.second_moment.largest) == (2.0, 5.0, 8.0)
 
 

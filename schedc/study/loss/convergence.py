@@ -82,6 +82,17 @@ class EstimatedConstants:
     second_moment: SampleSpread
     """Of ‖g(t)‖²; the constant is the mean, as ξ² bounds an expectation."""
 
+    def __str__(self) -> str:
+        """The constants with their spread, for people."""
+        said = []
+        for name, value, spread in (
+            ("L", self.constants.smoothness, self.smoothness),
+            ("ξ²", self.constants.second_moment, self.second_moment),
+        ):
+            between = f"{spread.least:.3g} to {spread.largest:.3g}, median {spread.median:.3g}"
+            said.append(f"{name} {value:.3g} ({spread.samples} samples: {between})")
+        return f"f(w₀) {self.constants.initial_loss:.3g}, {', '.join(said)}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdatesNeeded:
