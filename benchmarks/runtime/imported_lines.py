@@ -1,4 +1,4 @@
-"""How much of schedc a training job imports: every module, with its lines, and the sum.
+"""How much of schedc a training job imports: every module, with its lines; how many files and lines, of the runtime and of all.
 
 Two fresh processes are the two ranks of a small plan with fused backwards, two more those of one with B and W apart. Each does what
 a training job does: it imports `schedc.runtime`, reads the plan, loads it, runs one step over gloo and the optimizer's step.
@@ -12,6 +12,10 @@ from __future__ import annotations
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
@@ -39,9 +43,16 @@ def main() -> None:
         if not isinstance(lines, dict):
             raise SystemExit(f"a rank failed: {lines}")
     print(f"{'lines, with comments and empty ones':42}{'fused, rank 0':>16}{'rank 1':>8}{'split, rank 0':>16}{'rank 1':>8}")
-    for name in [*sorted(set().union(*columns)), "sum"]:
-        shown = [sum(lines.values()) if name == "sum" else lines.get(name, "-") for lines in columns]
-        print(f"{name:42}{shown[0]:>16}{shown[1]:>8}{shown[2]:>16}{shown[3]:>8}")
+    for name in sorted(set().union(*columns)):
+        _print_row(name, [lines.get(name, "-") for lines in columns])
+    for what, of in (("the runtime", "schedc.runtime"), ("all", "schedc")):
+        counted = [[lines[name] for name in lines if name == of or name.startswith(f"{of}.")] for lines in columns]
+        _print_row(f"files of {what}", list(map(len, counted)))
+        _print_row(f"lines of {what}", list(map(sum, counted)))
+
+
+def _print_row(name: str, cells: Sequence[object]) -> None:
+    print(f"{name:42}{cells[0]:>16}{cells[1]:>8}{cells[2]:>16}{cells[3]:>8}")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from schedc.errors import CheckFailed, InvalidInput, SchedcError, Unsupported
-from schedc.runtime.common.failure import NonFiniteLoss, TransferFailed
+from schedc.runtime.common.failure import TransferFailed
 
 if TYPE_CHECKING:
     from schedc.runtime.common.groups import Groups
@@ -24,15 +24,13 @@ PATIENCE_S = 5.0
 """How long to wait for the store, whose process may be the one that is lost or stuck."""
 
 
-def refusal_behind(groups: Groups, error: BaseException) -> SchedcError | None:
+def refusal_behind(groups: Groups, error: SchedcError) -> SchedcError | None:
     """What to raise in place of an error that closes this rank's pipe, before it does; None: the error itself.
 
     Args:
         groups: of the pipe's ranks, and beside them those to other pipelines.
         error: what a step, an evaluation or a gather has raised here.
     """
-    if not isinstance(error, SchedcError) or isinstance(error, NonFiniteLoss):
-        return None
     found: list[SchedcError] = []
     thread = Thread(target=_exchange_refusal, args=(groups, error, found), daemon=True)
     thread.start()

@@ -19,6 +19,7 @@ from schedc.errors import InvalidInput, Unsupported
 from schedc.ir import Kind, Plan
 from schedc.runtime.frameworks.torchtitan_schedule import PlanSchedule
 from schedc.runtime.session.acceptance import read
+from schedc.runtime.session.building import bounds_of_stages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -188,13 +189,11 @@ def modules_of_stages(plan: Plan, model: nn.Module, chosen: Sequence[Sequence[st
 
 def _from_layers(plan: Plan, blocks: Sequence[str]) -> list[list[str]]:
     """The modules of the layers that the plan's stages have."""
-    bounds = [stage.layers for stage in plan.problem.stages]
-    known = [each for each in bounds if each is not None]
-    if len(known) < len(bounds):
-        raise InvalidInput(
-            f"plan {plan.name!r} does not say which layers its stages have; compile it with a profile.json or pipeline.partition,"
-            " or name each stage's modules in parallelism.module_fqns_per_model_part"
-        )
+    known = bounds_of_stages(
+        plan,
+        "compile it with a profile.json or pipeline.partition, or name each stage's modules in"
+        " parallelism.module_fqns_per_model_part",
+    )
     count = max(last for _, last in known)
     layers: list[Sequence[str]] = [(name,) for name in blocks]
     if count == len(blocks) + 2:

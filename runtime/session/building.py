@@ -57,12 +57,7 @@ def build_stages(layers: Iterable[nn.Module], plan: Path | str | Plan, rank: int
             ranks.
     """
     plan, given = read(plan, verify=False), list(layers)
-    bounds = [stage.layers for stage in plan.problem.stages]
-    known = [each for each in bounds if each is not None]
-    if len(known) < len(bounds):
-        raise InvalidInput(
-            f"plan {plan.name!r} does not say which layers its stages have; compile it with a profile.json or pipeline.partition"
-        )
+    known = bounds_of_stages(plan, "compile it with a profile.json or pipeline.partition")
     count = max(last for _, last in known)
     if len(given) != count:
         raise InvalidInput(f"the model has {len(given)} layers, plan {plan.name!r} is for {count}; give build_stages as many")
@@ -81,6 +76,18 @@ def build_stages(layers: Iterable[nn.Module], plan: Path | str | Plan, rank: int
         names = {weight: name for name, weight in own.named_parameters()}
         stages[stage].ties_of_ranks = {name: names[weight] for name, weight in ties.items() if weight in names}
     return stages
+
+
+def bounds_of_stages(plan: Plan, remedy: str) -> list[tuple[int, int]]:
+    """The layers of each stage, first and last + 1.
+
+    Raises:
+        InvalidInput: the plan does not say which these are; says the remedy.
+    """
+    known = [stage.layers for stage in plan.problem.stages if stage.layers is not None]
+    if len(known) < len(plan.problem.stages):
+        raise InvalidInput(f"plan {plan.name!r} does not say which layers its stages have; {remedy}")
+    return known
 
 
 def layers_of_stage(plan: Plan, stage: int, module: nn.Module, remedy: str) -> dict[int, nn.Module]:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from schedc.errors import InvalidInput
+from schedc.errors import InvalidInput, SchedcError
 from schedc.ir import Plan
 from schedc.runtime.common.failure import BatchRefused, NonFiniteLoss
 from schedc.runtime.execution.runner import PipelineRunner
@@ -259,12 +259,16 @@ class Pipe:
         except BatchRefused:
             raise
         except BaseException as error:
-            from schedc.runtime.common.refusals import refusal_behind
-
             self.steps.wiring.add_notes(error)
-            refusal = refusal_behind(self.groups, error)
-            self._hang_up()
-            self.close()
+            refusal = None
+            try:
+                if isinstance(error, SchedcError) and not isinstance(error, NonFiniteLoss):
+                    from schedc.runtime.common.refusals import refusal_behind
+
+                    refusal = refusal_behind(self.groups, error)
+            finally:  # the others wait
+                self._hang_up()
+                self.close()
             if refusal is not None:
                 raise refusal from error
             raise

@@ -15,7 +15,7 @@ from torch import nn
 from schedc.errors import InvalidInput, Unsupported
 from schedc.ir import Plan
 from schedc.runtime.common.boundary import TensorMeta
-from schedc.runtime.session.building import layers_of_stage
+from schedc.runtime.session.building import bounds_of_stages, layers_of_stage
 from schedc.runtime.transports.choice import stage_device
 
 if TYPE_CHECKING:
@@ -88,10 +88,8 @@ def rank_of_piece(plan: Plan, *, layers: bool) -> dict[int, int]:
     if not layers:
         return {number: stage.rank for number, stage in enumerate(plan.problem.stages)}
     found: dict[int, int] = {}
-    for stage in plan.problem.stages:
-        if stage.layers is None:
-            raise InvalidInput(f"plan {plan.name!r} does not say which layers its stages have; compile it with a profile.json")
-        for layer in range(*stage.layers):
+    for stage, bounds in zip(plan.problem.stages, bounds_of_stages(plan, "compile it with a profile.json"), strict=True):
+        for layer in range(*bounds):
             if layer in found:
                 raise Unsupported(f"plan {plan.name!r} has layer {layer} in two stages; layers can move where there is one path")
             found[layer] = stage.rank
