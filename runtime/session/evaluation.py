@@ -14,8 +14,8 @@ from schedc.runtime.common.boundary import Value, tensors_of
 from schedc.runtime.common.hooks import check_same_way
 from schedc.runtime.common.program import program_of
 from schedc.runtime.execution.runner import Executor
+from schedc.runtime.stage.autograd import forget_cast_weights
 from schedc.runtime.stage.batches import inputs_of
-from schedc.runtime.stage.block import forget_cast_weights
 from schedc.runtime.stage.losses import scalar
 
 if TYPE_CHECKING:

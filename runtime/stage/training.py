@@ -17,8 +17,9 @@ from schedc.errors import InvalidInput
 from schedc.ir import WHOLE, Kind, Op, Plan, Problem
 from schedc.runtime.common.program import Instruction, Program, replicas_of
 from schedc.runtime.stage.apart import check_stages
+from schedc.runtime.stage.autograd import forget_cast_weights
 from schedc.runtime.stage.batches import Microbatches, inputs_of
-from schedc.runtime.stage.block import StageBlock, forget_cast_weights
+from schedc.runtime.stage.block import StageBlock
 from schedc.runtime.stage.losses import Seeds
 
 if TYPE_CHECKING:

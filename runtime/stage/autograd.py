@@ -1,0 +1,61 @@
+"""How blocks call autograd: where gradients have arrived, and outside autocast.
+
+Autocast around a pipe's step holds for F, which runs in the thread that called `step`, and not for the backwards: the types of a
+backward are those of its forward, and torch advises against running it under autocast.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.autograd.graph import GradientEdge
+
+
+def arrived_at(
+    edges: Sequence[GradientEdge | None], gradients: Sequence[torch.Tensor | None]
+) -> tuple[list[GradientEdge], list[torch.Tensor]]:
+    """Those of the edges at which a gradient has arrived, and these gradients."""
+    roots, values = [], []
+    for edge, gradient in zip(edges, gradients, strict=bool(gradients)):
+        if edge is not None and gradient is not None:
+            roots.append(edge)
+            values.append(gradient)
+    return roots, values
+
+
+_NOTHING = nullcontext()
+
+
+@cache
+def _device_types() -> tuple[str, ...]:
+    """The kinds of devices on which a stage may be."""
+    accelerator = torch.accelerator.current_accelerator()
+    return ("cpu",) if accelerator is None else ("cpu", accelerator.type)
+
+
+def _active() -> list[str]:
+    return [kind for kind in _device_types() if torch.is_autocast_enabled(kind)]
+
+
+def outside_autocast() -> AbstractContextManager[object]:
+    """A context without autocast."""
+    active = _active()
+    if not active:
+        return _NOTHING
+    contexts = ExitStack()
+    for kind in active:
+        contexts.enter_context(torch.autocast(kind, enabled=False))
+    return contexts
+
+
+def forget_cast_weights() -> None:
+    """Before a step: let autocast cast the weights anew, for an optimizer may have changed them inside the same context."""
+    if _active():
+        torch.clear_autocast_cache()
