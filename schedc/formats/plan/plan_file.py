@@ -35,7 +35,6 @@ from schedc.formats.plan.plan_structs import (
     parse_plan_op,
     read_tokens,
 )
-from schedc.formats.plan.version_1 import origin_of
 from schedc.io.input_file import MOST_BYTES, read_bytes, without_mark
 from schedc.io.location import Location, show
 from schedc.io.tables import decode, pretty_json
@@ -176,6 +175,8 @@ def _problem(file: PlanFile, num_ops: int, location: Location) -> Problem:
     if file.version == 1:
         if file.origin is not UNSET:
             raise (location / "origin").refuse("a key that version 1 does not have", "no such key")
+        from schedc.formats.plan.version_1 import origin_of
+
         return replace(problem, origin=origin_of(problem))
     return problem if file.origin is UNSET else replace(problem, origin=_origin(file.origin, location / "origin"))
 
