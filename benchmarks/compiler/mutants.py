@@ -4,7 +4,8 @@ Run it as `python benchmarks/compiler/mutants.py --room verify --mutants 10 --se
 mutant is one operator, number or condition changed in a copy of a commit; the quick tests of the room's folder run on it until one
 fails. A survivor is no defect by itself, as only speed depends on some of them: somebody has to look at each.
 
-`--contexts` spares most of the time: a data file of coverage.py, recorded on the same commit, whose contexts are names of tests.
+`--contexts` spares most of the time: a data file of coverage.py, recorded on the same commit, whose contexts are names of tests. It
+needs `source = schedc, models, solvers, runtime`, as what a link leads to is not below it; of a file that it lacks, the room's run.
 Then those tests of the whole suite run that run the line, those first that run little; what no test runs has survived at once.
 A line that only a compiled kernel runs, or whose answer is kept from an earlier test, has fewer of them than tests depend on it.
 """
@@ -124,6 +125,10 @@ class Contexts:
                     for number in numbers:
                         of_file.setdefault(number, set()).add(test)
 
+    def knows(self, path: str) -> bool:
+        """Whether any test ran anything of the file."""
+        return path in self._lines
+
     def tests_of(self, path: str, lines: range) -> list[str]:
         """Those that run one of these lines of the file, file of tests by file, those first that run the fewest lines."""
         of_file = self._lines.get(path, {})
@@ -163,16 +168,16 @@ def main() -> None:
             for mutant in mutants_of(tree, room, options.mutants, Random(f"{options.seed} {room}")):
                 original = mutant.path.read_text(encoding="utf-8")
                 mutant.path.write_text(mutant.text, encoding="utf-8")
-                if contexts:
-                    tests = contexts.tests_of(str(mutant.path.relative_to(tree)), mutant.lines)
+                path = str(mutant.path.relative_to(tree))
+                if contexts and contexts.knows(path):
+                    tests = contexts.tests_of(path, mutant.lines)
                     noticed, ran = _chosen_notice(tree, tests, options.limit_s)
                 else:
                     noticed, ran = any(not _passes(tree, tests) for tests in TESTS[room]), "the tests of its room"
                 mutant.path.write_text(original, encoding="utf-8")
                 killed += noticed
-                where = f"{mutant.path.relative_to(tree)}:{mutant.line}"
                 what = "noticed " if noticed else "SURVIVED"
-                print(f"{what} {where}: {mutant.before}  →  {mutant.after} ({ran})", flush=True)
+                print(f"{what} {path}:{mutant.line}: {mutant.before}  →  {mutant.after} ({ran})", flush=True)
             print(f"{room:<10}{killed:4} of {options.mutants} noticed", flush=True)
             found, made = found + killed, made + options.mutants
     print(f"{found} of {made} noticed")

@@ -58,6 +58,11 @@ def test_a_run_as_planned_shows_no_difference(plan: Plan) -> None:
         assert rank.planned == rank.measured
         assert rank.measured.compute_ns == busy_ns
     assert found.measured_step.timeline.starts_ns.tolist() == timeline.starts_ns.tolist()
+    idle_ns = []
+    for number in range(timeline.ranks):  # before its first op, from the begin of the step
+        starts_ns, ends_ns = timeline.start_ns(number), timeline.end_ns(number)
+        idle_ns += [start - end for start, end in zip(starts_ns, [0, *ends_ns[:-1]], strict=True)]
+    assert found.measured_step.waits.idle_ns.tolist() == idle_ns
     for cost in found.blocks:
         assert cost.measured.median_ns == cost.planned_ns
         runs = 2 * sum(plan.problem.path(m).count(cost.stage) for m in range(plan.problem.microbatches))

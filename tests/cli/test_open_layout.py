@@ -98,7 +98,9 @@ def given_placements() -> Iterator[tuple[str, str]]:
             yield f'{text}\npartition = {[1] * (stages - 1) + [7 - stages]}\nrecompute = "auto"', name
 
 
-@pytest.mark.parametrize("method", ["greedy{n_sub=1}", "adaptis", "auto"])
+@pytest.mark.parametrize(
+    "method", ["greedy{n_sub=1}", *(pytest.param(each, marks=pytest.mark.slow) for each in ("adaptis", "auto"))]
+)
 @pytest.mark.parametrize(("pipeline", "name"), list(given_placements()))
 def test_a_placement_that_is_given_keeps_its_name(tmp_path: Path, pipeline: str, name: str, method: str) -> None:
     """Whichever search finds the layout: so a job with the layout written into it states the plan's problem."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from schedc.costs.architecture import Attention, Setting, block_parameters
+from schedc.costs.architecture import Attention, FeedForward, Mamba, Setting, block_parameters
 from schedc.costs.devices import DEVICES, ROOFLINE, duration_s, sustained
 from schedc.costs.layers import architecture_named, known_models, layers_of, merged
 from schedc.costs.operators.blocks import block_operators
-from schedc.costs.operators.operator import Engine
-from schedc.costs.operators.sublayers import attention_operators, visible_pairs
+from schedc.costs.operators.operator import Engine, matrix_product
+from schedc.costs.operators.sublayers import attention_operators, feed_forward_operators, mamba_operators, visible_pairs
 from schedc.errors import Unsupported
 
 H100 = DEVICES["h100"]
@@ -184,3 +184,29 @@ def test_equal_layers_in_a_row_are_merged() -> None:
         ("blocks 6 to 10", 5),
     ]
     assert sum(layer.repeat for layer in short) == len(layers) == 50
+
+
+def test_bytes_that_projections_and_activations_move_by_hand() -> None:
+    """Two bytes an element: what comes in, all the matrices, what goes out; a gated activation reads gate and up and writes one."""
+    setting = Setting(sequence_length=7)
+    projection = matrix_product("projection", setting, 3, 5, matrices=2)
+    assert projection.forward.memory_bytes == 2 * (7 * 3 + 2 * 3 * 5 + 7 * 5)
+    for gated, tensors in ((True, (3, 5)), (False, (2, 3))):
+        (activation,) = (
+            operator
+            for operator in feed_forward_operators(FeedForward(width=11, gated=gated), 3, setting)
+            if operator.name == "activation"
+        )
+        found = (activation.forward.memory_bytes, activation.backward_input.memory_bytes)
+        assert found == tuple(2 * 7 * 11 * count for count in tensors)
+
+
+def test_bytes_that_a_scan_moves_by_hand() -> None:
+    """24 tokens in chunks of 8: inputs of 4 × 6 + 2 × 2 × 10 elements and outputs of 4 × 6, of 2 B; and the states of 3 chunks.
+
+    F writes and reads them within the chunks, and again from one to the next: four times 4 × 6 × 10 elements of 4 B.
+    """
+    operators = mamba_operators(Mamba(heads=4, head_dim=6, state=10, groups=2, chunk=8), 32, Setting(sequence_length=24))
+    (scan,) = (operator for operator in operators if operator.name == "scan")
+    assert scan.forward.memory_bytes == 24 * (24 + 40) * 2 + 24 * 24 * 2 + 4 * 3 * (4 * 6 * 10) * 4
+    assert scan.kept_for_input_bytes == 24 * (24 + 40) * 2
