@@ -130,6 +130,18 @@ def test_the_example(tmp_path: Path, method: str) -> None:
     assert schedc("verify", path, "--job", job).returncode == 0
 
 
+@pytest.mark.parametrize("pipeline", ["", 'placement = "auto"'])
+def test_the_candidate_that_the_plan_is_of_is_marked(tmp_path: Path, pipeline: str) -> None:
+    """It alone: where the layout is given, the one of the plan's method; else the one of its layout."""
+    job, path = job_of(tmp_path, pipeline), tmp_path / "plan.json"
+    done = schedc("compile", job, "-o", path, "--method", "auto", "--deterministic-limit", "0.05")
+    assert done.returncode == 0, done.stderr
+    (marked,) = (line for line in done.stdout.splitlines() if "◀" in line)
+    made_by = json.loads(path.read_text())["made_by"]["method"]
+    if not pipeline:
+        assert marked.split("  ")[0].strip() == made_by
+
+
 def test_a_tiny_one_is_proven_over_all_layouts(tmp_path: Path) -> None:
     job, path = job_of(tmp_path, 'partition = "auto"\nplacement = "auto"\nchunks = 2'), tmp_path / "plan.json"
     done = schedc("compile", job, "-o", path, "--deterministic-limit", "20")

@@ -54,7 +54,9 @@ def made(problem: Problem, method: str = "greedy") -> Plan:
 def test_the_busy_share_is_that_of_the_shown_time(tmp_path: Path) -> None:
     """Rank 0 waits for its all-gather until 1 ns, then runs three F of 10 ns."""
     plan = small_plan()
-    whole = rows(shown(plan, tmp_path), "rank")["0"]
+    lines = shown(plan, tmp_path)
+    whole = rows(lines, "rank")["0"]
+    assert "in this time:" not in "".join(lines)
     busy_ns, makespan_ns = simulate(plan.problem, plan.schedule()).busy_ns[0], plan.certificate.makespan_ns
     assert whole.endswith(f"{busy_ns / makespan_ns:.1%} busy")
     assert rows(shown(plan, tmp_path, "--to", "10ns"), "rank")["0"].endswith(" 90.0% busy")
