@@ -46,6 +46,7 @@ ONLY_IN = {
     "pulp": {"models", "solvers"},
     "highspy": {"models", "solvers"},
     "rich": {"cli", "view"},
+    "sklearn": {"runtime"},
     "typer": {"cli", "view"},
     "dask": {"study"},
     "distributed": {"study"},

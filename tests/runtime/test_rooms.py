@@ -14,6 +14,7 @@ ORDER = (
     "stage",
     "execution",
     "profiling",
+    "interference",
     "session",
     "training",
     "adapt",

@@ -3,6 +3,9 @@
 The median of a step's ops of one kind and stage passes over what the machine slows down now and then. What is compared with is this
 rank's own first steps, and not the plan: a profile that is off by a few percent is no change. While there is doubt, the first ops
 of a step are evidence as all are: it is assumed that their median is no likelier to be far away.
+
+What is foretold of the rank's speed (`schedc.runtime.interference`) is a series of its own, with a test of its own. A change of it
+counts for all kinds, on credit: the steps that are measured next confirm it, or it counts no more.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ BACK = 2 * LEAST
 RECENT = 3
 POOLED = 512
 """How many of the values before a change say how much those after it vary."""
+CREDIT = 4
+"""For how many measured steps a change that was foretold holds without one of them showing it; where they are in doubt, longer."""
 EARLY_OPS = 3
 """How many ops of a kind are evidence before the step has ended."""
 
@@ -40,6 +45,12 @@ class SpeedWatch:
         """The last values since there is doubt."""
         self._usual_ns: dict[tuple[Kind, int, object], float] = {}
         self._factor: dict[Kind, float] = {}
+        self._foretold = ChangeTest(rate, least=LEAST, relative=LEAST)
+        self._foretold_recent: deque[float] = deque(maxlen=RECENT)
+        self._foretold_factor = 1.0
+        """What is foretold, to what was foretold at first."""
+        self._credit = 0
+        """For how many more steps that counts."""
         self.alarms = 0
 
     @property
@@ -49,11 +60,38 @@ class SpeedWatch:
 
     def slowdown(self) -> dict[Kind, float]:
         """By kind, F, B and W, what durations are multiplied by; nothing for a kind that has not certainly changed."""
+        found = self._measured()
+        if self._credit > 0:
+            for kind in (Kind.F, Kind.B, Kind.W):
+                found.setdefault(kind, self._foretold_factor)
+        return found
+
+    def _measured(self) -> dict[Kind, float]:
+        """The same, by what was measured alone."""
         found: dict[Kind, float] = {kind: factor for kind, factor in self._factor.items() if kind is not Kind.BW}
         if Kind.BW in self._factor:
             for kind in (Kind.B, Kind.W):
                 found.setdefault(kind, self._factor[Kind.BW])
         return found
+
+    def foretold(self, ratio: float) -> None:
+        """Take what is foretold: how many times as long as alone ops take now."""
+        alarm, test = self._foretold.add(ratio), self._foretold
+        if not alarm and not test.doubtful:
+            self._foretold_recent.clear()
+            return
+        self._foretold_recent.append(ratio)
+        if alarm:
+            self.alarms += 1
+            level = median(self._foretold_recent)
+            first = test.level / self._foretold_factor
+            changed = abs(level / first - 1) > (LEAST if self._foretold_factor == 1.0 else BACK)
+            self._foretold_factor = level / first if changed else 1.0
+            # What has been measured already wins: a rank that is known to be slow is well again when its ops are.
+            self._credit = CREDIT if changed and not self._factor else 0
+            self._foretold_recent.clear()
+            pool = [level * value / test.level for value in test.pool[-POOLED:]]
+            self._foretold = ChangeTest(self._rate, least=LEAST, relative=LEAST, pool=pool)
 
     def step(self, durations_ns: Iterable[tuple[Op, int]]) -> None:
         """Take what the ops of one step took."""
@@ -71,6 +109,8 @@ class SpeedWatch:
             value = median(values_of_kind)
             test = self._tests.setdefault(kind, ChangeTest(self._rate, least=LEAST, relative=LEAST))
             self._take(kind, value, test.add(value))
+        if self._credit > 0 and (self._credit > 1 or not self.doubtful):
+            self._credit -= 1
 
     @property
     def doubtful(self) -> bool:
@@ -91,7 +131,7 @@ class SpeedWatch:
 
     def _meet(self, kinds: set[Kind]) -> None:
         """Where another plan has other kinds (B and W apart, or fused), they take over what is known of the rank's speed."""
-        factors = self.slowdown()
+        factors = self._measured()
         for kind in kinds - self._tests.keys():
             alike = (Kind.B, Kind.W) if kind is Kind.BW else (kind,)
             factor = fmean(factors.get(other, 1.0) for other in alike)
@@ -116,6 +156,7 @@ class SpeedWatch:
     def _change(self, kind: Kind) -> None:
         """The kind takes another time, or the usual one."""
         self.alarms += 1
+        self._credit = 0  # from now on what is measured counts
         test, level = self._tests[kind], median(self._recent[kind])
         known = self._factor.pop(kind, 1.0)
         first = test.level / known
