@@ -49,7 +49,7 @@ class Competition(NamedTuple):
 CALM_RUN = Competition(0, 0, 0.0)
 
 
-class Made(NamedTuple):
+class MadeInterference(NamedTuple):
     """All runs."""
 
     samples: tuple[InterferenceSample, ...]
@@ -76,7 +76,7 @@ def most_competitors(cpus: int) -> int:
 
 def make(
     runs: int, run_s: float, *, seed: int = 0, on_run: Callable[[int, Competition], None] = lambda _run, _competition: None
-) -> Made:
+) -> MadeInterference:
     """Run the stage alone and beside competitors.
 
     Args:
@@ -111,11 +111,11 @@ def make(
     return samples_of(competitions, found)
 
 
-def samples_of(competitions: Sequence[Competition], found: Sequence[Sequence[tuple[dict[str, float], float]]]) -> Made:
+def samples_of(competitions: Sequence[Competition], found: Sequence[Sequence[tuple[dict[str, float], float]]]) -> MadeInterference:
     """Ratios to the time alone. A run without a window gives no sample; the first run must be calm."""
     calm = [run for competition, run in zip(competitions, found, strict=True) if not competition.duty and run]
     alone_ns = min(median(iteration_ns for _, iteration_ns in run) for run in calm)
     samples = (
         InterferenceSample(number, seen, iteration_ns / alone_ns) for number, run in enumerate(found) for seen, iteration_ns in run
     )
-    return Made(tuple(samples), alone_ns)
+    return MadeInterference(tuple(samples), alone_ns)

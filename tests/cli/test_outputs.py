@@ -41,6 +41,7 @@ COMMANDS = {
     "report --output": "report plan.json -o {}/page.html",
     "assign --output": "assign plan.json --links links.toml --gradients '1 GB' --replicas 2 -o {}/plan.json",
     "repartition --output": "repartition plan.json --job job.toml --slow 1=1.3 -o {}/plan.json",
+    "interference --output": "interference -o {}/model.json",
     "plot --output": "plot plan.json -o {}/picture.svg",
     "sweep --output": "sweep sweep.toml -o {}/table.csv",
     "export torch --output": "export torch plan.json -o {}/torch.csv",

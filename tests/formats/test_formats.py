@@ -18,6 +18,7 @@ from schedc.formats.plan.plan_file import plan_json, read_plan
 from schedc.formats.trace_file import read_trace
 from schedc.frontend.job import load_job
 from schedc.frontend.job_source import source_of_file
+from schedc.runtime.interference.forest import read_forest
 from schedc.study.loss.delay_table import read_delay_table
 from schedc.study.sweep.run import Journal
 from schedc.study.tune.request import read_request
@@ -102,10 +103,13 @@ def test_others_of_version_1_hold_what_they_held(here: Path) -> None:
     assert read_delay_table(here / "delays.toml").factor("muon", (2, 1, 0)).factor == 1.1
     convergence = read_convergence(here / "convergence.json")
     assert (convergence.name, convergence.learning_rate) == ("gpt", 0.01)
+    forest = read_forest(here / "interference.json")
+    predicted = [forest.predict_one({"others_cpu": others, "own_waiting": waiting}) for others, waiting in ((0.9, 1.0), (0.2, 2.5))]
+    assert predicted == pytest.approx([3.265, 1.515])
     second = MeasuredUpdate(step=1, loss=4.1, gradient_sq=1.4, gradient_change_sq=0.02, weight_change_sq=0.00015)
     assert convergence.steps == (MeasuredUpdate(step=0, loss=4.2, gradient_sq=1.5), second)
 
 
 def test_every_file_of_version_1_is_there() -> None:
     names = {os.path.relpath(path, V1) for path in V1.rglob("*") if path.is_file()}
-    assert len(names) == 24
+    assert len(names) == 25

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import random
+from queue import SimpleQueue
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -88,7 +90,7 @@ def test_a_forest_beats_a_line_on_what_is_none(fitted: Fitted) -> None:
     assert forest.mean < 0.5 * line.mean and forest.mean < 0.5 * last.mean
     ratios = [sample.ratio for sample in generated(240)]
     away = [abs(after - before) for before, after in zip([1.0, *ratios], ratios, strict=False)]
-    assert (last.mean, last.worst) == (pytest.approx(sum(away) / len(away)), pytest.approx(max(away)))
+    assert [last.mean, last.worst] == pytest.approx([sum(away) / len(away), max(away)])
     assert last.after_change == pytest.approx(sum(away[::4]) / len(away[::4]))
     assert [name for name, _ in fitted.importances][:2] == ["a", "b"]
     assert sum(share for _, share in fitted.importances) == pytest.approx(1)
@@ -395,6 +397,20 @@ def test_a_monitor_asks_while_nothing_ends() -> None:
     assert monitor.changed.is_set()
     assert monitor.conditions().slowdown == {(0, kind): 1.5 for kind in (Kind.F, Kind.B, Kind.W)}  # type: ignore[union-attr]
     assert foretold.asked == 49
+
+
+def test_what_is_measured_gets_its_turn_between_predictions() -> None:
+    monitor, ended = Monitor(foresight=Foretold()), SimpleQueue[Any]()
+    for job in (print, None):
+        ended.put(job)
+    assert monitor._next(ended) == monitor._foretell
+    monitor._foretell_s = monotonic() + 1000
+    assert (monitor._next(ended), monitor._next(ended)) == (print, None)
+    monitor._foretell_s = monotonic() + 0.01  # nothing is there then
+    assert monitor._next(ended) == monitor._foretell
+    plain = Monitor()
+    ended.put(print)
+    assert plain._next(ended) is print
 
 
 def test_processes_that_compete_end_with_the_one_that_started_them() -> None:

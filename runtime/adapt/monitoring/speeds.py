@@ -60,13 +60,13 @@ class SpeedWatch:
 
     def slowdown(self) -> dict[Kind, float]:
         """By kind, F, B and W, what durations are multiplied by; nothing for a kind that has not certainly changed."""
-        found = self._measured()
+        found = self.measured()
         if self._credit > 0:
             for kind in (Kind.F, Kind.B, Kind.W):
                 found.setdefault(kind, self._foretold_factor)
         return found
 
-    def _measured(self) -> dict[Kind, float]:
+    def measured(self) -> dict[Kind, float]:
         """The same, by what was measured alone."""
         found: dict[Kind, float] = {kind: factor for kind, factor in self._factor.items() if kind is not Kind.BW}
         if Kind.BW in self._factor:
@@ -131,7 +131,7 @@ class SpeedWatch:
 
     def _meet(self, kinds: set[Kind]) -> None:
         """Where another plan has other kinds (B and W apart, or fused), they take over what is known of the rank's speed."""
-        factors = self._measured()
+        factors = self.measured()
         for kind in kinds - self._tests.keys():
             alike = (Kind.B, Kind.W) if kind is Kind.BW else (kind,)
             factor = fmean(factors.get(other, 1.0) for other in alike)

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from schedc.runtime.interference.fitting import Fitted
-    from schedc.runtime.interference.making import Made
+    from schedc.runtime.interference.making import MadeInterference
 
 MOST_NAMED = 5
 """Features that are named, at most."""
 
 
-def shown_interference(made: Made, fitted: Fitted, output: Path) -> Iterator[Block]:
+def shown_interference(made: MadeInterference, fitted: Fitted, output: Path) -> Iterator[Block]:
     """The errors of each, which features count most, and where the forest is."""
     ratios = sorted(sample.ratio for sample in made.samples)
     slowest, middle = ratios[-1], ratios[len(ratios) // 2]
@@ -38,7 +38,7 @@ def shown_interference(made: Made, fitted: Fitted, output: Path) -> Iterator[Blo
     yield f"wrote {one_line(str(output))}"
 
 
-def interference_json(made: Made, fitted: Fitted) -> dict[str, Any]:
+def interference_json(made: MadeInterference, fitted: Fitted) -> dict[str, Any]:
     """The object of `interference --json`."""
     return {
         "alone_ns": round(made.alone_ns),
