@@ -20,6 +20,7 @@ from schedc.errors import InvalidInput
 from schedc.formats.plan.plan_file import write_plan
 from schedc.ir.problem import DataParallel
 from schedc.solvers.driver.registry import constructive
+from schedc.view.terminal.gantt import link_spans
 from schedc.view.terminal.plan import chosen_ranks
 
 if TYPE_CHECKING:
@@ -219,3 +220,11 @@ def test_the_width_may_be_given_or_come_from_the_environment(
 def test_a_plan_that_takes_no_time_is_shown(tmp_path: Path) -> None:
     lines = shown(made(make_problem(2, 1, costs_ns=(0, 0, 0))), tmp_path)
     assert any(line.startswith("makespan 0 ns") for line in lines)
+
+
+def test_every_message_is_drawn_also_the_one_that_the_first_rank_begins_with() -> None:
+    """Stage 0 is on rank 1."""
+    problem = make_problem(2, 3, placement=[1, 0], links={(0, 1): (4, 3), (1, 0): (4, 3)})
+    timeline = simulate(problem, made(problem).schedule())
+    spans = link_spans(problem, timeline)
+    assert sorted(len(of_link) for of_link in spans.values()) == [3, 3]
