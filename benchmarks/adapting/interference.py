@@ -23,6 +23,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -176,6 +177,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=60, help="to train the forest from; default: %(default)s")
     parser.add_argument("--run-s", type=float, default=1.0, help="seconds of each; default: %(default)s")
+    parser.add_argument("--competitors", type=int, default=1, help="that compute beside rank 1; default: %(default)s")
     options = parser.parse_args()
 
     from inputs.plans import plan_of
@@ -208,17 +210,20 @@ def main() -> None:
         folder = Path(directory)
         model = folder / "model.json"
         os.sched_setaffinity(0, {cpu})  # what is started from here on is on that CPU
-        made = make(options.runs, options.run_s)
+        made = make(options.runs, options.run_s, most=options.competitors + 1)
         fitted = fit(made.samples)
         model.write_bytes(forest_json(fitted.file))
         print(f"{len(made.samples)} windows; errors on runs held out (mean, worst, mean after a change):")
         for entry in fitted.errors:
             print(f"  {entry.name:>10} {entry.mean:.3f} {entry.worst:.3f} {entry.after_change:.3f}")
-        with Child(["-m", "schedc.runtime.interference.child"], THREADS) as competitor:
+        with ExitStack() as stack:
+            child = ["-m", "schedc.runtime.interference.child"]
+            competitors = [stack.enter_context(Child(child, THREADS)) for _ in range(options.competitors)]
             os.sched_setaffinity(0, everywhere)
 
             def compete(duty: float) -> None:
-                competitor.ask(json.dumps({"compete": "burn", "duty": duty}).encode())
+                for competitor in competitors:
+                    competitor.ask(json.dumps({"compete": "burn", "duty": duty}).encode())
 
             begun_ns: list[int] = []
 
@@ -246,7 +251,7 @@ def main() -> None:
                 median(note.layer_ns for note in part) for part in (notes[SLOW][:CALM_STEPS], notes[SLOW][CALM_STEPS:])
             )
             truth = after / before
-            print(f"a step takes {calm_ms:.0f} ms alone, {slow_ms:.0f} ms beside a competitor; rank {SLOW} takes {truth:.2f} times")
+            print(f"a step takes {calm_ms:.0f} ms alone, {slow_ms:.0f} ms beside competitors; rank {SLOW} takes {truth:.2f} times")
             beliefs: dict[str, float] = {}
             for name, kind in (("foretold", True), ("measured", False)):
                 first = next((note for note in notes[SLOW][CALM_STEPS:] if note.slowdown > 1 and note.foretold is kind), None)

@@ -57,9 +57,9 @@ class MadeInterference(NamedTuple):
     """What an iteration of the stage takes alone."""
 
 
-def drawn_competitions(runs: int, cpus: int, seed: int) -> list[Competition]:
-    """One for each run; the first is calm, as are a quarter of the others."""
-    draw, most = Random(seed), most_competitors(cpus)
+def drawn_competitions(runs: int, most: int, seed: int) -> list[Competition]:
+    """One for each run, of at most this many processes; the first is calm, as are a quarter of the others."""
+    draw = Random(seed)
     found = [CALM_RUN]
     while len(found) < runs:
         streams = draw.randint(0, most)
@@ -75,13 +75,19 @@ def most_competitors(cpus: int) -> int:
 
 
 def make(
-    runs: int, run_s: float, *, seed: int = 0, on_run: Callable[[int, Competition], None] = lambda _run, _competition: None
+    runs: int,
+    run_s: float,
+    *,
+    most: int | None = None,
+    seed: int = 0,
+    on_run: Callable[[int, Competition], None] = lambda _run, _competition: None,
 ) -> MadeInterference:
     """Run the stage alone and beside competitors.
 
     Args:
         runs: how many.
         run_s: how long each is.
+        most: how many processes compete at most; None: 1.5 for each CPU.
         seed: of what competes when.
         on_run: is called before each run.
 
@@ -91,13 +97,14 @@ def make(
     """
     if not (PROC / "stat").exists():
         raise Unsupported("interference: found no /proc, expected Linux")
-    cpus = len(os.sched_getaffinity(0))
-    competitions = drawn_competitions(runs, cpus, seed)
+    if most is None:
+        most = most_competitors(len(os.sched_getaffinity(0)))
+    competitions = drawn_competitions(runs, most, seed)
     found: list[list[tuple[dict[str, float], float]]] = []
     try:
         with ExitStack() as processes:
             child = ["-m", "schedc.runtime.interference.child"]
-            stage, *competitors = (processes.enter_context(Child(child, THREADS)) for _ in range(1 + most_competitors(cpus)))
+            stage, *competitors = (processes.enter_context(Child(child, THREADS)) for _ in range(1 + most))
             for run, competition in enumerate(competitions):
                 on_run(run, competition)
                 kinds = ["burn"] * competition.burners + ["stream"] * competition.streams
