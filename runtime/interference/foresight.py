@@ -30,6 +30,7 @@ class Foresight:
 
         Raises:
             InvalidInput: the file is none, or its forest looks at what this machine does not have.
+            Unsupported: this is not Linux.
         """
         self._forest = read_forest(path)
         self._seen = Seen(find_gpu(gpu))

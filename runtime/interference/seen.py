@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from schedc.errors import Unsupported
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -143,7 +145,12 @@ class Seen:
 
         Args:
             gpu: of this rank; None: it has none, or none that says anything.
+
+        Raises:
+            Unsupported: this is not Linux.
         """
+        if not (PROC / "stat").exists():
+            raise Unsupported("interference: found no /proc, expected Linux")
         self._gpu = gpu
         self._probes = Probes()
         self._probes.take()  # what is touched for the first time takes longer

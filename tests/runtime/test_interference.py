@@ -14,7 +14,7 @@ import pytest
 from inputs.problems import make_problem
 from suite.command_line import schedc
 
-from schedc.errors import InvalidInput
+from schedc.errors import InvalidInput, Unsupported
 from schedc.io.child import Child
 from schedc.ir.ops import Kind, Op
 from schedc.runtime.adapt.monitor import Monitor
@@ -23,9 +23,9 @@ from schedc.runtime.adapt.monitoring.speeds import CREDIT, SpeedWatch
 from schedc.runtime.interference.fitting import FOLDS, Fitted, InterferenceSample, fit, linear
 from schedc.runtime.interference.foresight import Foresight
 from schedc.runtime.interference.forest import ForestFile, TreeEntry, forest_json, forest_of, read_forest
-from schedc.runtime.interference.making import CALM_RUN, Competition, drawn_competitions, most_competitors, samples_of
+from schedc.runtime.interference.making import CALM_RUN, Competition, drawn_competitions, make, most_competitors, samples_of
 from schedc.runtime.interference.nvml import Gpu
-from schedc.runtime.interference.seen import TICKS_PER_S, Look, look, machine_counters, rates, stalled_s, waited_s
+from schedc.runtime.interference.seen import TICKS_PER_S, Look, Seen, look, machine_counters, rates, stalled_s, waited_s
 
 if TYPE_CHECKING:
     import ctypes
@@ -188,6 +188,14 @@ def test_what_the_kernel_says_is_read(tmp_path: Path) -> None:
     assert seen.counters["own_waiting"] == 2.5
     assert seen.counters["pressure_cpu"] == seen.counters["pressure_memory"] == 2.5
     assert seen.gauges["frequency_mhz"] == 2500
+
+
+def test_other_systems_are_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("seen", "making"):
+        monkeypatch.setattr(f"schedc.runtime.interference.{module}.PROC", tmp_path)
+    for begin in (Seen, lambda: make(4, 0.5)):
+        with pytest.raises(Unsupported, match=r"^interference: found no /proc, expected Linux$"):
+            begin()
 
 
 def test_what_a_kernel_does_not_say_is_absent(tmp_path: Path) -> None:
