@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def plan_digest(plan: Plan) -> str:
-    """A digest of all that a plan says, by which ranks know whether they have the same."""
+    """A digest of all that a plan says, but its origin, by which ranks know whether they have the same to run."""
     return hashlib.sha256(repr(plan).encode()).hexdigest()
 
 

@@ -1,7 +1,7 @@
 """A model condensed to blocks, so that all its boundaries can be tried: DynPipe, section V.B, Algorithm 2.
 
 The k layers that take the most time are the critical ones. A block is a critical layer with all layers before it, up to the block
-before; what follows the last critical layer belongs to the last block. A stage consists of whole blocks. With k = all layers,
+before; what follows the last critical layer is a block, too. A stage consists of whole blocks. With k = all layers,
 every boundary is among the candidates; the paper's networks have few layers that take long, and the others cost nothing to keep
 with one of these. Where many layers take the same time, and not all are critical, those that are lie evenly over the model.
 
@@ -15,12 +15,16 @@ from itertools import combinations
 from math import comb
 from typing import TYPE_CHECKING
 
+from schedc.errors import InvalidInput
 from schedc.ir import Conditions, Kind, Layer, Link, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from schedc.solvers.layout.layout_arrays import LayoutArrays
+
+MOST_WANTED = 100_000
+"""At most this many layouts, where the user says how many layers are critical: a minute, and as much memory as a large plan."""
 
 
 def condensed_layouts(
@@ -35,6 +39,9 @@ def condensed_layouts(
         links: under the conditions; a layer's communication is a microbatch's messages behind it, over the slowest of them.
         top_k: how many layers are critical; None: as many as make at most `most` layouts, at least one for each stage.
         most: this many.
+
+    Raises:
+        InvalidInput: `top_k` makes more than `MOST_WANTED` layouts.
     """
     layers, stages = len(workload.layers), len(running.ranks)
     if top_k is None:
@@ -46,6 +53,9 @@ def condensed_layouts(
     ]
     # A block ends where the next one begins; the last block ends with the model.
     starts = [layer + 1 for layer in critical_layers(times_ns, top_k) if layer + 1 < layers]
+    if (count := comb(len(starts), stages - 1)) > MOST_WANTED:
+        fits = next(wanted for wanted in range(top_k, 0, -1) if comb(wanted, stages - 1) <= MOST_WANTED)
+        raise InvalidInput(f"top_k: found {top_k}, which makes {count} layouts of {stages} stages, expected at most {fits}")
     for cuts in combinations(starts, stages - 1):
         yield running._replace(cuts=(0, *cuts, layers))
 

@@ -29,7 +29,7 @@ from schedc.errors import InvalidInput, Unsupported
 from schedc.ir import FREE, Conditions, Kind, Link, MadeBy, Plan, Problem, Schedule, Workload
 from schedc.lower.problem import problem_of, problem_under
 from schedc.solvers.heuristics.rule_table import RuleTable
-from schedc.solvers.layout.layout_arrays import LayoutArrays, layout_arrays_of
+from schedc.solvers.layout.layout_arrays import LayoutArrays
 from schedc.solvers.layout.moves import transferred
 from schedc.units import format_duration_ns
 from schedc.verify.layout import verify_layout
@@ -93,8 +93,8 @@ def repartition(
             make at most `MOST_LAYOUTS` layouts.
 
     Raises:
-        InvalidInput: the plan is none of the workload, a number is too small, there is no such method, `top_k` is another's, or a
-            link has a `transfer` that says nothing of layers.
+        InvalidInput: the plan is none of the workload, a number is too small, there is no such method, `top_k` is another's or
+            makes too many layouts, or a link has a `transfer` that says nothing of layers.
         Unsupported: the plan has two paths.
     """
     if steps < 0 or pause_ns < 0:
@@ -195,23 +195,30 @@ def repartition(
 
 
 def _draft(plan: Plan, workload: Workload) -> LayoutArrays:
-    """The plan's layout, in the workload's layers."""
-    if len(plan.problem.paths) > 1:
+    """The plan's layout, in the workload's layers: those where the model's layers are that the plan's stages have."""
+    problem = plan.problem
+    if len(problem.paths) > 1:
         raise Unsupported(f"plan {plan.name!r} has two paths; layers can move where there is one")
-    layout, stages = plan.problem.layout, len(plan.problem.stages)
+    begins = {layer.position[0]: index for index, layer in enumerate(workload.layers) if layer.position is not None}
+    known, end = [stage.layers for stage in problem.stages if stage.layers is not None], workload.layers[-1].position
+    cuts = tuple(begins[first] for first, _ in known if first in begins)
     if (
-        layout is None
-        or workload.layers[-1].position is None
-        or plan.problem.ranks != workload.ranks
-        or layout.paths != (tuple(range(stages)),)
-        or len(layout.layers_of_stage) != stages
-        or layout.layers_of_stage[-1][1] != len(workload.layers)
+        end is None
+        or problem.ranks != workload.ranks
+        or problem.paths != (tuple(range(len(problem.stages))),)
+        or len(cuts) != len(problem.stages)
+        or [last for _, last in known] != [*(first for first, _ in known[1:]), end[1]]
+        or cuts != (0, *sorted({*cuts[1:]}))
     ):
         raise InvalidInput(
             f"plan {plan.name!r} is not in the layers of job {workload.name!r}; give the plan's job, with the costs of layers"
             " (a profile.json with layers)"
         )
-    return layout_arrays_of(layout)
+    return LayoutArrays(
+        cuts=(*cuts, len(workload.layers)),
+        ranks=tuple(stage.rank for stage in problem.stages),
+        again=tuple(stage.recompute for stage in problem.stages),
+    )
 
 
 def _schedule(problem: Problem, rule_table: RuleTable) -> tuple[Schedule, int] | None:

@@ -165,7 +165,7 @@ def check_data_parallel(problem: Problem) -> Found:
 
 @CHECKS
 def check_origin(problem: Problem) -> Found:
-    """Where it says what it came from, each stage has layers of the workload there, and the network is sound."""
+    """Where it says what it came from, each stage has layers there, on a path those that follow, and the network is sound."""
     origin = problem.origin
     if origin is None:
         return
@@ -175,6 +175,11 @@ def check_origin(problem: Problem) -> Found:
     for stage, layers in enumerate(origin.layers_of_stage):
         if layers[0] >= layers[1]:
             yield f"origin.layers_of_stage[{stage}]", f"found {_shown(layers)}, expected one or more layers"
+    of = dict(enumerate(origin.layers_of_stage))
+    for before, stage in (step for path in problem.paths for step in pairwise(path)):
+        if before in of and stage in of and of[before][1] != of[stage][0]:
+            message = f"found {_shown(of[stage])}, expected layers from {of[before][1]} on, where those of stage {before} end"
+            yield f"origin.layers_of_stage[{stage}]", message
     yield from ((f"origin.{place}", message) for _, place, message in NETWORK.broken(origin.network, problem.ranks))
 
 

@@ -207,6 +207,33 @@ def test_a_link_with_the_time_of_a_message_takes_layers_as_one_with_a_bandwidth(
     assert repartition(plan, nothing, slow(0, 2.5), steps=STEPS).move_ns == 500
 
 
+def test_layers_are_those_that_the_stages_of_the_plan_have() -> None:
+    """Its origin is not asked: that of version 1 counts layers of the model, and one that is damaged may say anything."""
+    given = workload(Random(3))
+    pieces = replace(given, layers=tuple(replace(each, position=(2 * at, 2 * at + 2)) for at, each in enumerate(given.layers)))
+    start = problem_of(pieces, layout((3, 6)))
+    plan = plan_of(start, RuleTable()(start))
+    found = repartition(plan, pieces, slow(1, 2.0), steps=STEPS)
+    assert found.moved
+    assert start.origin is not None
+    for of_model in (((0, 6), (6, 12), (12, 18)), ((0, 1), (1, 2), (2, LAYERS))):
+        origin = replace(start.origin, layers_of_stage=of_model)
+        assert repartition(replace(plan, problem=replace(start, origin=origin)), pieces, slow(1, 2.0), steps=STEPS) == found
+    stages = tuple(replace(stage, layers=layers) for stage, layers in zip(start.stages, ((0, 6), (12, 18), (6, 12)), strict=True))
+    with pytest.raises(InvalidInput, match="is not in the layers of job 'chain'"):
+        repartition(replace(plan, problem=replace(start, stages=stages)), pieces, slow(1, 2.0), steps=STEPS)
+
+
+def test_more_critical_layers_than_can_be_tried_are_refused() -> None:
+    given = workload(Random(1))
+    many = replace(given, layers=tuple(replace(given.layers[at % 9], position=(at, at + 1)) for at in range(600)))
+    bounds = ((0, 200), (200, 400), (400, 600))
+    start = problem_of(many, replace(layout((3, 6)), layers_of_stage=bounds))
+    plan = plan_of(start, RuleTable()(start))
+    with pytest.raises(InvalidInput, match=r"^top_k: found 600, which makes 179101 layouts of 3 stages, expected at most 447$"):
+        repartition(plan, many, slow(1, 2.0), steps=STEPS, method="condensation", top_k=600)
+
+
 def test_refusals() -> None:
     given = workload(Random(1))
     start = problem_of(given, layout((3, 6)))

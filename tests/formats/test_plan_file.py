@@ -4,6 +4,7 @@ import json
 import pickle
 import re
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +22,10 @@ from schedc.ir.plan import MadeBy
 from schedc.ir.problem import Objective
 from schedc.ir.schedule import Parts
 from schedc.lower.problem import problem_of
+from schedc.verify.problem import verify_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from schedc.ir.plan import Plan
 
@@ -84,6 +85,26 @@ def test_an_origin_is_read_again(seed: int) -> None:
     without = parse_plan(plan_json(small_plan()), "x")
     assert without.problem.origin is None
     assert without == again  # they ask for the same
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        (lambda file: file["costs"]["links"].append(file["costs"]["links"][0]), "links[6]"),
+        (lambda file: file["costs"]["links"][5].update(source=9), "links[5].source"),
+        (lambda file: file["pipeline"]["stages"][2].update(layers=[5, 7]), "stages[2].layers"),
+        (lambda file: file["pipeline"]["stages"][3].update(layers=[7, 7]), "stages[3].layers"),
+        (lambda file: file["pipeline"].update(paths=[[0, 2, 1, 9]]), "paths[0][3]"),
+    ],
+)
+def test_what_is_wrong_in_version_1_is_not_said_of_an_origin_which_it_does_not_have(
+    change: Callable[[dict[str, Any]], None], place: str
+) -> None:
+    file = json.loads((Path(__file__).parent / "v1" / "plan.json").read_text())
+    change(file)
+    places = [violation.place for violation in verify_problem(parse_plan(json.dumps(file).encode(), "x").problem)]
+    assert place in places
+    assert [at for at in places if at.startswith("origin")] == []
 
 
 def test_a_plan_that_does_not_say_what_stages_hold_all_the_time_is_read() -> None:

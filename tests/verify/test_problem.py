@@ -134,6 +134,7 @@ BROKEN = [
         "each of the 2 stages, found 1",
     ),
     ("origin", "origin.layers_of_stage[1]", _problem(origin=_origin(((0, 3), (3, 3)))), "found 3 to 3"),
+    ("origin", "origin.layers_of_stage[1]", _problem(origin=_origin(((0, 2), (3, 4)))), "found 3 to 4, expected layers from 2 on"),
     ("origin", "origin.network.site_of_rank", _problem(origin=_origin(sites=(0,))), "one site for each of the 2 ranks, found 1"),
     ("objective", "objective", _problem(objective="speed"), "expected makespan or stage-span, found 'speed'"),
     (
