@@ -9,7 +9,7 @@ saved by the layers that `transfer` gives away, and by those of `condensation` w
 with twice as many as ranks, and, where that makes at most 20,000 layouts, with all layers, which is exhaustive; behind each the
 seconds of that call, of which choosing orders for the layers as they run (`replan`) is a part that all have.
 
-Run it as `python benchmarks/adapting/condensation.py [FOLDER]`; ten minutes for the examples and 16 profiles.
+Run it as `python benchmarks/adapting/condensation.py [FOLDER]`; half an hour for the examples and 16 profiles.
 """
 
 from __future__ import annotations
