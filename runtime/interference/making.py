@@ -119,8 +119,10 @@ def make(
 
 
 def samples_of(competitions: Sequence[Competition], found: Sequence[Sequence[tuple[dict[str, float], float]]]) -> MadeInterference:
-    """Ratios to the time alone. A run without a window gives no sample; the first run must be calm."""
+    """Ratios to the time alone. A run without a window gives no sample; where no calm run has one, nothing does."""
     calm = [run for competition, run in zip(competitions, found, strict=True) if not competition.duty and run]
+    if not calm:
+        return MadeInterference((), 0.0)
     alone_ns = min(median(iteration_ns for _, iteration_ns in run) for run in calm)
     samples = (
         InterferenceSample(number, seen, iteration_ns / alone_ns) for number, run in enumerate(found) for seen, iteration_ns in run

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 FORMAT: Final = "schedc.convergence"
 VERSION: Final = 1
 
-SquaredNorm = Annotated[float, Meta(ge=0)]
+SquaredNorm = Annotated[float, Meta(ge=0, le=1e300)]
+"""A mean of them is a number."""
 
 
 class MeasuredUpdate(FileEntry, frozen=True, omit_defaults=True):

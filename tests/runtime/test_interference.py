@@ -296,6 +296,7 @@ def test_ratios_are_to_the_fastest_calm_run() -> None:
         (1, 2.0, 4),
         (3, 0.5, 5),
     ]
+    assert samples_of([CALM_RUN, Competition(1, 0, 1.0)], runs[2:]).samples == ()
 
 
 def watched(steps: int = 600) -> tuple[SpeedWatch, Callable[[float], None], Callable[[float], None]]:

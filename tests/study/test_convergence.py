@@ -133,6 +133,9 @@ def test_no_number_of_updates_is_an_answer() -> None:
     assert (made.updates, made.staleness_error) == (None, 1.0)
     assert made.why_not == "the delays alone cause an error of 1, which is not below 1; a lower learning rate causes less"
     assert updates_needed(CONSTANTS, learning_rate=1e-300, error=1e-300, staleness_factor=0).updates is None
+    assert updates_needed(CONSTANTS, learning_rate=1e200, error=1.0, staleness_factor=1).updates is None
+    steep = ConvergenceConstants(initial_loss=1.0, smoothness=1e200, second_moment=1.0)
+    assert updates_needed(steep, learning_rate=0.5, error=1.0, staleness_factor=0).updates == 4
 
 
 def test_what_the_theory_assumes_is_said() -> None:
@@ -179,8 +182,12 @@ def test_constants_from_a_file(tmp_path: Path) -> None:
         ({"learning_rate": 0}, r"learning_rate: found 0, expected a number above 0.0 or|learning_rate: found 0, expected"),
         ({"steps": []}, r"steps: found \[\], expected a list of at least 1"),
         (
+            {"steps": [{"step": 0, "loss": 1.0, "gradient_sq": 1e308}]},
+            r"steps\[0\].gradient_sq: found 1e\+308, expected a number from 0 to 1e\+300",
+        ),
+        (
             {"steps": [{"step": 0, "loss": 1.0, "gradient_sq": -1.0}]},
-            r"steps\[0\].gradient_sq: found -1.0, expected a number of at",
+            r"steps\[0\].gradient_sq: found -1.0, expected a number from 0 to 1e\+300",
         ),
         ({"steps": [{"step": 1, "loss": 1.0, "gradient_sq": 1.0}] * 2}, r"steps: found \[1, 1\], expected ascending numbers"),
     ],

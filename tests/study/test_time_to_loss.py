@@ -99,6 +99,10 @@ def test_a_table_is_read_from_json_too(tmp_path: Path) -> None:
         ('[[measured]]\noptimizer = "a"\ndelays = 1', r"measured\[0\]: found neither tokens nor loss_above, expected one of them"),
         ('[[measured]]\noptimizer = "a"\ndelays = -1', r"measured\[0\].delays: found -1, expected"),
         ('[[measured]]\noptimizer = "a"\ndelays = 1\ntokens = 0', r"measured\[0\].tokens: found 0, expected a number above 0"),
+        (
+            '[[measured]]\noptimizer = "a"\ndelays = 1\ntokens = 1e308',
+            r"measured\[0\].tokens: found 1e\+308, expected a number above 0",
+        ),
         (TABLE + '[[measured]]\noptimizer = "sgd"\ndelays = 2\ntokens = 2', r"measured\[4\]: found sgd with the same delays twice"),
         ("[[measured]]\ndelay = 1", r"measured\[0\].delay: found an unknown key, .*did you mean 'delays'\?"),
     ],
@@ -195,8 +199,9 @@ def test_what_cannot_be_compared_is_refused(table_path: Path) -> None:
     for wrong in ([], [made[0], made[0]]):
         with pytest.raises(InvalidInput, match=r"^candidates: found .*, expected one or more, each with a name of its own$"):
             time_by_table(wrong, read_delay_table(table_path), optimizer="sgd", tokens=1)
-    with pytest.raises(InvalidInput, match=r"^tokens: found 0, expected"):
-        time_by_table(made, read_delay_table(table_path), optimizer="sgd", tokens=0)
+    for tokens in (0, 10**400):
+        with pytest.raises(InvalidInput, match=r"^tokens: found .*, expected a whole number of at least 1 and at most 10"):
+            time_by_table(made, read_delay_table(table_path), optimizer="sgd", tokens=tokens)
     for key, value in (("period_ns", 0), ("tokens", 0), ("delays", ()), ("delays", (-1,))):
         with pytest.raises(InvalidInput, match=rf"^x: {key}: found"):
             LossCandidate(**{"name": "x", "period_ns": 1, "delays": (0,), key: value})  # type: ignore[arg-type]

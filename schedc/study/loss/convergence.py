@@ -149,8 +149,9 @@ def updates_needed(
     rate, allowed = _above_zero("learning_rate", learning_rate), _above_zero("error", error)
     if not 0 <= staleness_factor < math.inf:
         raise Location("staleness_factor").refuse(show(staleness_factor), "a number of at least 0")
-    stale = rate**2 * constants.smoothness**2 * constants.second_moment * staleness_factor
-    product = rate * constants.smoothness
+    product, stale = rate * constants.smoothness, 0.0
+    if staleness_factor:  # products of what is too large are infinite, where powers of it are errors
+        stale = (rate * rate) * (constants.smoothness * constants.smoothness) * constants.second_moment * staleness_factor
     warning = "" if product <= 1 else f"the theory holds for η L of at most 1, and it is {product:.3g}"
     if stale >= allowed:
         why_not = (

@@ -50,7 +50,8 @@ class MeasuredDelay(Section, frozen=True, kw_only=True):
         Meta(description="In updates: of each stage, or one number for all."),
     ]
     tokens: Annotated[
-        Annotated[float, Meta(gt=0)] | None, Meta(description="Times those that a run without delay needs for the same loss.")
+        Annotated[float, Meta(gt=0, le=1e9)] | None,
+        Meta(description="Times those that a run without delay needs for the same loss."),
     ] = None
     loss_above: Annotated[float | None, Meta(description="Above that of a run without delay, after the same tokens.")] = None
     note: Annotated[Text, Meta(description="For people.")] = ""

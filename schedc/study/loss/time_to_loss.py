@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from schedc.study.loss.convergence import ConvergenceConstants
     from schedc.study.loss.delay_table import DelayTable
 
+MOST_TOKENS = 10**18
+"""Of a run."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossCandidate:
@@ -140,8 +143,8 @@ def time_by_table(candidates: Sequence[LossCandidate], table: DelayTable, *, opt
         InvalidInput: there is no candidate, two have one name, or a value is wrong.
     """
     _check(candidates)
-    if tokens <= 0:
-        raise Location("tokens").refuse(show(tokens), "a whole number of at least 1")
+    if not 1 <= tokens <= MOST_TOKENS:
+        raise Location("tokens").refuse(show(tokens), f"a whole number of at least 1 and at most {MOST_TOKENS}")
     rows = []
     for each in candidates:
         found = table.factor(optimizer, each.delays)
