@@ -168,8 +168,8 @@ class MemorySection(Section, frozen=True, kw_only=True):
             yield "static", "nothing", f"{sizes}, or bytes_per_parameter instead, as memory.capacity is given"
         if self.static_bytes is not None and self.bytes_per_parameter is not None:
             yield "bytes_per_parameter", "a value beside memory.static", "one of the two"
-        least = min(capacity, default=0) if isinstance(capacity, tuple) else capacity
-        if self.reserve_bytes is not None and self.reserve_bytes > least:
+        capacities = capacity if isinstance(capacity, tuple) else (capacity,)
+        if self.reserve_bytes is not None and self.reserve_bytes > (least := min(capacities, default=self.reserve_bytes)):
             yield "reserve", format_bytes(self.reserve_bytes), f"at most the capacity, {format_bytes(least)}"
 
 

@@ -231,6 +231,12 @@ BAD = {
     "experts' bytes alone": bad(
         MEMORY, 'capacity = "1 GiB"\nstatic = "0 B"\nbytes_per_expert_parameter = 16', "without memory.bytes_per_parameter"
     ),
+    "a reserve of no capacities": bad(
+        MEMORY,
+        'capacity = []\nstatic = "0 B"\nreserve = "2 GiB"',
+        "memory.capacity: found 0 values, expected ",
+        "one per rank",
+    ),
     "static over capacity with a reserve": bad(
         MEMORY,
         'capacity = "8 GiB"\nreserve = "1 GiB"\nstatic = "9 GiB"',
