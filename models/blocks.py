@@ -33,7 +33,7 @@ from itertools import pairwise
 from math import gcd
 from typing import TYPE_CHECKING
 
-from schedc.ir import WHOLE, Kind, Op, Parts, Problem, Resource, groups_of
+from schedc.ir import BLOCKS, WHOLE, Kind, Op, Parts, Problem, Resource, groups_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -63,7 +63,7 @@ def grid_of(problem: Problem, horizon_ns: int) -> TimeGrid:
     """The grid for a problem whose schedules of interest end by the horizon."""
     tick_ns = 0
     for stage in problem.stages:
-        for kind in Kind:
+        for kind in BLOCKS:
             tick_ns = gcd(tick_ns, *stage.durations_ns(kind))
         for link in problem.links:
             for size_bytes in {stage.message_bytes, stage.gradient_message_bytes}:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from schedc.ir import Kind, Op, Problem
+from schedc.ir import BLOCKS, Kind, Op, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -135,7 +135,7 @@ def _span(problem: Problem, stage: int, wave: int) -> int:
 def _add_rank(cycle: Cycle, problem: Problem, stage: int, wave: int, span: int, horizon: int) -> None:
     """Order, needs and memory of one rank, and one op at a time: this wave's beside those of the next ones."""
     model, start, period = cycle.model, cycle.start, cycle.step * cycle.steps
-    kinds = [kind for kind in Kind if Op(kind, stage, 0) in start]
+    kinds = [kind for kind in BLOCKS if Op(kind, stage, 0) in start]
     backward, last = kinds[1], kinds[-1]
     held_bytes, kept_bytes, limit_bytes = held_at_most(problem, stage)
 

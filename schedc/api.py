@@ -94,6 +94,7 @@ __all__ = [
     "repartition_plan",
     "simulate_plan",
     "time_to_loss",
+    "unroll_plan",
     "verify_plan",
     "write_plan",
     "write_profile",
@@ -278,6 +279,20 @@ def write_plan(plan: Plan, path: StrPath) -> None:
     from schedc.formats.plan import plan_file
 
     plan_file.write_plan(plan, Path(path))
+
+
+def unroll_plan(plan: Plan, steps: int) -> Plan:
+    """The plan of a run of steps, of a plan of one period of steps that overlap; a run begins and ends empty.
+
+    Raises:
+        InvalidInput: the plan's steps do not overlap, or there are too few of them or too many.
+        CheckFailed: the plan breaks a rule.
+    """
+    from schedc.lower.run import run_of
+
+    if violations := verify_plan(plan):
+        raise CheckFailed(f"{plan.name}: {violations[0]}")
+    return run_of(plan, steps)
 
 
 def verify_plan(plan: Plan, job: Job | None = None) -> tuple[Violation, ...]:

@@ -62,7 +62,7 @@ def options(
 
 _ABOUT_PLANS = ("compile", "verify", "simulate", "show", "bounds", "templates")
 _ABOUT_INPUTS = ("bench", "schema", "profile", "costs", "init", "tune", "family")
-_ABOUT_RUNS = ("emulate", "compare", "diff", "report", "explain")
+_ABOUT_RUNS = ("emulate", "compare", "diff", "report", "explain", "unroll")
 _ABOUT_CHANGES = ("assign", "repartition", "interference", "plot", "sweep", "export", "lint")
 COMMANDS = (*_ABOUT_PLANS, *_ABOUT_INPUTS, *_ABOUT_RUNS, *_ABOUT_CHANGES)
 """In the order in which `--help` lists them; each is `NAME_command`, or a group of commands `NAME_app`, of its file."""

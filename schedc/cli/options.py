@@ -121,6 +121,30 @@ def check_set(path: Path | None, values: list[str] | None, job: str) -> None:
         raise InvalidInput(f"--set: found {values[0]!r} without a job, expected {job}, too")
 
 
+def read_run(path: Path) -> Plan:
+    """The plan in the file, for commands that time it; of a period, a run of it from empty to empty, with two whole periods."""
+    from schedc.analysis.simulation.unroll import depth_of
+    from schedc.formats.plan.plan_file import read_plan
+    from schedc.lower.run import run_of
+
+    read = read_plan(path)
+    return run_of(read, depth_of(read.problem, read.schedule()) + 2) if read.is_period else read
+
+
+def read_step(path: Path) -> Plan:
+    """The plan in the file, for commands that ask something of a step that ends before the next begins.
+
+    Raises:
+        InvalidInput: its steps overlap.
+    """
+    from schedc.formats.plan.plan_file import read_plan
+
+    read = read_plan(path)
+    if read.problem.updates is not None:
+        raise InvalidInput(f"{path}: pipeline.updates: the plan's steps overlap, expected a plan of one step for this command")
+    return read
+
+
 def read_sound_plan(path: Path) -> Plan:
     """The plan in the file, for commands that write it in another tool's format.
 

@@ -10,11 +10,14 @@ from schedc.analysis.bounds.clock import Clock
 from schedc.analysis.bounds.lower_bounds import Bound, bounds_in_time, lower_bounds
 from schedc.analysis.gap import relative_gap
 from schedc.analysis.simulation.memory import peak_bytes
+from schedc.analysis.simulation.period import steady_state
 from schedc.analysis.simulation.simulate import simulate
+from schedc.analysis.simulation.versions import versions_of
 from schedc.errors import Defect
 from schedc.formats.plan.plan_file import plan_json
 from schedc.ir import BoundName, Certificate, MadeBy, Plan, Problem, RankPlan, Schedule, Scope
 from schedc.lower.plan import lower
+from schedc.lower.run import run_of
 from schedc.solvers.common.base import NO_LIMITS, Limits
 from schedc.verify.plan.checks import verify_plan
 from schedc.verify.problem import verify_problem
@@ -59,12 +62,13 @@ def certify(
     Raises:
         Defect: the bound is above the schedule's objective, or a verifier refuses the schedule or the plan.
     """
+    is_period = problem.updates is not None and problem.updates.is_period
     if timeline is None:
         violations = verify_schedule(problem, schedule)
         if violations:
             message = f"{problem.name}: the schedule of {made_by.method} breaks a rule: {first_of(violations)}"
             raise Defect(message, plan_json(_only_orders(problem, schedule, made_by)))
-        timeline = simulate(problem, schedule)
+        timeline = None if is_period else simulate(problem, schedule)
     digest = ""
     # A bound over layouts is none of these; of a large problem they take longer than all else.
     with_bounds = scope is Scope.SCHEDULE or problem.num_ops <= MOST_BOUNDED_OPS
@@ -79,24 +83,38 @@ def certify(
         bound_ns, bound_by = proven.bound_ns, proven.bound_by
         if proven.solver_log:
             digest = hashlib.sha256("\n".join(proven.solver_log).encode()).hexdigest()
-    objective_ns = timeline.objective_ns(problem.objective)
+    if timeline is None:
+        makespan_ns = span_ns = objective_ns = steady_state(problem, schedule).period_ns
+        busy_ns = sum(schedule.duration_ns(problem, op) for order in schedule.orders for op in order)
+        bubble_ratio = 1 - busy_ns / (problem.ranks * makespan_ns) if makespan_ns else 0.0
+    else:
+        makespan_ns, span_ns, bubble_ratio = timeline.makespan_ns, timeline.stage_span_ns, timeline.bubble_ratio
+        objective_ns = timeline.objective_ns(problem.objective)
+    held = versions_of(problem, schedule) if problem.updates is not None else None
     try:
         gap = relative_gap(objective_ns, bound_ns, bound_by)
     except Defect as error:
         raise Defect(f"{problem.name}: {error}", plan_json(_only_orders(problem, schedule, made_by))) from error
     certificate = Certificate(
-        makespan_ns=timeline.makespan_ns,
+        makespan_ns=makespan_ns,
         lower_bound_ns=bound_ns,
         gap=gap,
         bound=bound_by,
         solver_log_sha256=digest,
-        bubble_ratio=timeline.bubble_ratio,
+        bubble_ratio=bubble_ratio,
         peak_activation_bytes=peak_bytes(problem, schedule),
-        stage_span_ns=timeline.stage_span_ns,
+        stage_span_ns=span_ns,
         objective=problem.objective,
         scope=scope,
+        delays=held.delays if held is not None else (),
+        versions=held.versions if held is not None else (),
     )
     plan = lower(problem, schedule, timeline, certificate=certificate, made_by=made_by)
+    if is_period:  # a run has channels, which a period does not
+        run = run_of(plan, 2)
+        if violations := check_plan(run, with_bounds=False):
+            message = f"{problem.name}: a run of the plan of {made_by.method} breaks a rule: {first_of(violations)}"
+            raise Defect(message, plan_json(plan))
     violations = check_plan(plan, with_bounds=with_bounds, known=bounds)
     if violations:
         raise Defect(f"{problem.name}: the plan of {made_by.method} breaks a rule: {first_of(violations)}", plan_json(plan))

@@ -23,7 +23,7 @@ from msgspec.structs import asdict, fields
 
 from schedc.io.conform import Count, Duration, Rules, Section, Size
 from schedc.io.tables import JsonValue, pretty_json
-from schedc.ir import Kind, Problem, Stage
+from schedc.ir import BLOCKS, Kind, Problem, Stage
 from schedc.units import MAX_QUANTITY, format_bytes, format_duration_ns, parse_bytes
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def stage_profile_json(problem: Problem) -> bytes:
 
 
 def _layer(stage: Stage, number: int, split: bool) -> LayerEntry:
-    time_ns = {kind: round(median(stage.durations_ns(kind))) for kind in Kind}
+    time_ns = {kind: round(median(stage.durations_ns(kind))) for kind in BLOCKS}
     is_fused = not split and not any(stage.backward_weight_ns)
     is_sum = time_ns[Kind.BW] == time_ns[Kind.B] + time_ns[Kind.W]
     layers = "" if stage.layers is None else f", layers {stage.layers[0]} to {stage.layers[1] - 1}"

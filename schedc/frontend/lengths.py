@@ -15,7 +15,7 @@ from schedc.frontend.job_source import named_bytes
 from schedc.frontend.profile import alike_or_each
 from schedc.io.input_file import without_mark
 from schedc.io.location import Location, show
-from schedc.ir import Kind, Layer
+from schedc.ir import BLOCKS, Layer
 from schedc.units import parse_duration_ns
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def layers_of_lengths(job: JobFile, source: JobSource, layers: Sequence[Layer]) 
     section, microbatches, location = job.lengths, job.pipeline.microbatches, source.place / "lengths"
     if section is None:
         return tuple(layers)
-    if any(len(layer.durations_ns(kind)) > 1 for layer in layers for kind in Kind):
+    if any(len(layer.durations_ns(kind)) > 1 for layer in layers for kind in BLOCKS):
         raise location.refuse("a section beside durations for each microbatch in [profile]", "one of the two")
     share = Fraction(repr(section.quadratic or 0.0))
     if section.fit is not None:

@@ -9,9 +9,20 @@ from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState, LinkTrace
 from schedc.ir.costs import DURATIONS, FREE, BlockCosts, MessageCost
 from schedc.ir.layout import Layout, OpenLayout, Placement
 from schedc.ir.network import Link, Network, SiteLink, trunk_name
-from schedc.ir.ops import KIND_NAMES, WHOLE, Kind, Op, parse_op, token
+from schedc.ir.ops import BLOCKS, KIND_NAMES, WHOLE, Kind, Op, parse_op, token
 from schedc.ir.plan import BoundName, Certificate, Channel, Collective, MadeBy, Plan, RankPlan, Scope
-from schedc.ir.problem import MOST_OPS, DataParallel, Objective, Origin, Problem, Stage, are_alike, groups_of
+from schedc.ir.problem import (
+    MOST_OPS,
+    DataParallel,
+    Objective,
+    Origin,
+    Problem,
+    Stage,
+    Updates,
+    Versions,
+    are_alike,
+    groups_of,
+)
 from schedc.ir.resource import Resource
 from schedc.ir.schedule import Parts, Schedule
 from schedc.ir.trace import RankTrace, StepTrace, Trace

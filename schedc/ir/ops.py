@@ -1,7 +1,7 @@
 """Compute ops and their tokens, the one vocabulary of schedules, plans and messages.
 
 An op is a block of one stage for one microbatch, or one part of such a block. Its token is its name in the plan file
-(formats: `F0.5`, `BW3.12`, `W3.12/0`).
+(formats: `F0.5`, `BW3.12`, `W3.12/0`). The update of a stage's weights is an op where steps overlap: `U3.7`, of step 7.
 """
 
 from __future__ import annotations
@@ -25,11 +25,17 @@ class Kind(IntEnum):
     """Backward of the weights."""
     BW = 3
     """Both backwards fused in one block; sends its gradient when all of it has ended."""
+    U = 4
+    """Update of the stage's weights; its `microbatch` is the number of the step. Only where steps overlap (`Problem.updates`)."""
+
+
+BLOCKS = (Kind.F, Kind.B, Kind.W, Kind.BW)
+"""The kinds of blocks of a microbatch."""
 
 
 KIND_NAMES: tuple[str, ...] = tuple(kind.name for kind in Kind)
 _KIND_OF_NAME = {kind.name: kind for kind in Kind}
-_TOKEN = re.compile(r"(F|BW|B|W)(0|[1-9]\d*)\.(0|[1-9]\d*)(?:/(0|[1-9]\d*))?", re.ASCII)
+_TOKEN = re.compile(r"(F|BW|B|W|U)(0|[1-9]\d*)\.(0|[1-9]\d*)(?:/(0|[1-9]\d*))?", re.ASCII)
 
 
 class Op(NamedTuple):
@@ -55,6 +61,6 @@ def parse_op(text: str) -> Op:
     """
     match = _TOKEN.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} is not an op; expected F, B, W or BW, then stage.microbatch, as in W3.12 or W3.12/0")
+        raise ValueError(f"{text!r} is not an op; expected F, B, W, BW or U, then stage.microbatch, as in W3.12 or W3.12/0")
     kind, stage, microbatch, part = match.groups()
     return Op(_KIND_OF_NAME[kind], int(stage), int(microbatch), WHOLE if part is None else int(part))

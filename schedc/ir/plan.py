@@ -94,6 +94,7 @@ class Certificate:
     """What the plan is worth, and how well that is known."""
 
     makespan_ns: int
+    """Of a period, the period: from one step to the next."""
     lower_bound_ns: int
     """No schedule of the problem has a smaller objective; where a solver says so (`bound`), none that cuts no block into parts."""
     gap: float
@@ -101,12 +102,17 @@ class Certificate:
     bound: BoundName
     bubble_ratio: float
     peak_activation_bytes: tuple[int, ...]
+    """Per rank; where steps overlap, with the versions of weights beside the newest."""
     stage_span_ns: int = 0
     objective: Objective = Objective.MAKESPAN
     solver_log_sha256: str = ""
     """Where the bound is a solver's word, the digest of what it rests on. Such a bound holds for schedules of whole blocks."""
     scope: Scope = Scope.SCHEDULE
     """For which layouts the bound holds."""
+    delays: tuple[int, ...] = ()
+    """Per stage, where steps overlap: by how many updates the weights that a gradient was made with are behind, at most."""
+    versions: tuple[int, ...] = ()
+    """Per stage, where steps overlap: how many versions of its weights are held at once, at most."""
 
     @property
     def objective_ns(self) -> int:
@@ -127,7 +133,7 @@ class MadeBy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A complete plan for all ranks."""
+    """A complete plan for all ranks. That of a period has compute queues alone; its runs have channels (`schedc.lower.run`)."""
 
     problem: Problem
     ranks: tuple[RankPlan, ...]
@@ -139,6 +145,11 @@ class Plan:
     def name(self) -> str:
         """The job's name."""
         return self.problem.name
+
+    @property
+    def is_period(self) -> bool:
+        """Whether it is one period of steps that overlap, of which a run of any number of steps can be made."""
+        return self.problem.updates is not None and self.problem.updates.is_period
 
     def schedule(self) -> Schedule:
         """The compute orders alone."""

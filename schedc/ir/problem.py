@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from schedc.ir.costs import BlockCosts
 from schedc.ir.layout import Layout
-from schedc.ir.ops import Kind, Op
+from schedc.ir.ops import BLOCKS, Kind, Op
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,9 +26,20 @@ class Objective(StrEnum):
     """What is minimized."""
 
     MAKESPAN = "makespan"
-    """The end of the last op."""
+    """The end of the last op; of a period (`Problem.updates`), the time from one step to the next."""
     STAGE_SPAN = "stage-span"
     """The longest time from first start to last end on one rank."""
+
+
+class Versions(StrEnum):
+    """Which weights an op reads where steps overlap; what is read follows from the order of a rank's ops."""
+
+    STASH = "stash"
+    """F reads the newest; the backwards of a microbatch read what its F read (PipeDream)."""
+    TWO_BUFFERED = "2bw"
+    """All ops of step k read the weights that the update of step k - 2 made (PipeDream-2BW)."""
+    BOUNDED = "bounded"
+    """F and the backwards each read the newest: no version is kept, and a limit bounds the updates between them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +59,10 @@ class Stage(BlockCosts):
     """How many weights its layers have; 0: none, or not known. No schedule depends on it, nor on the next."""
     expert_parameters: int = 0
     """Those of them that are of routed experts."""
+    update_ns: int = 0
+    """The duration of its `U`: what the optimizer's step takes, and what goes before it. Where steps overlap."""
+    version_bytes: int = 0
+    """What one more version of its weights takes. Where steps overlap."""
 
     def __post_init__(self) -> None:
         """Refuse a negative rank, and costs that cannot be."""
@@ -56,6 +71,8 @@ class Stage(BlockCosts):
             raise ValueError(f"rank must be at least 0, got {self.rank}")
         if (self.static_bytes or 0) < 0:
             raise ValueError(f"static_bytes must be at least 0, got {self.static_bytes}")
+        if self.update_ns < 0 or self.version_bytes < 0:
+            raise ValueError(f"update_ns and version_bytes must be at least 0, got {self.update_ns} and {self.version_bytes}")
         if not 0 <= self.expert_parameters <= self.parameters:
             raise ValueError(f"expert_parameters must be 0 to parameters, got {self.expert_parameters} and {self.parameters}")
         if self.recomputed_bytes and not (self.recompute and self.recomputed_bytes > 0):
@@ -66,14 +83,18 @@ class Stage(BlockCosts):
         """What one microbatch holds at most: during its backward, where the stage recomputes."""
         return self.activation_bytes + self.recomputed_bytes
 
+    def durations_ns(self, kind: Kind) -> tuple[int, ...]:
+        """The durations of the blocks of this kind: one value for all microbatches, or one per microbatch; one for U."""
+        return (self.update_ns,) if kind is Kind.U else BlockCosts.durations_ns(self, kind)
+
     def taken_bytes(self, kind: Kind) -> int:
         """What a block of this kind takes when it (its first part) starts: the rule of the cost model, "Memory"."""
-        return self.activation_bytes if kind is Kind.F else 0 if kind is Kind.W else self.recomputed_bytes
+        return self.activation_bytes if kind is Kind.F else 0 if kind in (Kind.W, Kind.U) else self.recomputed_bytes
 
     def released_bytes(self, kind: Kind) -> int:
         """What it gives back when it (its last part) ends; below 0 nowhere: what W needs of it was taken before."""
-        if kind in (Kind.F, Kind.W):
-            return 0 if kind is Kind.F else self.activation_after_input_bytes
+        if kind in (Kind.F, Kind.W, Kind.U):
+            return self.activation_after_input_bytes if kind is Kind.W else 0
         return self.most_bytes - (self.activation_after_input_bytes if kind is Kind.B else 0)
 
 
@@ -99,6 +120,31 @@ class Origin:
     """The partition: per stage, its layers [first, last) of the Workload, as a Layout has them."""
     network: Network
     """Of the Workload: between any two ranks, and with what messages cost by the job, whatever the Problem's links cost now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Updates:
+    """Steps overlap: a rank begins the next step before the others have ended this one; weights change while ops are under way.
+
+    Each stage has one update `U` per step, after all backwards of the step's microbatches there. The *delay* of a gradient is the
+    number of updates of its stage between the weights that its forward read and the update that takes it; 0 where nothing overlaps.
+    """
+
+    versions: Versions
+    microbatches: int
+    """Of one step: those whose gradients one update takes together."""
+    is_period: bool
+    """The problem is one step of a run without end, its schedules are one period, which repeats (`analysis.simulation.unroll`).
+    Else it is a run of `Problem.microbatches / microbatches` steps, which begins and ends empty."""
+    most_delay: int | None = None
+    """The most updates of a stage between the F of a microbatch and its last backward, where versions are bounded; None: any."""
+
+    def __post_init__(self) -> None:
+        """Refuse steps without microbatches, and a limit that the mode does not have or cannot keep."""
+        if self.microbatches < 1:
+            raise ValueError(f"microbatches of a step must be at least 1, got {self.microbatches}")
+        if (self.most_delay is not None) != (self.versions is Versions.BOUNDED) or (self.most_delay or 0) < 0:
+            raise ValueError(f"most_delay must be at least 0 with bounded versions, and None with others, got {self.most_delay}")
 
 
 MOST_OPS = 1_000_000
@@ -131,6 +177,8 @@ class Problem:
     """What the job called the map of stages to ranks; for people. Code looks at `stages` and `paths`."""
     data_parallel: DataParallel | None = None
     objective: Objective = Objective.MAKESPAN
+    updates: Updates | None = None
+    """How steps overlap; None: each ends before the next begins, and schedules have no U."""
     origin: Origin | None = field(default=None, compare=False, repr=False)
     """None: it was made by hand. Problems that ask for the same are equal, wherever they came from."""
 
@@ -154,12 +202,12 @@ class Problem:
 
     def path(self, microbatch: int) -> tuple[int, ...]:
         """The stages that the microbatch visits, in forward order."""
-        return self.paths[self.path_of[microbatch]]
+        return self.paths[self.path_of[microbatch % self.microbatches]]
 
     def duration_ns(self, kind: Kind, stage: int, microbatch: int) -> int:
         """The duration of one whole block."""
         values = self.stages[stage].durations_ns(kind)
-        return values[0] if len(values) == 1 else values[microbatch]
+        return values[0] if len(values) == 1 else values[microbatch % self.microbatches]
 
     def rank_of(self, op: Op) -> int:
         """The rank that executes the op."""
@@ -209,11 +257,11 @@ class Problem:
 def are_alike(problem: Problem) -> bool:
     """Whether the microbatches of each stage take the same time there."""
     if len(problem.paths) == 1:
-        return all(len(set(stage.durations_ns(kind))) == 1 for stage in problem.stages for kind in Kind)
+        return all(len(set(stage.durations_ns(kind))) == 1 for stage in problem.stages for kind in BLOCKS)
     return all(
         len(values) == 1 or len({values[m] for m, path in enumerate(problem.path_of) if stage in problem.paths[path]}) == 1
         for stage, costs in enumerate(problem.stages)
-        for values in map(costs.durations_ns, Kind)
+        for values in map(costs.durations_ns, BLOCKS)
     )
 
 
@@ -227,7 +275,7 @@ def groups_of(problem: Problem) -> tuple[int, ...]:
         [
             values
             for stage in path
-            for values in map(problem.stages[stage].durations_ns, Kind)
+            for values in map(problem.stages[stage].durations_ns, BLOCKS)
             if len(values) > 1  # one value is the same for all
         ]
         for path in problem.paths

@@ -26,7 +26,9 @@ class Parts:
     """The relative time of each part; four equal parts are (1, 1, 1, 1)."""
 
     def __post_init__(self) -> None:
-        """Refuse fewer than two parts and shares that are not positive."""
+        """Refuse fewer than two parts, shares that are not positive, and an update, which is never cut."""
+        if self.kind is Kind.U:
+            raise ValueError("an update is never cut into parts")
         if len(self.shares) < 2 or min(self.shares) <= 0:
             raise ValueError(f"parts need two or more shares above 0, got {self.shares}")
 

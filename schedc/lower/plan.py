@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from schedc.analysis.simulation.timeline import Timeline, Transfer
 
 
-def lower(problem: Problem, schedule: Schedule, timeline: Timeline, *, certificate: Certificate, made_by: MadeBy) -> Plan:
-    """The plan that executes the schedule.
+def lower(problem: Problem, schedule: Schedule, timeline: Timeline | None, *, certificate: Certificate, made_by: MadeBy) -> Plan:
+    """The plan that executes the schedule; that of a period has compute queues alone (`schedc.lower.run` makes runs of it).
 
     Args:
         problem: what the schedule is for.
         schedule: an order that `schedc.verify.schedule.checks` accepts.
-        timeline: when the simulator says that it happens.
+        timeline: when the simulator says that it happens; None: it is a period.
         certificate: what the schedule is worth; goes into the plan as it is.
         made_by: how the schedule came to be; likewise.
     """
-    channels = channels_of(timeline)
+    channels = channels_of(timeline) if timeline is not None else [()] * problem.ranks
     ranks = tuple(
         RankPlan(rank=rank, compute=order, channels=channels[rank], collectives=_collectives(problem, order))
         for rank, order in enumerate(schedule.orders)

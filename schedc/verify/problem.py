@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from itertools import pairwise
 
-from schedc.ir import DURATIONS, MOST_OPS, Kind, Objective, Plan, Problem
+from schedc.ir import BLOCKS, DURATIONS, MOST_OPS, Objective, Plan, Problem
 from schedc.verify.network import NETWORK
 from schedc.verify.violation import Checks, Found, Violation, absent, negative, path_faults, repeated, too_few
 
@@ -191,6 +191,30 @@ def check_objective(problem: Problem) -> Found:
 
 
 @CHECKS
+def check_updates(problem: Problem) -> Found:
+    """Where steps overlap there are whole steps, of a period one, whose period is sought; no collectives, and no joint trunks."""
+    updates = problem.updates
+    if updates is None:
+        return
+    if problem.objective is not Objective.MAKESPAN:
+        yield "objective", f"expected {Objective.MAKESPAN} where steps overlap, found {problem.objective}"
+    if problem.microbatches % updates.microbatches or (updates.is_period and problem.microbatches != updates.microbatches):
+        whole = "one step" if updates.is_period else "whole steps"
+        yield "microbatches", f"expected {whole} of {updates.microbatches} microbatches, found {problem.microbatches}"
+    if problem.data_parallel is not None:
+        yield "data_parallel", "is not modelled where steps overlap; what it takes before an update belongs to `update`"
+    senders: dict[str, set[int]] = {}
+    for index, link in enumerate(problem.links):
+        if link.trunk is not None:
+            senders.setdefault(link.trunk, set()).add(link.source)
+            if len(senders[link.trunk]) > 1 and updates.is_period:
+                yield (
+                    f"links[{index}].trunk",
+                    f"{link.trunk!r} serves several ranks, whose order no period has; give each link a line",
+                )
+
+
+@CHECKS
 def check_size(problem: Problem) -> Found:
     """The problem is no larger than what the project plans."""
     known = all(0 <= path < len(problem.paths) for path in problem.path_of)  # else another rule is broken
@@ -202,7 +226,7 @@ def check_size(problem: Problem) -> Found:
 @CHECKS
 def check_length(problem: Problem) -> Found:
     """All work and transfers one after the other stay far below 2^63 ns, where times in 64 bits would wrap around."""
-    work_ns = sum(max(stage.durations_ns(kind)) for stage in problem.stages for kind in Kind)
+    work_ns = sum(max(stage.durations_ns(kind)) for stage in problem.stages for kind in BLOCKS)
     largest = max((max(stage.message_bytes, stage.gradient_message_bytes) for stage in problem.stages), default=0)
     transfers_ns = sum(link.latency_ns + link.occupancy_ns(largest) for link in problem.links)
     whole_ns = problem.microbatches * (work_ns + 2 * len(problem.stages) * transfers_ns)

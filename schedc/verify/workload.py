@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedc.ir import Kind, Objective, Semantics, Workload
+from schedc.ir import BLOCKS, Objective, Semantics, Workload
 from schedc.verify.network import NETWORK
 from schedc.verify.violation import Checks, Found, Violation, negative, too_few
 
@@ -33,7 +33,7 @@ def check_counts(workload: Workload) -> Found:
 def check_microbatch_costs(workload: Workload) -> Found:
     """Durations are one for all microbatches, or one for each."""
     for index, layer in enumerate(workload.layers):
-        for kind in Kind:
+        for kind in BLOCKS:
             count = len(layer.durations_ns(kind))
             if count not in (1, workload.microbatches):
                 message = f"expected 1 duration of {kind.name}, or {workload.microbatches}, one per microbatch; found {count}"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from schedc.errors import Unsupported
-from schedc.ir import Kind, Problem, Resource
+from schedc.ir import BLOCKS, Problem, Resource
 from schedc.solvers.kernel.tables import NEVER, ROW, SchedulerState
 from schedc.units import format_bytes
 
@@ -95,7 +95,7 @@ def scheduler_of(problem: Problem, n_sub: int = 1) -> SchedulerState:
             setattr(lane, f"{name}_latency_ns", latency_ns)
         lanes.append(lane)
         forward, b, w, backward = [
-            values if len(values := costs.durations_ns(kind)) > 1 else values * problem.microbatches for kind in Kind
+            values if len(values := costs.durations_ns(kind)) > 1 else values * problem.microbatches for kind in BLOCKS
         ]
         blocks += [ROW["blocks"](n, forward[n], b[n], w[n], backward[n]) for n in microbatches]
     rank_rows: list[Any] = []

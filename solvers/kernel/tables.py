@@ -15,7 +15,7 @@ from dataclasses import make_dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from schedc.ir import Kind, Op
+from schedc.ir import BLOCKS, Op
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 NEVER = 1 << 61
 """Later than anything happens."""
-F, B, W, BW = map(int, Kind)
-KINDS = len(Kind)
+F, B, W, BW = map(int, BLOCKS)
+KINDS = len(BLOCKS)
 COLUMNS = {
     "lanes": (
         # The problem: place, neighbours on the path (lanes, or -1), positions (from `first`, before `last`) ...
@@ -109,7 +109,7 @@ class SchedulerState(NamedTuple):
 
 def ops_of(codes: Iterable[int], stages: int, width: int = 1) -> tuple[Op, ...]:
     """The ops of these codes."""
-    ops, ends = [], [(kind, part - 1) for kind in Kind for part in range(width)]
+    ops, ends = [], [(kind, part - 1) for kind in BLOCKS for part in range(width)]
     count = len(ends)
     for code in codes:
         block, end = divmod(code, count)

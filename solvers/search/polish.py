@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedc.ir import Kind, Problem, Schedule
+from schedc.ir import BLOCKS, Kind, Problem, Schedule
 from schedc.ir.index import tables_of
 from schedc.solvers.common.interruption import NOTICE_S, Interruption
 from schedc.solvers.common.method import LocalSearch, fusing_saves_time
@@ -224,7 +224,7 @@ def sampled_of(problems: Sequence[Problem], weights: Sequence[float], least_ns: 
 
 def _split(schedule: Schedule) -> Schedule:
     """Each fused backward as B and W, one after the other."""
-    halves = {kind: (Kind.B, Kind.W) if kind is Kind.BW else (kind,) for kind in Kind}
+    halves = {kind: (Kind.B, Kind.W) if kind is Kind.BW else (kind,) for kind in BLOCKS}
     return Schedule(
         orders=tuple(tuple(op._replace(kind=half) for op in order for half in halves[op.kind]) for order in schedule.orders)
     )

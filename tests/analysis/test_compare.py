@@ -17,7 +17,7 @@ from schedc.analysis.comparison.compare import compare
 from schedc.analysis.comparison.steps import measured_steps
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput
-from schedc.ir.ops import WHOLE, Kind, Op
+from schedc.ir.ops import BLOCKS, WHOLE, Kind, Op
 from schedc.ir.schedule import Schedule
 from schedc.ir.trace import RankTrace, StepTrace, Trace
 
@@ -145,7 +145,7 @@ def test_the_measured_costs_give_the_measured_time(plan: Plan) -> None:
     plan = replace(plan, problem=replace(plan.problem, data_parallel=None))
     problem = plan.problem
     for stage in range(len(problem.stages)):
-        for kind in Kind:
+        for kind in BLOCKS:
             problem = slower_stage(problem, stage, kind, 5 + 2 * stage + kind)
     problem = replace(
         problem, links=tuple(replace(link, latency_ns=link.latency_ns + MUCH_NS) for link in problem.links)

@@ -221,11 +221,11 @@ BAD: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     ),
     "a bad op": (
         lambda p: p["ranks"][2].update(compute=["F2.0 F2.1", "F2.2 X2.0"]),
-        "ranks[2].compute[1]: 'X2.0' is not an op; expected F, B, W or BW, then stage.microbatch, as in W3.12 or W3.12/0",
+        "ranks[2].compute[1]: 'X2.0' is not an op; expected F, B, W, BW or U, then stage.microbatch, as in W3.12 or W3.12/0",
     ),
     "an op with a leading zero": (
         lambda p: p["ranks"][2].update(compute=["F02.0"]),
-        "ranks[2].compute[0]: 'F02.0' is not an op; expected F, B, W or BW, then stage.microbatch, as in W3.12 or W3.12/0",
+        "ranks[2].compute[0]: 'F02.0' is not an op; expected F, B, W, BW or U, then stage.microbatch, as in W3.12 or W3.12/0",
     ),
     "an op in other digits": (
         lambda p: p["ranks"][0].update(compute=["F0.1\u0662"]),
@@ -238,7 +238,7 @@ BAD: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "a bad transfer": (
         lambda p: p["ranks"][0]["channels"][1].update(transfers=["BW1.0,BW1.1"]),
         "ranks[0].channels[1].transfers[0]: 'BW1.0,BW1.1' is not an op;"
-        " expected F, B, W or BW, then stage.microbatch, as in W3.12 or W3.12/0",
+        " expected F, B, W, BW or U, then stage.microbatch, as in W3.12 or W3.12/0",
     ),
     "a bad index": (
         lambda p: p["ranks"][0]["channels"][1].update(post_before=["0 -1"]),

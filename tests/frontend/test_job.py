@@ -12,7 +12,7 @@ from inputs.jobs import M70, read_problem, write_job
 from suite.example_counts import examples
 
 from schedc.frontend.job import load_job
-from schedc.ir.ops import Kind
+from schedc.ir.ops import BLOCKS
 from schedc.verify.problem import verify_problem
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def test_times_scale(
     assert problem(1, "ns", MS) == base
     scaled = problem(scale, "us", 1000)
     for stage, larger in zip(base.stages, scaled.stages, strict=True):
-        for kind in Kind:
+        for kind in BLOCKS:
             assert larger.durations_ns(kind) == tuple(scale * value for value in stage.durations_ns(kind))
     assert [link.latency_ns for link in scaled.links] == [scale * link.latency_ns for link in base.links]
 

@@ -17,7 +17,7 @@ from schedc.frontend.job import load_job
 from schedc.ir.costs import FREE
 from schedc.ir.layout import Layout
 from schedc.ir.network import Link, Network
-from schedc.ir.ops import Kind
+from schedc.ir.ops import BLOCKS, Kind
 from schedc.ir.problem import DataParallel
 from schedc.ir.workload import Device, Layer, Semantics, Workload
 from schedc.lower.problem import problem_of, static_bytes
@@ -47,11 +47,11 @@ def durations_ns(workload: Workload, layout: Layout, stage: int, microbatch: int
     Where it recomputes, a B or BW takes the layers' forwards, too. All is divided by the device's speed, to the nearest nanosecond.
     """
     own = own_layers(workload, layout, stage)
-    found = {kind: sum(value(layer.durations_ns(kind), microbatch) for layer in own) for kind in Kind}
+    found = {kind: sum(value(layer.durations_ns(kind), microbatch) for layer in own) for kind in BLOCKS}
     for layer in own if stage in layout.recomputed else ():
         for kind in (Kind.B, Kind.BW):
             found[kind] += value(layer.forward_again_ns or layer.forward_ns, microbatch)
-    for kind in Kind:
+    for kind in BLOCKS:
         exact = found[kind] / workload.devices[layout.rank_of_stage[stage]].speed
         below = exact.numerator // exact.denominator
         above = exact - below
@@ -65,7 +65,7 @@ def stages_cost_what_their_layers_cost(workload: Workload, layout: Layout, probl
     assert [stage.rank for stage in problem.stages] == list(layout.rank_of_stage)
     for stage in range(len(layout.rank_of_stage)):
         for microbatch in range(workload.microbatches):
-            found = {kind: problem.duration_ns(kind, stage, microbatch) for kind in Kind}
+            found = {kind: problem.duration_ns(kind, stage, microbatch) for kind in BLOCKS}
             assert found == durations_ns(workload, layout, stage, microbatch)
 
 
@@ -159,7 +159,7 @@ def all_the_rest(workload: Workload, layout: Layout, problem: Problem) -> None:
     assert problem.cut_blocks == (workload.semantics is not Semantics.TORCH)
     differs = any(
         problem.duration_ns(kind, stage, one) != problem.duration_ns(kind, stage, other)
-        for kind in Kind
+        for kind in BLOCKS
         for one, other in combinations(range(problem.microbatches), 2)
         for stage in set(problem.path(one)) & set(problem.path(other))
     )

@@ -14,7 +14,7 @@ from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.compile.driver import compile_problem
 from schedc.errors import InvalidInput, Unsupported
-from schedc.ir.ops import Kind
+from schedc.ir.ops import BLOCKS, Kind
 from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.common.fuse_backwards import fuse_backwards
 from schedc.solvers.driver import portfolio
@@ -64,7 +64,7 @@ def test_both_are_mixed_where_the_fused_backward_is_cheaper(method: str) -> None
     problem = with_fused_backward(m70(0, 0), 9)
     start = constructive(method)(problem)
     better = fuse_backwards(problem, start)
-    assert {op.kind for order in better.orders for op in order} == set(Kind)
+    assert {op.kind for order in better.orders for op in order} == set(BLOCKS)
     assert simulate(problem, better).makespan_ns < simulate(problem, start).makespan_ns
 
 
@@ -116,4 +116,4 @@ def test_what_local_search_finds_is_followed_by_its_mixture(monkeypatch: pytest.
     monkeypatch.setattr(local, "local_search", lambda *_, **__: found)
     compiled = compile_problem(problem, SearchSettings(method="local{rounds=1}"))
     assert compiled.plan.made_by.method == "local + mixed"
-    assert {op.kind for order in compiled.plan.schedule().orders for op in order} == set(Kind)
+    assert {op.kind for order in compiled.plan.schedule().orders for op in order} == set(BLOCKS)

@@ -15,7 +15,7 @@ from suite.example_counts import examples
 from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
-from schedc.ir.ops import Kind
+from schedc.ir.ops import BLOCKS
 from schedc.solvers.common.base import Climbing, Limits
 from schedc.solvers.search.fused_ranges import FusedRanges, search_fused_ranges
 from schedc.study.bench.instances import instances
@@ -60,7 +60,7 @@ def test_reaches_the_bound_of_long_pipelines(number: int) -> None:
     schedules: list[Schedule] = []
     search_fused_ranges(problem, Climbing(rounds=4, good_enough_ns=bound_ns), schedules.append)
     assert simulate(problem, schedules[-1]).makespan_ns == bound_ns
-    assert {op.kind for order in schedules[-1].orders for op in order} == set(Kind)
+    assert {op.kind for order in schedules[-1].orders for op in order} == set(BLOCKS)
 
 
 def test_it_ends_with_the_clock() -> None:

@@ -13,7 +13,7 @@ from suite.example_counts import examples
 
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
-from schedc.ir.ops import Kind
+from schedc.ir.ops import BLOCKS, Kind
 from schedc.ir.problem import Objective
 from schedc.solvers.heuristics.rule_table import RuleTable
 from schedc.solvers.kernel.climb import Climber, PackedRule, climbing_scheduler
@@ -75,7 +75,7 @@ def test_where_fusing_pays_it_is_never_worse_than_split(problem: Problem, tenths
 def test_it_mixes_fused_and_split_backwards() -> None:
     problem = with_fused_backward(m70(2, 2), 9)
     found = RuleTable()(problem)
-    assert {op.kind for order in found.orders for op in order} == set(Kind)
+    assert {op.kind for order in found.orders for op in order} == set(BLOCKS)
     unsplit = dataclasses.replace(problem, split_backward=False)
     only = (RuleTable()(with_fused_backward(problem, 10)), RuleTable()(unsplit))
     assert simulate(problem, found).makespan_ns < min(simulate(problem, each).makespan_ns for each in only)

@@ -9,7 +9,7 @@ import pytest
 from inputs.plans import small_plan
 
 from schedc.ir.network import Link, Network
-from schedc.ir.problem import DataParallel, Origin, Problem, Stage
+from schedc.ir.problem import DataParallel, Origin, Problem, Stage, Updates, Versions
 from schedc.verify import problem as job
 from schedc.verify.problem import check_costs, check_pipeline
 
@@ -31,6 +31,7 @@ OTHER: dict[type, dict[str, Any]] = {
         "placement": "another",
         "data_parallel": PARALLEL,
         "objective": "another",
+        "updates": Updates(versions=Versions.STASH, microbatches=1, is_period=False),
         "origin": Origin(layers_of_stage=(), network=Network(site_of_rank=())),
     },
     Stage: {
@@ -49,6 +50,8 @@ OTHER: dict[type, dict[str, Any]] = {
         "static_bytes": 9,
         "parameters": 9,
         "expert_parameters": 2,
+        "update_ns": 9,
+        "version_bytes": 9,
     },
     Link: {"source": 8, "destination": 9, "latency_ns": 99, "transfer_ns": 99, "bytes_per_second": 99, "trunk": "another"},
     DataParallel: {"size": 9, "zero_stage": 0, "reduce_scatter_ns": (9, 9), "all_gather_ns": (), "trunk": "another"},

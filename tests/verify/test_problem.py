@@ -13,10 +13,11 @@ from inputs.problems import make_problem, problems
 
 import schedc.verify.problem as rules
 from schedc.ir.network import Link, Network
-from schedc.ir.problem import DataParallel, Origin, Problem, Stage
+from schedc.ir.problem import DataParallel, Objective, Origin, Problem, Stage, Updates, Versions
 from schedc.verify.problem import verify_problem
 
 PARALLEL = DataParallel(size=2, zero_stage=1, reduce_scatter_ns=(5, 5), all_gather_ns=(3, 3))
+UPDATES = Updates(versions=Versions.STASH, microbatches=1, is_period=False)
 
 
 def _problem(**changes: Any) -> Problem:
@@ -137,6 +138,30 @@ BROKEN = [
     ("origin", "origin.layers_of_stage[1]", _problem(origin=_origin(((0, 2), (3, 4)))), "found 3 to 4, expected layers from 2 on"),
     ("origin", "origin.network.site_of_rank", _problem(origin=_origin(sites=(0,))), "one site for each of the 2 ranks, found 1"),
     ("objective", "objective", _problem(objective="speed"), "expected makespan or stage-span, found 'speed'"),
+    (
+        "updates",
+        "microbatches",
+        _problem(updates=replace(UPDATES, microbatches=2)),
+        "expected whole steps of 2 microbatches, found 3",
+    ),
+    (
+        "updates",
+        "objective",
+        _problem(updates=UPDATES, objective=Objective.STAGE_SPAN),
+        "expected makespan where steps overlap, found stage-span",
+    ),
+    (
+        "updates",
+        "microbatches",
+        _problem(updates=replace(UPDATES, is_period=True)),
+        "expected one step of 1 microbatches, found 3",
+    ),
+    (
+        "updates",
+        "data_parallel",
+        _problem(updates=UPDATES, data_parallel=PARALLEL),
+        "what it takes before an update belongs to `update`",
+    ),
     (
         "size",
         "microbatches",

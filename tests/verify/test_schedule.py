@@ -172,7 +172,7 @@ def test_a_broken_rule_is_found_at_its_place(rule: str, place: str, problem: Pro
     assert any(violation.place == place and message in violation.message for violation in found), found
 
 
-@pytest.mark.parametrize(("fields", "message"), [((0, 1, 0, -2), "part -2 cannot be"), ((4, 1, 0, -1), "kind 4 does not exist")])
+@pytest.mark.parametrize(("fields", "message"), [((0, 1, 0, -2), "part -2 cannot be"), ((5, 1, 0, -1), "kind 5 does not exist")])
 def test_fields_that_no_token_has(fields: tuple[int, ...], message: str) -> None:
     valid = _schedule(FIRST, SECOND)
     broken = replace(valid, orders=(valid.orders[0], (*valid.orders[1], Op._make(fields))))

@@ -132,6 +132,7 @@ class SegmentKind(StrEnum):
     B = "B"
     W = "W"
     BW = "BW"
+    U = "U"
     TRANSMISSION = "transmission"
     """A transfer occupies its link or trunk."""
     LATENCY = "latency"

@@ -21,7 +21,7 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate, pairwise
 
-from schedc.ir import Kind, Objective, Problem, Resource
+from schedc.ir import BLOCKS, Objective, Problem, Resource
 
 FREE = Fraction(0)
 
@@ -177,11 +177,13 @@ class Frame:
 def microbatch_classes(problem: Problem) -> tuple[MicrobatchClass, ...]:
     """The microbatches of a problem in classes that bounds need not tell apart."""
     links = {(link.source, link.destination): link for link in problem.links}
-    uniform = [all(len(problem.stages[stage].durations_ns(kind)) == 1 for stage in path for kind in Kind) for path in problem.paths]
+    uniform = [
+        all(len(problem.stages[stage].durations_ns(kind)) == 1 for stage in path for kind in BLOCKS) for path in problem.paths
+    ]
     classes = Counter((path, -1 if uniform[path] else microbatch) for microbatch, path in enumerate(problem.path_of))
 
     def costs(stage: int, microbatch: int) -> LeastTimes:
-        forward, gradient, weight, fused = (problem.duration_ns(kind, stage, microbatch) for kind in Kind)
+        forward, gradient, weight, fused = (problem.duration_ns(kind, stage, microbatch) for kind in BLOCKS)
         if not problem.split_backward:
             return LeastTimes(forward, fused, fused, None, fused)
         return LeastTimes(forward, min(gradient, fused), min(gradient + weight, fused), (gradient, weight), fused)

@@ -14,7 +14,7 @@ import numpy as np
 
 from schedc.analysis.comparison.steps import transfers_of_links
 from schedc.analysis.comparison.times import Spread, spread_of
-from schedc.ir import Kind, Link, Problem, Stage
+from schedc.ir import BLOCKS, Kind, Link, Problem, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -116,7 +116,7 @@ def measured_problem(problem: Problem, blocks: Sequence[BlockCost], links: Seque
         for place, stage in enumerate(path):
             twins = [other[place] for other in problem.paths if len(other) == len(path)]
             times_ns = {}
-            for kind in Kind:
+            for kind in BLOCKS:
                 spreads = [found[twin, kind] for twin in twins if (twin, kind) in found]
                 if spreads:
                     total = sum(spread.count for spread in spreads)
@@ -131,7 +131,7 @@ def measured_problem(problem: Problem, blocks: Sequence[BlockCost], links: Seque
 
 
 def _measured_stage(stage: Stage, times_ns: Mapping[Kind, int]) -> Stage:
-    planned_ns = {kind: round(median(stage.durations_ns(kind))) for kind in Kind}
+    planned_ns = {kind: round(median(stage.durations_ns(kind))) for kind in BLOCKS}
     split_ns = planned_ns[Kind.B] + planned_ns[Kind.W]
     made = dict(times_ns)
     if Kind.BW not in made and Kind.B in made:

@@ -94,16 +94,17 @@ def flow_of(problem: Problem, schedule: Schedule, tables: Tables | None = None) 
     duration_ns, last_part = _durations(schedule, tables, ops)
     first_part = part <= 0
 
-    backward = np.array([0, 1, 0, 1], np.int64)[kind]  # F sends forward, B and BW backward; W sends nothing
+    backward = np.array([0, 1, 0, 1, 0], np.int64)[kind]  # F sends forward, B and BW backward; W and U send nothing
+    moves = (kind != Kind.W) & (kind != Kind.U)
     resource = tables.resource[backward, path, stage]
-    sends = last_part & (kind != Kind.W) & (resource >= 0)
+    sends = last_part & moves & (resource >= 0)
     toward = np.where(backward == 1, tables.previous_stage[path, stage], tables.next_stage[path, stage])
     comes_from = np.where(backward == 1, tables.next_stage[path, stage], tables.previous_stage[path, stage])
     rank_of_stage = tables.rank_of_stage
-    receives = first_part & (kind != Kind.W) & (comes_from >= 0) & (rank_of_stage[comes_from] != rank_of_stage[stage])
+    receives = first_part & moves & (comes_from >= 0) & (rank_of_stage[comes_from] != rank_of_stage[stage])
 
     first_op = np.full((2, len(problem.stages), problem.microbatches), -1, np.int64)
-    starting = np.flatnonzero(first_part & (kind != Kind.W))
+    starting = np.flatnonzero(first_part & moves)
     first_op[backward[starting], stage[starting], microbatch[starting]] = starting
 
     spans, gates, free = _all_gathers(problem, tables, ops, begin)

@@ -1,8 +1,9 @@
 """Memory: what a schedule holds on each rank (cost model, "Memory").
 
-F holds its activation from its start; the end of B releases all but what W needs, the end of W the rest, the end of BW all. Where a
-stage recomputes, B and BW take the activations when they start. A rank runs one op at a time, so its peak follows from its order
-alone; a Timeline only says when.
+F holds its activation from its start; the end of B releases
+all but what W needs, the end of W the rest, the end of BW all. Where a stage recomputes, B and BW take the activations when they
+start. A rank runs one op at a time, so its peak follows from its order alone; a Timeline only says when. Where steps overlap,
+versions of weights beside the newest count, too.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from schedc.analysis.simulation.unroll import shown
+from schedc.analysis.simulation.versions import versions_of
 from schedc.ir import Kind, Problem, Schedule
 from schedc.ir.index import ops_array
 
@@ -21,15 +24,19 @@ if TYPE_CHECKING:
 
 
 def peak_bytes(problem: Problem, schedule: Schedule) -> tuple[int, ...]:
-    """Per rank, the most that is held at any moment."""
+    """Per rank, the most that is held at any moment; of a period, at any moment of a run of any number of steps."""
+    if problem.updates is not None and problem.updates.is_period:
+        problem, schedule = shown(problem, schedule)
     held_at_start, released_at_end = memory_changes(problem, schedule, ops_array(schedule.orders))
     peaks, begin = [0] * len(schedule.orders), 0
     before = np.cumsum(held_at_start) - np.cumsum(released_at_end) + released_at_end  # while the op runs, all ranks before included
+    versions = versions_of(problem, schedule).more if problem.updates is not None else None
     for rank, order in enumerate(schedule.orders):
         if order:
             end = begin + len(order)
             others = before[begin] - held_at_start[begin]
-            peaks[rank] = max(0, int(before[begin:end].max() - others))
+            held = before[begin:end] - others
+            peaks[rank] = max(0, int((held if versions is None else held + versions[rank]).max()))
             begin = end
     return tuple(peaks)
 
@@ -45,6 +52,8 @@ def exceeded_limit(problem: Problem, schedule: Schedule) -> tuple[int, int, int]
 def memory_curve(problem: Problem, schedule: Schedule, timeline: Timeline, rank: int) -> list[tuple[int, int]]:
     """What the rank holds over time: (time_ns, bytes from then on), one entry for each change, times ascending."""
     held_at_start, released_at_end = memory_changes(problem, schedule, ops_array((schedule.orders[rank],)))
+    versions = np.array(versions_of(problem, schedule).more[rank] if problem.updates is not None else [0] * len(held_at_start))
+    held_at_start = held_at_start + np.diff(versions, prepend=0)
     curve: list[tuple[int, int]] = [(0, 0)]
     held = 0
     for start_ns, end_ns, more, less in zip(

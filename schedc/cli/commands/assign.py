@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from typer import Argument, Option
 
-from schedc.api import assign_plan, read_plan
-from schedc.cli.options import JsonOption, option_seconds, option_value, output_to
+from schedc.api import assign_plan
+from schedc.cli.options import JsonOption, option_seconds, option_value, output_to, read_step
 from schedc.errors import InvalidInput
 from schedc.io.outputs import check_outputs, write_output
 from schedc.units import parse_bytes
@@ -38,7 +38,7 @@ def assign_command(
     from schedc.view.terminal.results import assignment_json, shown_assignment
     from schedc.view.terminal.show import show
 
-    read = read_plan(plan)
+    read = read_step(plan)
     if replicas is None and read.problem.data_parallel is None:
         raise InvalidInput(f"--replicas: found nothing, and {plan} has no [data_parallel]; expected how many pipelines there are")
     if output is not None:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from schedc.api import read_plan
-from schedc.cli.options import JsonOption, PlanArgument
+from schedc.cli.options import JsonOption, PlanArgument, read_step
 from schedc.errors import InvalidInput
 from schedc.io.outputs import check_outputs, write_atomically
 
@@ -44,7 +43,7 @@ def compare_command(
 
     number = step_number(step)
     check_outputs({"--profile": profile, "--topology": topology, "--perfetto": perfetto}, (plan, trace))
-    read = read_plan(plan)
+    read = read_step(plan)
     recorded, comparison = compared(read, time_plan(read), plan, trace, number)
     made: dict[Path, tuple[str, bytes]] = {}  # all of it before anything is written, as the topology may be refused
     if topology is not None:

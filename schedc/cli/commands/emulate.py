@@ -8,8 +8,7 @@ from typing import Annotated
 
 from typer import Option
 
-from schedc.api import read_plan
-from schedc.cli.options import JsonOption, PlanArgument
+from schedc.cli.options import JsonOption, PlanArgument, read_run
 from schedc.errors import InvalidInput
 from schedc.io.outputs import check_outputs
 
@@ -44,7 +43,7 @@ def emulate_command(
     if not 0 < scale < math.inf:
         raise InvalidInput(f"--scale: found {scale:g}, expected a number above 0")
     check_outputs({"--trace": trace}, (plan,) if links is None else (plan, links))
-    read = read_plan(plan)
+    read = read_run(plan)
     changes = None if links is None else read_link_trace(links, read.problem)
     if warm_up is not None and not adapt:
         raise InvalidInput("--warm-up: is for --adapt; add that, or leave it out")

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from schedc.api import read_plan
-from schedc.cli.options import INTERRUPTED, JsonOption, PlanArgument, SetOption, check_set, option_value, read_given_job
+from schedc.cli.options import INTERRUPTED, JsonOption, PlanArgument, SetOption, check_set, option_value, read_given_job, read_step
 
 
 def explain_command(
@@ -41,7 +40,7 @@ def explain_command(
         from schedc.view.terminal.progress import working
         from schedc.view.terminal.show import console, show
 
-        loaded, read = read_given_job(job, values), read_plan(plan)
+        loaded, read = read_given_job(job, values), read_step(plan)
         with working("reading the plan", hidden=quiet or as_json) as progress:
             explanation = explain_plan(
                 read,

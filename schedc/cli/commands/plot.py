@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from schedc.api import read_plan
-from schedc.cli.options import output_to
+from schedc.cli.options import output_to, read_run
 from schedc.errors import InvalidInput
 from schedc.io.location import one_line
 from schedc.io.outputs import check_outputs, write_atomically
@@ -50,7 +49,7 @@ def plot_command(
         for option, given in (("--x", x), ("--y", y), ("--by", by)):
             if given:
                 raise InvalidInput(f"{option}: found it with the plan {source}, expected a table (.csv or .parquet)")
-        plan = read_plan(source)
+        plan = read_run(source)
         content = gantt(plan, time_plan(plan), output.suffix, width_inches=width, transfers=transfers, title=title)
     write_atomically(output, content)
     typer.echo(one_line(f"written to {output}"))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
-from schedc.api import read_plan, repartition_plan
-from schedc.cli.options import JsonOption, SetOption, option_value, output_to, read_job
+from schedc.api import repartition_plan
+from schedc.cli.options import JsonOption, SetOption, option_value, output_to, read_job, read_step
 from schedc.errors import InvalidInput
 from schedc.io.location import show as shown
 from schedc.io.outputs import check_outputs, write_output
@@ -62,7 +62,7 @@ def repartition_command(
         raise InvalidInput("found nothing that has changed, expected --slow RANK=FACTOR or --links RANKS=LATENCY")
     if top_k is not None and method != "condensation":
         raise InvalidInput(f"--top-k: found {top_k} with --method {method}, expected --method condensation")
-    read, loaded = read_plan(plan), read_job(job, values)
+    read, loaded = read_step(plan), read_job(job, values)
     if output is not None:
         check_outputs({"-o": output}, (plan, *loaded.files), as_json=as_json)
     factors = _factors(slow or (), read.problem.ranks)

@@ -7,9 +7,8 @@ from typing import Annotated
 
 from typer import Option
 
-from schedc.api import read_plan
 from schedc.cli.commands.compare import compared, step_number
-from schedc.cli.options import PlanArgument, output_to
+from schedc.cli.options import PlanArgument, output_to, read_run
 from schedc.errors import CheckFailed, InvalidInput
 from schedc.io.outputs import check_outputs, write_atomically
 
@@ -36,7 +35,7 @@ def report_command(
     if trace is None and step != "median":
         raise InvalidInput("--step: found it without --trace, expected both; the plan alone has one step")
     check_outputs({"-o": output}, [path for path in (plan, trace, compiled) if path is not None])
-    read = read_plan(plan)
+    read = read_run(plan)
     violations = check_plan(read, with_bounds=read.problem.num_ops <= MOST_BOUNDED_OPS)  # of large plans bounds take long
     if violations:
         first, others = violations[0], len(violations) - 1

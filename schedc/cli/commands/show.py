@@ -6,8 +6,7 @@ from typing import Annotated
 
 from typer import Option
 
-from schedc.api import read_plan
-from schedc.cli.options import PlanArgument, option_value
+from schedc.cli.options import PlanArgument, option_value, read_run
 from schedc.errors import InvalidInput
 
 
@@ -26,7 +25,7 @@ def show_command(
     from schedc.view.terminal.show import console, show
 
     from_ns, to_ns = option_value("--from", begin), None if end is None else option_value("--to", end)
-    read = read_plan(plan)
+    read = read_run(plan)
     timeline = time_plan(read)
     plan_ns = max(1, timeline.makespan_ns)  # a plan of durations of 0 takes no time, and can be shown
     to_ns = plan_ns if to_ns is None else min(to_ns, plan_ns)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from schedc.api import choosing_run, costs_for, read_plan, simulate_plan
-from schedc.cli.options import JsonOption, PlanArgument, PlanJobOption, SetOption, check_set, read_given_job
+from schedc.api import choosing_run, costs_for, simulate_plan
+from schedc.cli.options import JsonOption, PlanArgument, PlanJobOption, SetOption, check_set, read_given_job, read_run
 from schedc.errors import InvalidInput
 from schedc.units import format_duration_ns
 
@@ -38,7 +38,7 @@ def simulate_command(
     changing = choose or links is not None
     if changing and transfers != "decoupled":
         raise InvalidInput(f"--transfers {transfers}: cannot be combined with --choose or --links; leave one out")
-    read, loaded = read_plan(plan), read_given_job(job, values)
+    read, loaded = read_run(plan), read_given_job(job, values)
     problem = costs_for(read, loaded)
     said: dict[str, object] = {"transfers": transfers}
     more = ""

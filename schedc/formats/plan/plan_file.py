@@ -29,6 +29,7 @@ from schedc.formats.plan.plan_structs import (
     Pipeline,
     PlanFile,
     RankEntry,
+    UpdatesEntry,
     lines_of,
     parse_collective,
     parse_index,
@@ -39,6 +40,7 @@ from schedc.io.input_file import MOST_BYTES, read_bytes, without_mark
 from schedc.io.location import Location, show
 from schedc.io.tables import decode, pretty_json
 from schedc.ir import (
+    BLOCKS,
     DURATIONS,
     Certificate,
     Channel,
@@ -57,6 +59,7 @@ from schedc.ir import (
     Scope,
     SiteLink,
     Stage,
+    Updates,
 )
 
 if TYPE_CHECKING:
@@ -66,8 +69,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-STAGE_SIZES = tuple(field.name for field in fields(Stage) if field.name.endswith("_bytes"))
-"""The fields of a stage that are sizes; the file has a list of each under the same name."""
+STAGE_SIZES = tuple(field.name for field in fields(Stage) if field.name.endswith("_bytes") or field.name == "update_ns")
+"""The fields of a stage that are one number; the file has a list of each under the same name."""
+LEFT_OUT = {"recomputed_bytes": 0, "static_bytes": None, "update_ns": 0, "version_bytes": 0}
+"""Those whose list is empty where all stages have this."""
 
 
 def read_plan(path: Path | str) -> Plan:
@@ -169,6 +174,7 @@ def _problem(file: PlanFile, num_ops: int, location: Location) -> Problem:
         "path_of": path_of,
         "links": tuple(_link(entry, place) for place, entry in _placed(costs.links, location / "costs" / "links")),
         "data_parallel": DataParallel(**structs.asdict(costs.data_parallel)) if costs.data_parallel else None,
+        "updates": _updates(pipeline.updates, location / "pipeline" / "updates"),
     }
     same = structs.asdict(costs) | structs.asdict(pipeline)
     problem = Problem(**own, **{name: same[name] for field in fields(Problem) if (name := field.name) in same.keys() - own.keys()})
@@ -201,6 +207,15 @@ def _cost(entry: CostEntry) -> MessageCost:
     return MessageCost(**structs.asdict(entry))
 
 
+def _updates(entry: UpdatesEntry | None, location: Location) -> Updates | None:
+    if entry is None:
+        return None
+    try:
+        return Updates(**structs.asdict(entry))
+    except ValueError as error:
+        raise location.error(str(error)) from error
+
+
 def _link(entry: LinkEntry, location: Location) -> Link:
     if entry.source == entry.destination:
         raise location.refuse(f"a link from rank {entry.source} to itself", "two ranks")
@@ -209,13 +224,13 @@ def _link(entry: LinkEntry, location: Location) -> Link:
 
 def _stages(file: PlanFile, location: Location) -> tuple[Stage, ...]:
     entries, costs = file.pipeline.stages, file.costs
-    columns = {DURATIONS[kind]: (location / "durations_ns" / kind.name, getattr(costs.durations_ns, kind.name)) for kind in Kind}
+    columns = {DURATIONS[kind]: (location / "durations_ns" / kind.name, getattr(costs.durations_ns, kind.name)) for kind in BLOCKS}
     columns |= {name: (location / name, getattr(costs, name)) for name in STAGE_SIZES}
     for index, entry in enumerate(entries):
         if entry.expert_parameters > entry.parameters:
             place = Location(location.file) / "pipeline" / "stages" / index / "expert_parameters"
             raise place.refuse(str(entry.expert_parameters), f"at most the stage's parameters, {entry.parameters}")
-    for name in ("recomputed_bytes", "static_bytes"):
+    for name in LEFT_OUT:
         if not getattr(costs, name):
             del columns[name]
     for place, values in columns.values():
@@ -270,7 +285,7 @@ def write_plan(plan: Plan, path: Path | str) -> None:
 def _table(plan: Plan, version: int) -> dict[str, Any]:
     """What `PlanFile` describes, in its order and without what is as by default."""
     op_token, claims = OpTokens().__getitem__, asdict(plan.certificate)
-    left_out = {"solver_log_sha256": "", "scope": Scope.SCHEDULE}
+    left_out = {"solver_log_sha256": "", "scope": Scope.SCHEDULE, "delays": (), "versions": ()}
     whole = {
         "format": FORMAT,
         "version": version,
@@ -295,18 +310,17 @@ def _pipeline(problem: Problem) -> dict[str, Any]:
 
 def _costs(plan: Plan) -> dict[str, Any]:
     problem = plan.problem
-    durations_ns = {kind.name: [stage.durations_ns(kind) for stage in problem.stages] for kind in Kind}
-    own = {
+    durations_ns = {kind.name: [stage.durations_ns(kind) for stage in problem.stages] for kind in BLOCKS}
+    own: dict[str, Any] = {
         "durations_ns": {
             name: [all_ns[0] if len(all_ns) == 1 else all_ns for all_ns in each] for name, each in durations_ns.items()
         },
         "parts": [{"kind": parts.kind.name, "stage": parts.stage, "shares": parts.shares} for parts in plan.parts],
         **{name: [getattr(stage, name) for stage in problem.stages] for name in STAGE_SIZES},
     }
-    if not any(own["recomputed_bytes"]):
-        own["recomputed_bytes"] = []
-    if all(size is None for size in own["static_bytes"]):
-        own["static_bytes"] = []
+    for name, nothing in LEFT_OUT.items():
+        if all(value == nothing for value in own[name]):
+            own[name] = []
     return own | {name: getattr(problem, name) for name in CostsEntry.__struct_fields__ if name not in own}
 
 

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from schedc.io.location import PRINTABLE
-from schedc.ir import BoundName, Collective, Objective, Op, Scope, parse_op, token
+from schedc.ir import BoundName, Collective, Objective, Op, Scope, Versions, parse_op, token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -71,6 +71,8 @@ class CertificateEntry(FileEntry, frozen=True):
     objective: Objective = Objective.MAKESPAN
     solver_log_sha256: str | UnsetType = UNSET  # `omit_defaults` tells texts apart by identity, and would not always leave it out
     scope: Scope | UnsetType = UNSET
+    delays: tuple[Count, ...] | UnsetType = UNSET
+    versions: tuple[Count, ...] | UnsetType = UNSET
 
 
 class StageEntry(FileEntry, frozen=True, omit_defaults=True):
@@ -81,6 +83,15 @@ class StageEntry(FileEntry, frozen=True, omit_defaults=True):
     recompute: bool = False
     parameters: Count = 0
     expert_parameters: Count = 0
+
+
+class UpdatesEntry(FileEntry, frozen=True, omit_defaults=True):
+    """How steps overlap: which weights ops read, the microbatches of one step, and whether the queues are one period."""
+
+    versions: Versions
+    microbatches: Several
+    is_period: bool
+    most_delay: Count | None = None
 
 
 class Pipeline(FileEntry, frozen=True, omit_defaults=True):
@@ -95,6 +106,7 @@ class Pipeline(FileEntry, frozen=True, omit_defaults=True):
     path_of: Annotated[tuple[Count, ...], Meta(description="The path of each microbatch; one number where all take the same.")]
     cut_blocks: Annotated[bool, Meta(description="Blocks may be cut into parts.")] = True
     in_order: Annotated[bool, Meta(description="Microbatches enter in the order of their numbers; false: in any order.")] = False
+    updates: UpdatesEntry | None = None
 
 
 class Durations(FileEntry, frozen=True):
@@ -183,6 +195,10 @@ class CostsEntry(FileEntry, frozen=True, omit_defaults=True):
     """What B or BW takes besides of a stage that recomputes; empty where none does so."""
     static_bytes: tuple[Count | None, ...] = ()
     """What a stage holds all the time; empty, or null, where no capacity of its rank is known."""
+    update_ns: tuple[Count, ...] = ()
+    """Of each stage's U; empty where steps do not overlap."""
+    version_bytes: tuple[Count, ...] = ()
+    """What one more version of a stage's weights takes; likewise."""
     parts: tuple[PartsEntry, ...] = ()
     data_parallel: DataParallelEntry | None = None
 

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedc.ir import WHOLE, BoundName, Kind, Objective, Plan, RankPlan, Scope
+from schedc.ir import WHOLE, BoundName, Kind, Objective, Plan, Problem, Schedule, Scope
 from schedc.verify.plan.channels import CHANNELS, needs_of
+from schedc.verify.plan.period import repeat
 from schedc.verify.plan.rendezvous import RENDEZVOUS
 from schedc.verify.plan.replay import Replay, replay
 from schedc.verify.problem import verify_problem
 from schedc.verify.schedule.checks import verify_schedule
+from schedc.verify.schedule.updates import delays_and_versions, run_of, version_bytes_along
 from schedc.verify.violation import Checks, Found, Violation
 
 if TYPE_CHECKING:
@@ -42,6 +44,8 @@ def verify_plan(plan: Plan, *, bounds: Mapping[BoundName, int] | None = None) ->
         return broken
     if broken := verify_schedule(plan.problem, plan.schedule()):
         return broken
+    if plan.is_period:
+        return CERTIFICATE.broken(plan, repeat(plan)) + (() if bounds is None else BOUNDS.broken(plan, bounds))
     needs = needs_of(plan)
     broken = CHANNELS.broken(plan, needs)
     if not any(violation.rule == "transfers" for violation in broken):  # else the queues do not carry what is needed
@@ -59,6 +63,8 @@ def check_ranks(plan: Plan) -> Found:
     for index, rank in enumerate(plan.ranks):
         if rank.rank != index:
             yield f"ranks[{index}].rank", f"found {rank.rank}, expected {index}"
+        if plan.is_period and (rank.channels or rank.collectives):
+            yield f"ranks[{index}]", "a period has compute queues alone; channels and collectives are those of its runs"
 
 
 @CERTIFICATE
@@ -70,7 +76,7 @@ def check_certificate_objective(plan: Plan, _: Replay) -> Found:
 
 @CERTIFICATE
 def check_makespan(plan: Plan, replayed: Replay) -> Found:
-    """The makespan is the replay's."""
+    """The makespan is the replay's; of a period, that period."""
     yield from _differs("makespan_ns", plan.certificate.makespan_ns, replayed.makespan_ns)
 
 
@@ -96,34 +102,51 @@ def check_bubble_ratio(plan: Plan, replayed: Replay) -> Found:
 
 @CERTIFICATE
 def check_peak_memory(plan: Plan, _: Replay) -> Found:
-    """The peak of each rank is the largest sum of activations that its compute queue holds."""
+    """The peak of each rank is the most that its compute queue holds, of a period a run's."""
     claimed, ranks = plan.certificate.peak_activation_bytes, len(plan.ranks)
+    problem, schedule = _as_run(plan)
     if len(claimed) != ranks:
         yield "certificate.peak_activation_bytes", f"found {len(claimed)} peaks, expected one for each of the {ranks} ranks"
-    for rank, claim in zip(plan.ranks, claimed, strict=False):
-        peak_bytes = _peak_bytes(plan, rank)
+    for rank, claim in enumerate(claimed[:ranks]):
+        peak_bytes = _peak_bytes(problem, schedule, rank)
         if claim != peak_bytes:
             message = f"claims {claim} bytes, but the rank's compute queue holds up to {peak_bytes} bytes"
-            yield f"certificate.peak_activation_bytes[{rank.rank}]", message
+            yield f"certificate.peak_activation_bytes[{rank}]", message
 
 
-def _peak_bytes(plan: Plan, rank: RankPlan) -> int:
-    last_part = {(parts.kind, parts.stage): len(parts.shares) - 1 for parts in plan.parts}
+def _as_run(plan: Plan) -> tuple[Problem, Schedule]:
+    """What the plan's ranks do: of a period, in a run that is long enough."""
+    return run_of(plan.problem, plan.schedule()) if plan.is_period else (plan.problem, plan.schedule())
+
+
+def _peak_bytes(problem: Problem, schedule: Schedule, rank: int) -> int:
+    last_part = {(parts.kind, parts.stage): len(parts.shares) - 1 for parts in schedule.parts}
     takes, leaves = {}, {}
-    for index in plan.problem.stages_on(rank.rank):
-        stage = plan.problem.stages[index]
+    for index in problem.stages_on(rank):
+        stage = problem.stages[index]
         again, kept = stage.recomputed_bytes, stage.activation_after_input_bytes
         whole = stage.activation_bytes + again
-        takes[index] = {Kind.F: stage.activation_bytes, Kind.B: again, Kind.W: 0, Kind.BW: again}
-        leaves[index] = {Kind.F: 0, Kind.B: whole - kept, Kind.W: kept, Kind.BW: whole}
+        takes[index] = {Kind.F: stage.activation_bytes, Kind.B: again, Kind.W: 0, Kind.BW: again, Kind.U: 0}
+        leaves[index] = {Kind.F: 0, Kind.B: whole - kept, Kind.W: kept, Kind.BW: whole, Kind.U: 0}
+    order = schedule.orders[rank]
+    versions = list(version_bytes_along(problem, order)) if problem.updates is not None else [0] * len(order)
     held = peak = 0
-    for kind, index, _, part in rank.compute:
+    for (kind, index, _, part), more in zip(order, versions, strict=True):
         if part in (WHOLE, 0):
             held += takes[index][kind]
-            peak = max(peak, held)
+        peak = max(peak, held + more)
         if part == WHOLE or part == last_part[kind, index]:
             held -= leaves[index][kind]
     return peak
+
+
+@CERTIFICATE
+def check_delays(plan: Plan, _: Replay) -> Found:
+    """Where steps overlap, each stage's delay and number of versions are those of its rank's queue; else there are none."""
+    delays, versions = delays_and_versions(*_as_run(plan)) if plan.problem.updates is not None else ((), ())
+    for name, claimed, found in (("delays", plan.certificate.delays, delays), ("versions", plan.certificate.versions, versions)):
+        if claimed != found:
+            yield f"certificate.{name}", f"claims {list(claimed)}, but the compute queues give {list(found)}"
 
 
 def _objective_ns(plan: Plan) -> int:

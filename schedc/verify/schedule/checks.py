@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedc.ir import KIND_NAMES, WHOLE, Kind, Op, Problem, Schedule, token
+from schedc.ir import BLOCKS, KIND_NAMES, WHOLE, Kind, Op, Problem, Schedule, token
 from schedc.verify.cycles import shortest_cycle
 from schedc.verify.schedule.order import ends_of_blocks, first_blocked, needs, waiting_graph
+from schedc.verify.schedule.updates import PERIOD, RUN, run_of, version_bytes_along
 from schedc.verify.violation import Checks, Found, Violation
 
 if TYPE_CHECKING:
@@ -24,8 +25,19 @@ CHECKS: Checks[[Problem, Schedule]] = Checks()
 
 
 def verify_schedule(problem: Problem, schedule: Schedule) -> tuple[Violation, ...]:
-    """Every rule that the schedule breaks, with its place; empty if it is a valid schedule of the problem."""
-    return CHECKS.broken(problem, schedule)
+    """Every rule that the schedule breaks, with its place; empty if it is a valid schedule of the problem.
+
+    A period is checked as one, then as a run of steps, whose places the violations name.
+    """
+    if problem.updates is None or not problem.updates.is_period:
+        return CHECKS.broken(problem, schedule) + RUN.broken(problem, schedule)
+    if broken := PERIOD.broken(problem, schedule):
+        return broken
+    run, orders = run_of(problem, schedule)
+    steps = run.microbatches // problem.microbatches
+    return tuple(
+        violation._replace(place=f"a run of {steps} steps: {violation.place}") for violation in verify_schedule(run, orders)
+    )
 
 
 @CHECKS
@@ -42,9 +54,11 @@ def check_op_fields(problem: Problem, schedule: Schedule) -> Found:
     on_path = {microbatch: visited[path] for microbatch, path in enumerate(problem.path_of)}
     for rank, order in enumerate(schedule.orders):
         for index, op in enumerate(order):
+            if op.kind == Kind.U and 0 <= op.stage < len(problem.stages):
+                continue  # the checks of updates look at it
             if op.microbatch in on_path and op.stage in on_path[op.microbatch] and 0 <= op.kind <= Kind.BW and op.part >= WHOLE:
                 continue
-            if not 0 <= op.kind <= Kind.BW:
+            if not 0 <= op.kind <= Kind.U:
                 found = f"kind {op.kind} does not exist; expected one of {', '.join(KIND_NAMES)}"
             elif op.part < WHOLE:
                 found = f"part {op.part} cannot be; expected {WHOLE} for a whole block, or 0 and up"
@@ -131,7 +145,7 @@ def check_coverage(problem: Problem, schedule: Schedule) -> Found:
             continue
         place, name = f"ranks[{problem.stages[stage].rank}].compute", f"{stage}.{microbatch}"
         present = set()
-        for kind in Kind:
+        for kind in BLOCKS:
             whole = (kind, stage, microbatch, WHOLE) in first
             count = counts.get((kind, stage), 0)
             missing = [part for part in range(count) if (kind, stage, microbatch, part) not in first]
@@ -155,7 +169,7 @@ def check_coverage(problem: Problem, schedule: Schedule) -> Found:
 
 def _whole(found: Container[tuple[int, int, int, int]], stage: int, microbatch: int) -> tuple[bool, ...]:
     """By kind, whether the block is there whole."""
-    return tuple((kind, stage, microbatch, WHOLE) in found for kind in range(len(Kind)))
+    return tuple((kind, stage, microbatch, WHOLE) in found for kind in BLOCKS)
 
 
 @CHECKS
@@ -213,7 +227,7 @@ def check_microbatch_order(problem: Problem, schedule: Schedule) -> Found:
 
 @CHECKS
 def check_memory_limit(problem: Problem, schedule: Schedule) -> Found:
-    """No rank ever holds more activation bytes than its limit."""
+    """No rank ever holds more bytes of activations, and of versions beside the newest, than its limit."""
     counts = {(parts.kind, parts.stage): len(parts.shares) for parts in reversed(schedule.parts)}
     begun = [stage.activation_bytes for stage in problem.stages]
     again = [stage.recomputed_bytes for stage in problem.stages]
@@ -224,16 +238,18 @@ def check_memory_limit(problem: Problem, schedule: Schedule) -> Found:
             continue
         held = peak = 0
         first: tuple[int, Op, int] | None = None
+        versions = list(version_bytes_along(problem, order)) if problem.updates is not None else [0] * len(order)
         for index, op in enumerate(order):
             kind, stage = op.kind, op.stage
             if stage not in known:
                 continue
-            if kind != Kind.W and op.part <= 0:
+            if kind not in (Kind.W, Kind.U) and op.part <= 0:
                 held += begun[stage] if kind == Kind.F else again[stage]
-                peak = max(peak, held)
-                if held > limit and first is None:
-                    first = (index, op, held)
-            if kind != Kind.F and (op.part == WHOLE or op.part == counts.get((kind, stage), 0) - 1):
+            if held + versions[index] > peak:
+                peak = held + versions[index]
+                if peak > limit and first is None:
+                    first = (index, op, peak)
+            if kind not in (Kind.F, Kind.U) and (op.part == WHOLE or op.part == counts.get((kind, stage), 0) - 1):
                 held -= 0 if kind == Kind.W else begun[stage] + again[stage]
                 held += 0 if kind == Kind.BW else after[stage] if kind == Kind.B else -after[stage]
         if first is not None:

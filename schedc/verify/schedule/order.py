@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from schedc.ir import Kind, Problem, Schedule
+from schedc.ir import BLOCKS, Problem, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 
-_KINDS = len(Kind)
+_KINDS = len(BLOCKS)
 _F, _B, _W, _BW = range(_KINDS)
 _MOST_NODES = 1_000
 

@@ -16,10 +16,16 @@ if TYPE_CHECKING:
 
     from schedc.analysis.simulation.timeline import Timeline
 
-COLOURS = {Kind.F: "#4f94cd", Kind.B: "#f4b65e", Kind.W: "#b4b4b4", Kind.BW: "#b5573a"}
+COLOURS = {Kind.F: "#4f94cd", Kind.B: "#f4b65e", Kind.W: "#b4b4b4", Kind.BW: "#b5573a", Kind.U: "#6a4f8f"}
 """Apart by lightness alone, so in grey print, too; blue, yellow, grey and brown are apart for all kinds of colour blindness."""
-NAMES = {Kind.F: "forward (F)", Kind.B: "backward, inputs (B)", Kind.W: "backward, weights (W)", Kind.BW: "backward (BW)"}
-TEXT = {Kind.F: "white", Kind.B: "black", Kind.W: "black", Kind.BW: "white"}
+NAMES = {
+    Kind.F: "forward (F)",
+    Kind.B: "backward, inputs (B)",
+    Kind.W: "backward, weights (W)",
+    Kind.BW: "backward (BW)",
+    Kind.U: "update (U)",
+}
+TEXT = {Kind.F: "white", Kind.B: "black", Kind.W: "black", Kind.BW: "white", Kind.U: "white"}
 COLLECTIVE, ROW, LINE = "#7b4fa3", "#f7f7f7", "#404040"
 LIGHTER = (0.0, 0.38, 0.6, 0.75)
 """How much white the colours of a rank's first, second, … stage have."""

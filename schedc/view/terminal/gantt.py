@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 
     from schedc.analysis.simulation.timeline import Timeline
 
-NAMES = {Kind.F: "forward", Kind.B: "backward input", Kind.W: "backward weight", Kind.BW: "backward"}
-FILLS = {Kind.F: ">)]}", Kind.B: "<([{", Kind.W: "wvum", Kind.BW: "=#%&"}
+NAMES = {Kind.F: "forward", Kind.B: "backward input", Kind.W: "backward weight", Kind.BW: "backward", Kind.U: "update"}
+FILLS = {Kind.F: ">)]}", Kind.B: "<([{", Kind.W: "wvum", Kind.BW: "=#%&", Kind.U: "^$*!"}
 """What an op is filled with, by its kind and by which of its rank's stages it is of, counted modulo four."""
 STYLES = {
     Kind.F: ("black on dodger_blue2", "black on sky_blue1"),
     Kind.B: ("black on spring_green3", "black on pale_green1"),
     Kind.W: ("black on gold3", "black on khaki1"),
     Kind.BW: ("black on medium_turquoise", "black on pale_turquoise1"),
+    Kind.U: ("black on orange_red1", "black on light_salmon1"),
 }
 LINK_STYLES = (("dodger_blue2", "sky_blue1"), ("spring_green3", "pale_green1"))
 COLLECTIVES = {"AG": ("g", "all-gather"), "RS": ("r", "reduce-scatter")}

@@ -36,11 +36,17 @@ def certificate_lines(plan: Plan) -> list[str]:
     certificate, own = plan.certificate, own_layout(plan)
     where = " in any layout that the job leaves open" if certificate.scope is Scope.LAYOUT else ""
     worth = _worth(certificate, bool(certificate.solver_log_sha256), where, certificate.lower_bound_ns, certificate.bound)
-    lines = [f"{certificate.objective} {duration(certificate.objective_ns)}, {worth}"]
+    what = "period" if plan.is_period else certificate.objective
+    lines = [f"{what} {duration(certificate.objective_ns)}, {worth}"]
     if own is not None:
         lines.append("in this layout alone: " + _worth(own, own.of_whole_blocks, "", own.bound.value_ns, own.bound.name))
-    held = f"peak activations {size(max(certificate.peak_activation_bytes))}"
-    return [*lines, f"bubble ratio {certificate.bubble_ratio:.2%}, {held}"]
+    updates = plan.problem.updates
+    held = f"peak activations {'and versions ' if updates else ''}{size(max(certificate.peak_activation_bytes))}"
+    lines.append(f"bubble ratio {certificate.bubble_ratio:.2%}, {held}")
+    if updates is not None:
+        delays, versions = (", ".join(map(str, each)) for each in (certificate.delays, certificate.versions))
+        lines.append(f"{updates.versions}: stages' delays {delays} updates, versions {versions}")
+    return lines
 
 
 def _worth(known: Certificate | OwnLayout, of_whole_blocks: bool, where: str, bound_ns: int, bound_by: str) -> str:

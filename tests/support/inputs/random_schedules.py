@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hypothesis import strategies as st
 
 from inputs.problems import problems
-from schedc.ir.ops import WHOLE, Kind, Op
+from schedc.ir.ops import BLOCKS, WHOLE, Kind, Op
 from schedc.ir.problem import DataParallel
 from schedc.ir.schedule import Parts, Schedule
 
@@ -31,7 +31,7 @@ def random_schedules(draw: st.DrawFn, problem: Problem, *, whole: bool = False) 
     shares = st.lists(st.integers(1, 3), min_size=2, max_size=3).map(tuple)
     parts = [
         Parts(kind=kind, stage=stage, shares=draw(shares))
-        for kind in Kind
+        for kind in BLOCKS
         for stage in range(len(problem.stages))
         if not whole and draw(st.integers(0, 5)) == 0
     ]

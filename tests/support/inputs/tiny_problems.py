@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from inputs.problems import make_problem
-from schedc.ir.ops import WHOLE, Kind, Op
+from schedc.ir.ops import BLOCKS, WHOLE, Kind, Op
 from schedc.ir.problem import DataParallel, Objective
 from schedc.ir.schedule import Parts, Schedule
 
@@ -80,7 +80,7 @@ def random_parts(random: Random, problem: Problem) -> tuple[Parts, ...]:
     """Some kinds of blocks cut in two or three, where they may be and every part then takes 1 ns or more."""
     found = []
     for stage, costs in enumerate(problem.stages):
-        for kind in Kind:
+        for kind in BLOCKS:
             parts = Parts(kind=kind, stage=stage, shares=random.choice([(1, 1), (1, 2), (1, 1, 1)]))
             if costs.recompute and kind in (Kind.B, Kind.BW):
                 continue

@@ -32,7 +32,7 @@ from schedc.errors import Defect, Infeasible, NoPlanFound, Unsupported
 from schedc.formats.plan.plan_file import parse_plan, plan_json, write_plan
 from schedc.frontend.job import load_job
 from schedc.ir.index import tables_of
-from schedc.ir.ops import Kind
+from schedc.ir.ops import BLOCKS, Kind
 from schedc.ir.plan import BoundName, Certificate, MadeBy, Scope
 from schedc.ir.problem import Objective
 from schedc.ir.schedule import Parts
@@ -210,8 +210,8 @@ def check_job(
 
 def _count_features(problem: Problem, counts: Counter[str]) -> None:
     trunks = [link.trunk for link in problem.links if link.trunk is not None]
-    differ = any(len(stage.durations_ns(kind)) > 1 for stage in problem.stages for kind in Kind)
-    durations = [time for stage in problem.stages for kind in Kind for time in stage.durations_ns(kind)]
+    differ = any(len(stage.durations_ns(kind)) > 1 for stage in problem.stages for kind in BLOCKS)
+    durations = [time for stage in problem.stages for kind in BLOCKS for time in stage.durations_ns(kind)]
     both = [(stage.backward_ns[0], stage.backward_input_ns[0] + stage.backward_weight_ns[0]) for stage in problem.stages]
     features = {
         f"placement {problem.placement}": True,
@@ -303,7 +303,7 @@ def _random_parts(random: Random, problem: Problem) -> tuple[Parts, ...]:
     return tuple(
         Parts(kind=kind, stage=stage, shares=random.choice(shares))
         for stage in range(len(problem.stages))
-        for kind in Kind
+        for kind in BLOCKS
         if random.random() < 0.3 and not (problem.stages[stage].recompute and kind in (Kind.B, Kind.BW))
     )
 
@@ -312,7 +312,7 @@ def _for_brute_force(problem: Problem, parts: tuple[Parts, ...] = ()) -> bool:
     """Whether the brute force knows it: no durations of 0, of parts neither, and no collectives of several stages on a rank."""
     if problem.data_parallel is not None and len(problem.stages) > problem.ranks:
         return False
-    if min(time for stage in problem.stages for kind in Kind for time in stage.durations_ns(kind)) < 1:
+    if min(time for stage in problem.stages for kind in BLOCKS for time in stage.durations_ns(kind)) < 1:
         return False
     return all(min(each.durations_ns(time)) > 0 for each in parts for time in problem.stages[each.stage].durations_ns(each.kind))
 

@@ -9,7 +9,7 @@ from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from schedc.ir.ops import WHOLE, Kind, Op
+from schedc.ir.ops import BLOCKS, WHOLE, Kind, Op
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -107,7 +107,7 @@ class ProblemArrays:
     def identical_before(self) -> dict[int, int]:
         """Per microbatch, the one before it that costs the same everywhere on the same path."""
         kinds = [
-            (self.problem.path_of[m], tuple(self.problem.duration_ns(kind, s, m) for s in self.problem.path(m) for kind in Kind))
+            (self.problem.path_of[m], tuple(self.problem.duration_ns(kind, s, m) for s in self.problem.path(m) for kind in BLOCKS))
             for m in range(self.problem.microbatches)
         ]
         return {b: a for b in range(len(kinds)) for a in range(b) if kinds[a] == kinds[b]}

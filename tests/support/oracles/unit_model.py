@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from ortools.sat.python import cp_model
 
 from oracles.unit_clock import HALF_WORD, Clock, Task
-from schedc.ir.ops import Kind, Op
+from schedc.ir.ops import BLOCKS, Kind, Op
 from schedc.ir.problem import Objective
 from schedc.ir.schedule import Schedule
 
@@ -235,7 +235,7 @@ class _Model:
         last: dict[object, Task] = {}
         for microbatch in range(self.problem.microbatches):
             path = self.problem.path(microbatch)
-            costs = tuple(self.problem.duration_ns(kind, stage, microbatch) for stage in path for kind in Kind)
+            costs = tuple(self.problem.duration_ns(kind, stage, microbatch) for stage in path for kind in BLOCKS)
             group = path if self.problem.in_order else (path, costs)
             forward = self.task[Op(Kind.F, path[0], microbatch)]
             if group in last:

@@ -8,7 +8,7 @@ function hexToPixel(hex) { // opaque; little-endian bytes are red, green, blue, 
 function readColours() {
   const style = getComputedStyle(document.documentElement);
   const of = (name) => style.getPropertyValue(`--${name}`).trim();
-  const names = ["f0", "f1", "b0", "b1", "w0", "w1", "bw0", "bw1", "link-f", "link-b", "gather", "scatter"];
+  const names = ["f0", "f1", "b0", "b1", "w0", "w1", "bw0", "bw1", "u0", "u1", "link-f", "link-b", "gather", "scatter"];
   const spans = names.map((name) => of(name));
   return {
     spans,

@@ -1,9 +1,9 @@
 // The rows of the timeline: ranks, links, collectives and memory, planned and measured one above the other.
 
-const CLASSES = 12; // of colours: two shades of each kind, then activations and gradients on links, all-gathers, reduce-scatters
-const ON_LINK = 8;
+const CLASSES = 14; // of colours: two shades of each kind, then activations and gradients on links, all-gathers, reduce-scatters
+const ON_LINK = 10;
 const HEIGHTS = { memory: 22, link: 15, collective: 15 }; // of rows in pixels; those of ranks share the room that is left
-const COLLECTIVE_CLASS = { AG: 10, RS: 11 };
+const COLLECTIVE_CLASS = { AG: ON_LINK + 2, RS: ON_LINK + 3 };
 
 // What takes time in a lane, ascending by its start; `item` names it for people.
 function spansOf(items, start, end, colour) {

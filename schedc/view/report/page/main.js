@@ -264,12 +264,12 @@ class Report {
     }
     const words = [
       ...KINDS.map((kind, at) => [at * 2, `${kind}: ${KIND_WORDS[at]}`]),
-      [8, "activation on a link"], [9, "gradient on a link"], [10, "all-gather"],
-      [11, this.chart.zeroStage === 0 ? "all-reduce" : "reduce-scatter"],
+      [ON_LINK, "activation on a link"], [ON_LINK + 1, "gradient on a link"], [ON_LINK + 2, "all-gather"],
+      [ON_LINK + 3, this.chart.zeroStage === 0 ? "all-reduce" : "reduce-scatter"],
     ].filter(([colour]) => used.has(colour) || (colour < ON_LINK && used.has(colour + 1)));
     const items = words.map(([colour, text]) => {
       const item = document.createElement("li");
-      const names = ["f", "b", "w", "bw"];
+      const names = ["f", "b", "w", "bw", "u"];
       const shown = colour < ON_LINK
         ? [...shades].sort().map((shade) => names[colour / 2] + shade)
         : [["link-f", "link-b", "gather", "scatter"][colour - ON_LINK]];

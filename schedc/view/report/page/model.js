@@ -1,7 +1,7 @@
 // The plan in memory: each step (planned, measured) as typed arrays, the names of ops, and the chains of what waited for what.
 
-const KINDS = ["F", "B", "W", "BW"];
-const KIND_WORDS = ["forward", "backward of the input", "backward of the weights", "backward, both in one"];
+const KINDS = ["F", "B", "W", "BW", "U"];
+const KIND_WORDS = ["forward", "backward of the input", "backward of the weights", "backward, both in one", "update"];
 const BY_OP = 1; // as in schedc/analysis/attribution/waits.py
 const BY_MESSAGE = 2;
 const BY_ALL_GATHER = 3;
@@ -53,7 +53,7 @@ function tokenOf(step, op) {
 
 // The op of a name, or -1.
 function findOp(step, text) {
-  const match = /^(F|BW|B|W)(\d+)\.(\d+)(?:\/(\d+))?$/i.exec(text.trim());
+  const match = /^(F|BW|B|W|U)(\d+)\.(\d+)(?:\/(\d+))?$/i.exec(text.trim());
   if (!match) return -1;
   const kind = KINDS.indexOf(match[1].toUpperCase());
   for (let op = 0; op < step.count; op += 1) {
