@@ -130,6 +130,17 @@ class MemorySection(Section, frozen=True, kw_only=True):
             note="of experts: ZeRO divides their optimizer by data ÷ expert parallel",
         ),
     ] = None
+    version_bytes: Annotated[
+        Sizes | None,
+        key(
+            "What one more version of a stage's weights takes where [steps overlap](asynchronous.md), of `limit` or `capacity`; one"
+            " value, or one per stage. Default: nothing."
+        ),
+    ] = None
+    bytes_per_version_parameter: Annotated[
+        Annotated[float, Meta(ge=0, le=2**20)] | None,
+        key("Instead of `version`: for each parameter of its layers in `profile.json`. 2 for weights in bf16."),
+    ] = None
     reserve_bytes: Annotated[
         Size | None,
         key(
@@ -158,6 +169,12 @@ class MemorySection(Section, frozen=True, kw_only=True):
         for name, value in needing.items():
             if value is not None and capacity is None:
                 yield name, "a value without memory.capacity", "both, or neither of them"
+        versions = {"version": self.version_bytes, "bytes_per_version_parameter": self.bytes_per_version_parameter}
+        said = [name for name, value in versions.items() if value is not None]
+        if len(said) > 1:
+            yield said[1], "a value beside memory.version", "one of the two"
+        elif said and self.in_flight is not None:
+            yield said[0], "a value beside memory.in_flight", "memory.limit or memory.capacity, of which versions take their part"
         if self.bytes_per_expert_parameter is not None and self.bytes_per_parameter is None:
             found = "a value without memory.bytes_per_parameter"
             yield "bytes_per_expert_parameter", found, "both, or the other alone"

@@ -32,6 +32,7 @@ from schedc.frontend.sections import (
     read_placement,
     read_recomputed,
     read_speeds,
+    read_updates,
 )
 from schedc.frontend.topology import check_connected, read_network, read_topology
 from schedc.io.conform import conform
@@ -191,6 +192,7 @@ def _workload_and_layout(job: JobFile, source: JobSource) -> tuple[Workload, Lay
         in_order=pipeline.microbatch_order != AUTO,
         semantics=pipeline.semantics,
         objective=job.objective.minimize,
+        **read_updates(job, placed, layers, root),
     )
     recompute = read_recomputed(pipeline, placed, root / "pipeline")
     recomputed = frozenset(stage for stage, recomputes in enumerate(recompute) if recomputes)

@@ -26,7 +26,7 @@ from schedc.io.conform import (
     schema_of,
 )
 from schedc.io.location import show
-from schedc.ir import Objective, Semantics
+from schedc.ir import Objective, Semantics, Versions
 from schedc.spelling import counted
 
 AUTO = "auto"
@@ -120,6 +120,34 @@ class PipelineSection(Section, frozen=True, kw_only=True):
             " schedc chooses the order in which [microbatches that differ](layouts.md#microbatches-that-differ) enter."
         ),
     ] = "given"
+    mode: Annotated[
+        Literal["synchronous", "asynchronous"],
+        key(
+            "asynchronous: [steps overlap](asynchronous.md), and the period from one to the next is sought. Refused with a layout to"
+            " be chosen, two paths, data_parallel, and semantics torch.",
+            example='"asynchronous"',
+            note="steps overlap: the pipeline never drains, and gradients are made with older weights",
+        ),
+    ] = "synchronous"
+    versions: Annotated[
+        Versions | None,
+        key(
+            "Which weights ops read where steps overlap. stash: `F` the newest, the backwards what their `F` read. 2bw: step k those"
+            " of step k - 2. bounded: each op the newest. Required with mode asynchronous, else refused.",
+            example='"2bw"',
+        ),
+    ] = None
+    most_delay: Annotated[
+        Annotated[int, Meta(ge=0, le=2**20)] | None,
+        key("With versions bounded, and required there: at most this many updates of a stage between an `F` and its backwards."),
+    ] = None
+    update_ns: Annotated[
+        Durations | None,
+        key(
+            "`U`, the update of a stage's weights after each step where steps overlap, with what goes before it: one value, or one"
+            " per stage. Default: 0."
+        ),
+    ] = None
 
     @property
     def is_open(self) -> bool:
@@ -127,7 +155,25 @@ class PipelineSection(Section, frozen=True, kw_only=True):
         return AUTO in (self.placement, self.partition, self.recompute)
 
     def rules(self) -> Rules:
-        """What cannot be chosen, or not be executed by torch."""
+        """What cannot be chosen, what steps that overlap need and cannot have, and what torch cannot execute."""
+        overlap = 'pipeline.mode = "asynchronous"'
+        if self.mode == "synchronous":
+            for name, value in (("versions", self.versions), ("most_delay", self.most_delay), ("update", self.update_ns)):
+                if value is not None:
+                    yield name, f"a value without {overlap}", "both, or neither of them"
+        else:
+            if self.versions is None:
+                yield "versions", "nothing", f"{' or '.join(map(show, Versions))}, as the mode is asynchronous"
+            elif (self.most_delay is not None) != (self.versions is Versions.BOUNDED):
+                found = "nothing" if self.most_delay is None else f'a value where pipeline.versions is "{self.versions}"'
+                yield "most_delay", found, 'a number with versions "bounded", and none with others'
+            if self.is_open:
+                name = next(name for name in ("placement", "partition", "recompute") if getattr(self, name) == AUTO)
+                yield name, f'"auto" with {overlap}', "a given one, as layouts are chosen for steps that end before the next begins"
+            if self.placement == "bidirectional":
+                yield "placement", f'"bidirectional" with {overlap}', "one with one path, as its replicas share their weights"
+            if self.semantics is Semantics.TORCH:
+                yield "semantics", f'"torch" with {overlap}', '"schedc", as torch ends each step before the next begins'
         if self.placement == "bidirectional" and self.is_open:
             name = "partition" if self.partition == AUTO else "recompute"
             instead = "no such key for the balanced partition" if name == "partition" else '"none", "full" or a list'
@@ -228,6 +274,19 @@ class JobFile(Section, frozen=True, kw_only=True):
         if self.name is not None and not self.name.isprintable():
             yield "name", show(self.name), "printable text on one line"
         pipeline, profile, ranks = self.pipeline, self.profile, self.pipeline.ranks
+        if pipeline.mode == "asynchronous":
+            overlap = 'a value with pipeline.mode = "asynchronous"'
+            if self.data_parallel is not None:
+                yield "data_parallel", overlap, "none; what it takes before an update belongs to pipeline.update"
+            if self.objective.minimize is not Objective.MAKESPAN:
+                yield (
+                    "objective.minimize",
+                    show(str(self.objective.minimize)),
+                    '"makespan", which is the period where steps overlap',
+                )
+        elif self.memory is not None and (self.memory.version_bytes, self.memory.bytes_per_version_parameter) != (None, None):
+            name = "version" if self.memory.version_bytes is not None else "bytes_per_version_parameter"
+            yield f"memory.{name}", 'a value without pipeline.mode = "asynchronous"', "both, or neither of them"
         if profile.path is None:
             by_stage, layers = '"auto" for costs by stage', "or a profile.json in profile.path, whose layers can be divided"
             if pipeline.placement == AUTO:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from schedc.frontend.job_file import AUTO, DataParallelSection, PipelineSection
 from schedc.frontend.profile import per_stage
 from schedc.io.location import Location, show
-from schedc.ir import DataParallel, Device, Layer, Placement, Problem, trunk_name
+from schedc.ir import DataParallel, Device, Layer, Placement, Problem, Updates, trunk_name
 from schedc.lower.placement import place
 from schedc.units import format_bytes
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from schedc.frontend.cost_keys import DevicesSection, MemorySection
+    from schedc.frontend.job_file import JobFile
 
 _MOST_STAGES = 2**14
 
@@ -96,6 +97,31 @@ def read_data_parallel(
         all_gather_ns=() if section.all_gather_ns is None else per_stage(section.all_gather_ns, placed, location / "all_gather"),
         trunk=trunk,
     )
+
+
+def read_updates(job: JobFile, placed: Placement | None, layers: Sequence[Layer], root: Location) -> dict[str, Any]:
+    """What a Workload says of steps that overlap; nothing where they do not.
+
+    Raises:
+        InvalidInput: a list of a wrong length, or a value for each parameter of layers without any.
+    """
+    pipeline, memory = job.pipeline, job.memory
+    if pipeline.versions is None:
+        return {}
+    size = None if memory is None else memory.version_bytes
+    each = None if memory is None else memory.bytes_per_version_parameter
+    if each is not None and not any(layer.parameters for layer in layers):
+        raise (root / "memory" / "bytes_per_version_parameter").refuse(
+            "a value for layers without parameters", "parameters in the profile.json, or memory.version instead"
+        )
+    return {
+        "updates": Updates(
+            versions=pipeline.versions, microbatches=pipeline.microbatches, is_period=True, most_delay=pipeline.most_delay
+        ),
+        "update_ns": per_stage(pipeline.update_ns or 0, placed, root / "pipeline" / "update"),
+        "version_bytes": per_stage(size or 0, placed, root / "memory" / "version"),
+        "bytes_per_version_parameter": exactly(each or 0.0),
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

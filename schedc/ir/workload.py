@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from schedc.ir.costs import BlockCosts
-from schedc.ir.problem import DataParallel, Objective
+from schedc.ir.problem import DataParallel, Objective, Updates
 
 if TYPE_CHECKING:
     from schedc.ir.network import Network
@@ -83,6 +83,14 @@ class Workload:
     """Whether microbatches enter the pipeline in the order of their numbers; False: in any order."""
     semantics: Semantics = Semantics.SCHEDC
     objective: Objective = Objective.MAKESPAN
+    updates: Updates | None = None
+    """How steps overlap; None: each ends before the next begins."""
+    update_ns: tuple[int, ...] = (0,)
+    """Of the update of a stage's weights, where steps overlap."""
+    version_bytes: tuple[int, ...] = (0,)
+    """What one more version of a stage's weights takes besides what its parameters say, where steps overlap."""
+    bytes_per_version_parameter: Fraction = Fraction(0)
+    """What it takes for each parameter."""
 
     @property
     def ranks(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from math import ceil
 from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput
@@ -35,6 +36,12 @@ def problem_of(workload: Workload, layout: Layout) -> Problem:
         stages = as_torch_executes(stages, layout.paths[0][0])
     if layout.recomputed:
         stages = as_recomputed(stages, layout.paths)
+    if workload.updates is not None:
+        takes_ns, sizes = _spread(workload.update_ns, len(stages)), _spread(workload.version_bytes, len(stages))
+        stages = tuple(
+            replace(stage, update_ns=took_ns, version_bytes=size + ceil(workload.bytes_per_version_parameter * stage.parameters))
+            for stage, took_ns, size in zip(stages, takes_ns, sizes, strict=True)
+        )
     links = []
     for source, destination in layout.crossed():
         link = workload.network.link(source, destination)
@@ -59,6 +66,7 @@ def problem_of(workload: Workload, layout: Layout) -> Problem:
         placement=layout.placement,
         data_parallel=parallel,
         objective=workload.objective,
+        updates=workload.updates,
         origin=Origin(layers_of_stage=layout.layers_of_stage, network=workload.network),
     )
     # The order of microbatches that are alike says nothing.
