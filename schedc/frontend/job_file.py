@@ -123,8 +123,8 @@ class PipelineSection(Section, frozen=True, kw_only=True):
     mode: Annotated[
         Literal["synchronous", "asynchronous"],
         key(
-            "asynchronous: [steps overlap](asynchronous.md), and the period from one to the next is sought. Refused with a layout to"
-            " be chosen, two paths, data_parallel, and semantics torch.",
+            "asynchronous: [steps overlap](asynchronous.md), and the period from one to the next is sought. Refused with a layout"
+            " to be chosen, two paths, data_parallel, and semantics torch.",
             example='"asynchronous"',
             note="steps overlap: the pipeline never drains, and gradients are made with older weights",
         ),
@@ -132,8 +132,8 @@ class PipelineSection(Section, frozen=True, kw_only=True):
     versions: Annotated[
         Versions | None,
         key(
-            "Which weights ops read where steps overlap. stash: `F` the newest, the backwards what their `F` read. 2bw: step k those"
-            " of step k - 2. bounded: each op the newest. Required with mode asynchronous, else refused.",
+            "Which weights ops read where steps overlap. stash: `F` the newest, the backwards what their `F` read. 2bw: step k"
+            " those of step k - 2. bounded: each op the newest. Required with mode asynchronous, else refused.",
             example='"2bw"',
         ),
     ] = None
