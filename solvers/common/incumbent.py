@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from schedc.analysis.gap import check_bound, relative_gap
 from schedc.analysis.simulation.memory import exceeded_limit
+from schedc.analysis.simulation.period import steady_state
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import CheckFailed, SchedcError, Unsupported
 from schedc.ir import BoundName, Objective, Problem, Schedule
@@ -288,8 +289,12 @@ class Incumbent(BestKnown):
         Raises:
             Defect: as of `take`.
         """
-        timeline = simulate(self.problem, schedule, tables=self.tables)
-        makespan_ns, objective_ns = timeline.makespan_ns, timeline.objective_ns(self.problem.objective)
+        updates = self.problem.updates
+        if updates is not None and updates.is_period:
+            makespan_ns = objective_ns = steady_state(self.problem, schedule).period_ns
+        else:
+            timeline = simulate(self.problem, schedule, tables=self.tables)
+            makespan_ns, objective_ns = timeline.makespan_ns, timeline.objective_ns(self.problem.objective)
         self.take(schedule, makespan_ns, objective_ns, found_by)
         return makespan_ns, objective_ns
 

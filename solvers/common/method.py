@@ -44,6 +44,8 @@ class Method(Struct, frozen=True, forbid_unknown_fields=True):
     """What `--method` calls it."""
     place: ClassVar[int] = 0
     """Its place in lists, and in what `auto` tries: of equal schedules the first is kept."""
+    steps_overlap: ClassVar[bool] = False
+    """Whether it makes periods, for problems whose steps overlap, and for no others; else it is for others alone."""
 
     def __init_subclass__(cls, **config: Any) -> None:
         """Keep a class that has a name."""

@@ -5,7 +5,8 @@ Every search starts from the best constructive candidate. Where fused backwards 
 is followed by its schedule with backwards fused and split where that pays, `zb-h1 + mixed`. `auto` runs the constructive methods,
 then local search over a list scheduler's rule, over which backwards are fused, and over the orders, then CP-SAT, whole or
 relaxed. Where microbatches differ and may enter in any order, the search for that order comes first. While a clock leaves time, the
-local searches go on from other seeds. It ends at the gap, the limit, or a proof; an interruption ends it with what is known then.
+local searches go on from other seeds. Where steps overlap, the methods are others, and CP-SAT asks for one period after another. It
+ends at the gap, the limit, or a proof; an interruption ends it with what is known then.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 from schedc.analysis.simulation.memory import exceeded_limit
 from schedc.compiled.compiler import at_hand, compile_ahead
-from schedc.errors import Unsupported
+from schedc.errors import InvalidInput, Unsupported
 from schedc.ir import BoundName, Problem, Schedule
 from schedc.solvers.common.base import ignore
 from schedc.solvers.common.fuse_backwards import fuse_backwards
 from schedc.solvers.common.incumbent import Candidate, Ended, Incumbent
 from schedc.solvers.common.interruption import OutOfTime
-from schedc.solvers.common.method import FUSED, MIXED, SMALL_OPS, Constructive, fusing_frees, fusing_saves_time
+from schedc.solvers.common.method import FUSED, MIXED, SMALL_OPS, Constructive, Method, fusing_frees, fusing_saves_time
 from schedc.solvers.common.microbatch_order import order_is_open
-from schedc.solvers.driver.registry import constructive, is_auto, is_constructive, methods, search_of
+from schedc.solvers.driver.registry import constructive, is_auto, is_constructive, method_named, methods, search_of
 from schedc.solvers.heuristics.greedy import ONE_RULE
 from schedc.solvers.kernel.climb import climb_mixing, climb_without_reserves
 from schedc.solvers.kernel.list_kernel import run_rule
@@ -50,6 +51,9 @@ MEANWHILE_S = 4.0
 
 LAST_RESORTS = (ONE_RULE, "sequential")
 """What makes a good schedule soonest, and what always makes one; where the time is up and there is none yet, nothing ends them."""
+
+OVERLAPPING = "steady"
+"""The same where steps overlap."""
 
 NOTHING_BETTER = "found nothing better"
 """Of a search that worked."""
@@ -87,7 +91,11 @@ def solve(
         KeyboardInterrupt: the run was interrupted before there was any schedule, and nothing listens.
     """
     method, limits = settings.method, settings.limits
-    at_once, auto = is_constructive(method), is_auto(method)
+    at_once, auto, overlap = is_constructive(method), is_auto(method), problem.updates is not None
+    if not auto and (named := method_named(method)) is not None and named.steps_overlap != overlap:
+        known_names = ", ".join(name for name, each in methods(Method).items() if each.steps_overlap == overlap)
+        steps = "overlap" if overlap else "end before the next begins"
+        raise InvalidInput(f"method {method!r} is not for steps that {steps}; expected auto, {known_names}")
     searches = () if at_once else _auto_searches(problem) if auto else ((method, 1.0),)
     runs = [(search, search_of(search), share) for search, share in searches]  # a wrong option is refused at once
     if at_once:
@@ -105,18 +113,20 @@ def solve(
                 try_methods(incumbent, (method,))
         elif not known:
             _begin(incumbent, constructive_s)
-        if auto and limits.clock_s is not None and problem.num_ops <= CPSAT_OPS and not at_hand(_climb(problem)):
+        can_wait = auto and limits.clock_s is not None and not overlap
+        if can_wait and problem.num_ops <= CPSAT_OPS and not at_hand(_climb(problem)):
+            assert limits.clock_s is not None
             left_s = max(limits.clock_s - incumbent.seconds, MEANWHILE_S)
             runs.insert(0, ("cpsat", search_of("cpsat"), MEANWHILE_S / left_s))
         with incumbent.alarm(limits.clock_s):
             _search(incumbent, runs, limits, by_name=not auto)
-            if auto and limits.clock_s is not None:
+            if can_wait:
                 _search_on(incumbent)
     except OutOfTime:
         incumbent.cut_short = True
         if incumbent.schedule is None and not at_once:
             with incumbent.alarm(None):  # late is better than without a plan
-                for last in LAST_RESORTS:
+                for last in LAST_RESORTS if not overlap else (OVERLAPPING,):
                     if incumbent.schedule is None:
                         try_methods(incumbent, (last,))
     except KeyboardInterrupt:
@@ -132,6 +142,10 @@ def solve(
 def _begin(incumbent: Incumbent, time_s: float | None) -> None:
     """Run the methods that make a schedule at once, from which every search starts."""
     problem = incumbent.problem
+    if problem.updates is not None:
+        with incumbent.alarm(time_s):
+            try_methods(incumbent, candidate_names(problem))
+        return
     climb, saves_time = _climb(problem), fusing_saves_time(problem)
     if problem.num_ops > SMALL_OPS:
         compile_ahead(climb, polish, run_rule)  # the last for the next job, if this one takes as long
@@ -223,7 +237,9 @@ def candidate_names(problem: Problem) -> tuple[str, ...]:
 
     Those that fuse some backwards that may be split come behind the others, and behind these those that fuse all.
     """
-    texts = [text for method in methods(Constructive).values() for text in method.candidates(problem)]
+    overlap = problem.updates is not None
+    fitting = (method for method in methods(Constructive).values() if method.steps_overlap == overlap)
+    texts = [text for method in fitting for text in method.candidates(problem)]
     return tuple(sorted(texts, key=lambda text: ("{fused=" in text) + 2 * text.endswith(FUSED)))
 
 
@@ -295,6 +311,8 @@ def _construct(incumbent: Incumbent, method: str, construct: Construct) -> tuple
 
 def _auto_searches(problem: Problem) -> tuple[tuple[str, float], ...]:
     """What `auto` runs after the constructive methods, each with the share of the time or work left that it may take."""
+    if problem.updates is not None:
+        return (("modulo", 1.0),)
     ranges = (("fused-ranges{rounds=12}", 0.3),) if fusing_saves_time(problem) else ()
     if order_is_open(problem):
         # The order decides most. CP-SAT has it open, too; it finds less than the searches, which go on after it, but proves more.

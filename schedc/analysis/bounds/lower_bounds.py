@@ -18,6 +18,7 @@ from schedc.analysis.bounds.heads_and_tails import Frame, HeadsAndTails, frames_
 from schedc.analysis.bounds.idle_gaps import idle_gap_bound_of_rank
 from schedc.analysis.bounds.idle_gaps_chunks import chunk_idle_gap_bound, chunk_idle_gap_bound_of_rank
 from schedc.analysis.bounds.one_machine import Backward, Task, mixture_bound
+from schedc.analysis.bounds.period import period_bounds
 from schedc.analysis.bounds.residency import residency_bound_of_rank, without_recomputed_bytes
 from schedc.analysis.bounds.warm_up import wave_tasks
 from schedc.ir import BoundName, Objective, Problem, Resource
@@ -51,6 +52,8 @@ def lower_bounds(problem: Problem) -> tuple[Bound, ...]:
 
 def bounds_in_time(problem: Problem, until: Until) -> tuple[Bound, ...]:
     """`lower_bounds` as far as the time allows: all but warm-up and idle gaps, and these of as many machines as are looked at."""
+    if problem.updates is not None and problem.updates.is_period:
+        return tuple(Bound(name=name, value_ns=value_ns, detail=detail) for name, value_ns, detail in period_bounds(problem))
     frames = frames_of(without_recomputed_bytes(problem))
     return (*_simple(frames), _warm_up(frames, until), _idle_gaps(frames, until))
 
