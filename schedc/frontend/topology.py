@@ -48,12 +48,15 @@ def read_network(topology: TopologyFile, ranks: int, location: Location) -> Netw
     site = tuple(site for site, size in enumerate(sites) for _ in range(size))
     if topology.between is not None and site[-1] == 0:
         raise (location / "between").refuse("a table where all ranks are in one site", "two or more sites in topology.sites")
+    if topology.inbound and site[-1] > 0:
+        raise (location / "inbound").refuse("true with several sites, whose links share trunks", "one site, or no such key")
     between = None if topology.between is None else _over(FREE, topology.between)
     of_sites = _directed(topology.site_link, site[-1] + 1, location / "site_link", "sites")
     network = Network(
         site_of_rank=site,
         within=FREE if topology.within is None else _over(FREE, topology.within),
         between=between,
+        inbound=topology.inbound,
         site_links=tuple(
             SiteLink(source=source, destination=destination, cost=_over(between or FREE, override))
             for (source, destination), override in of_sites.items()
@@ -83,10 +86,12 @@ def check_connected(network: Network, pairs: Sequence[tuple[int, int]], location
 
 def _over(base: MessageCost, cost: LinkCost) -> MessageCost:
     """The cost, completed by what is known of the pair otherwise."""
-    latency_ns = base.latency_ns if cost.latency_ns is None else cost.latency_ns
+    latency_ns = base.latency_ns + base.setup_ns if cost.latency_ns is None else cost.latency_ns
+    holds = base.setup_ns > 0 if cost.holds_latency is None else cost.holds_latency
+    over = replace(base, latency_ns=0 if holds else latency_ns, setup_ns=latency_ns if holds else 0)
     if cost.bytes_per_second is None and cost.transfer_ns is None:
-        return replace(base, latency_ns=latency_ns)
-    return MessageCost(latency_ns=latency_ns, bytes_per_second=cost.bytes_per_second, transfer_ns=cost.transfer_ns)
+        return over
+    return replace(over, bytes_per_second=cost.bytes_per_second, transfer_ns=cost.transfer_ns)
 
 
 def _directed(

@@ -27,6 +27,11 @@ class LinkCost(Section, frozen=True, kw_only=True):
         ),
     ] = None
 
+    holds_latency: Annotated[
+        bool | None,
+        key("A message occupies the link for its latency, too, and arrives when it leaves the link. Default: false."),
+    ] = None
+
     def rules(self) -> Rules:
         """One occupancy."""
         if self.bytes_per_second is not None and self.transfer_ns is not None:
@@ -35,7 +40,7 @@ class LinkCost(Section, frozen=True, kw_only=True):
     @property
     def is_silent(self) -> bool:
         """Whether it says nothing."""
-        return self.latency_ns is None and self.bytes_per_second is None and self.transfer_ns is None
+        return self.latency_ns is self.bytes_per_second is self.transfer_ns is self.holds_latency is None
 
 
 class SiteLinkOverride(LinkCost, frozen=True, kw_only=True):
@@ -82,6 +87,10 @@ class TopologyFile(Section, frozen=True, kw_only=True):
         tuple[Count, ...] | None,
         key("Ranks per datacenter, in order; they add up to `ranks`. Default: one site.", note="ranks in each site"),
     ] = None
+    inbound: Annotated[
+        bool,
+        key("Each rank receives all messages over one wire, one after the other, whoever sends them. With one site alone."),
+    ] = False
     within: Annotated[LinkCost | None, key("Any two ranks of one site. Default: no time.")] = None
     between: Annotated[
         LinkCost | None,

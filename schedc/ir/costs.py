@@ -66,21 +66,24 @@ class MessageCost:
     """The occupancy of one message, given outright; wins over `bytes_per_second`."""
     bytes_per_second: int | None = None
     """Bandwidth; None: a message occupies the link for no time."""
+    setup_ns: int = 0
+    """For how long a message occupies the link besides, whatever its size: its latency, where the link is held for that, too."""
 
     def __post_init__(self) -> None:
         """Refuse negative numbers."""
-        if self.latency_ns < 0 or (self.transfer_ns or 0) < 0:
-            raise ValueError(f"latency and transfer must be at least 0, got {self.latency_ns} and {self.transfer_ns}")
+        if self.latency_ns < 0 or (self.transfer_ns or 0) < 0 or self.setup_ns < 0:
+            found = f"{self.latency_ns}, {self.transfer_ns} and {self.setup_ns}"
+            raise ValueError(f"latency, transfer and setup must be at least 0, got {found}")
         if self.bytes_per_second is not None and self.bytes_per_second <= 0:
             raise ValueError(f"bytes_per_second must be above 0, got {self.bytes_per_second}")
 
     def occupancy_ns(self, message_bytes: int) -> int:
         """For how long a message of this size occupies the link; a fraction of a nanosecond counts as a whole one."""
         if self.transfer_ns is not None:
-            return self.transfer_ns
+            return self.setup_ns + self.transfer_ns
         if self.bytes_per_second is None:
-            return 0
-        return -(-message_bytes * 1_000_000_000 // self.bytes_per_second)
+            return self.setup_ns
+        return self.setup_ns - (-message_bytes * 1_000_000_000 // self.bytes_per_second)
 
     def payload_ns(self, size_bytes: int, message_bytes: int) -> int:
         """For how long what is no message of the pipeline occupies the link, such as gradients or weights.
@@ -93,10 +96,10 @@ class MessageCost:
         if self.transfer_ns is None:
             return self.occupancy_ns(size_bytes)
         if not self.transfer_ns or not size_bytes:
-            return 0
+            return self.setup_ns
         if message_bytes <= 0:
             raise ValueError("transfer_ns is the time of a message of no known size")
-        return -(-size_bytes * self.transfer_ns // message_bytes)
+        return self.setup_ns - (-size_bytes * self.transfer_ns // message_bytes)
 
 
 FREE = MessageCost()

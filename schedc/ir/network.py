@@ -64,6 +64,8 @@ class Network:
     """Directed pairs of sites that differ from `between`."""
     links: tuple[Link, ...] = ()
     """Directed pairs of ranks that differ from their sites; with their trunk, if they share it."""
+    inbound: bool = False
+    """Whether each rank receives over one wire, which is then the trunk of all links to it. There is one site then."""
     _cost_of_sites: dict[tuple[int, int], MessageCost] = field(init=False, repr=False, compare=False)
     _link_of: dict[tuple[int, int], Link] = field(init=False, repr=False, compare=False)
 
@@ -90,6 +92,8 @@ class Network:
         return self.within if here == there else self._cost_of_sites.get((here, there), self.between)
 
     def trunk(self, source: int, destination: int) -> str | None:
-        """The trunk from one rank's site to the other's; None within a site."""
+        """The trunk from one rank's site to the other's, or the wire into the other; None within a site without such wires."""
+        if self.inbound:
+            return f">rank{destination}"
         here, there = self.site_of_rank[source], self.site_of_rank[destination]
         return None if here == there else trunk_name(here, there)

@@ -203,15 +203,15 @@ def check_updates(problem: Problem) -> Found:
         yield "microbatches", f"expected {whole} of {updates.microbatches} microbatches, found {problem.microbatches}"
     if problem.data_parallel is not None:
         yield "data_parallel", "is not modelled where steps overlap; what it takes before an update belongs to `update`"
-    senders: dict[str, set[int]] = {}
+    ends: dict[str, tuple[set[int], set[int]]] = {}
     for index, link in enumerate(problem.links):
         if link.trunk is not None:
-            senders.setdefault(link.trunk, set()).add(link.source)
-            if len(senders[link.trunk]) > 1 and updates.is_period:
-                yield (
-                    f"links[{index}].trunk",
-                    f"{link.trunk!r} serves several ranks, whose order no period has; give each link a line",
-                )
+            sources, destinations = ends.setdefault(link.trunk, (set(), set()))
+            sources.add(link.source)
+            destinations.add(link.destination)
+            if updates.is_period and len(sources) > 1 and len(destinations) > 1:
+                message = f"{link.trunk!r} joins several ranks with several, and no period has an order of theirs"
+                yield f"links[{index}].trunk", f"{message}; expected one at one end"
 
 
 @CHECKS

@@ -29,6 +29,16 @@ class Edge(NamedTuple):
     periods: int
 
 
+class Carried(NamedTuple):
+    """A transfer: the ops that send and take it, its node, its occupancy, and by how many periods the first is ahead."""
+
+    producer: int
+    consumer: int
+    node: int
+    occupancy_ns: int
+    periods: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steady:
     """How a period repeats."""
@@ -131,7 +141,7 @@ def _edges(problem: Problem, schedule: Schedule) -> tuple[list[Edge], int]:
             of_block.setdefault((op.kind is Kind.F, op.stage, op.microbatch % count), (number, step_of(op, count)))
     last_of = {(op.kind, op.stage, op.microbatch % count): number for number, op in enumerate(ops) if op.kind is not Kind.U}
     nodes = len(ops)
-    carried: dict[Resource, list[tuple[int, int, int]]] = {}
+    carried: dict[Resource, list[Carried]] = {}
     for (kind, stage, microbatch), producer in last_of.items():
         path = problem.path(microbatch)
         at = path.index(stage) + (1 if kind is Kind.F else -1)
@@ -148,9 +158,13 @@ def _edges(problem: Problem, schedule: Schedule) -> tuple[list[Edge], int]:
             Edge(producer, nodes, lasts_ns[producer], 0),
             Edge(nodes, consumer, occupancy_ns + link.latency_ns, periods),
         ]
-        carried.setdefault(Resource.of_link(link), []).append((producer, nodes, occupancy_ns))
+        carried.setdefault(Resource.of_link(link), []).append(Carried(producer, consumer, nodes, occupancy_ns, periods))
         nodes += 1
-    for transfers in carried.values():  # a link or trunk serves one rank, in its order
-        around = [*sorted(transfers), min(transfers)]
-        edges += [Edge(a, b, took_ns, int(b <= a)) for (_, a, took_ns), (_, b, _) in pairwise(around)]
+    for transfers in carried.values():
+        sources = {problem.rank_of(ops[transfer.producer]) for transfer in transfers}
+        # A link or trunk serves one rank, in its order; a wire into a rank several, in the order in which that takes the messages.
+        served = sorted(transfers, key=lambda each: each.producer if len(sources) == 1 else each.consumer)
+        for before, after in pairwise([*served, served[0]]):
+            ahead = 0 if len(sources) == 1 else before.periods - after.periods
+            edges.append(Edge(before.node, after.node, before.occupancy_ns, ahead + int(after is served[0])))
     return edges, nodes

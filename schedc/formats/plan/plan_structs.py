@@ -126,6 +126,7 @@ class LinkEntry(FileEntry, frozen=True, omit_defaults=True):
     latency_ns: Count
     transfer_ns: Count | None = None
     bytes_per_second: Several | None = None
+    setup_ns: Count = 0
     trunk: Text | None = None
 
 
@@ -135,6 +136,7 @@ class CostEntry(FileEntry, frozen=True, omit_defaults=True):
     latency_ns: Count = 0
     transfer_ns: Count | None = None
     bytes_per_second: Several | None = None
+    setup_ns: Count = 0
 
 
 class SiteLinkEntry(FileEntry, frozen=True):
@@ -153,6 +155,7 @@ class NetworkEntry(FileEntry, frozen=True, omit_defaults=True):
     between: CostEntry | None = None
     site_links: tuple[SiteLinkEntry, ...] = ()
     links: tuple[LinkEntry, ...] = ()
+    inbound: bool = False
 
 
 class OriginEntry(FileEntry, frozen=True):

@@ -3,12 +3,11 @@
 A timetable repeats every T ns if each op and transfer begins, within the period, late enough after all that it waits for, which may
 lie some periods before. Of these differences there is a solution if and only if no cycle of them adds up to more than T per period
 that it passes (Bellman, 1958). So T is the least period if T has a solution and T - 1 has none. A link or trunk serves one rank, in
-its order.
+its order; a wire into a rank serves several, in the order in which that takes the messages.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
 from schedc.ir import Kind, Link, Op, Plan, Problem, Schedule
@@ -96,7 +95,7 @@ def _waits(problem: Problem, schedule: Schedule) -> Iterator[Wait]:
             step, microbatch = period_of_step(op, count)
             if op.kind in (Kind.F, Kind.B, Kind.BW):
                 receiver[op.kind == Kind.F, op.stage, microbatch] = (rank, index), step
-    on_link: dict[object, list[tuple[Place, int]]] = {}
+    on_link: dict[object, list[tuple[Place, Place, int, int]]] = {}
     for rank, order in enumerate(schedule.orders):
         for index, op in enumerate(order):
             lasts_ns = problem.duration_ns(op.kind, op.stage, 0 if op.kind == Kind.U else op.microbatch)
@@ -111,7 +110,12 @@ def _waits(problem: Problem, schedule: Schedule) -> Iterator[Wait]:
             consumer, its_step = receiver[op.kind == Kind.F, to, microbatch]
             yield (rank, index), transfer, lasts_ns, 0
             yield transfer, consumer, occupancy_ns + link.latency_ns, step - its_step
-            on_link.setdefault(link.trunk or (rank, link.destination), []).append((transfer, occupancy_ns))
-    for transfers in on_link.values():
-        for (before, occupancy_ns), (after, _) in pairwise([*transfers, transfers[0]]):
-            yield before, after, occupancy_ns, int(after <= before if len(transfers) > 1 else True)
+            queue = on_link.setdefault(link.trunk or (rank, link.destination), [])
+            queue.append(((rank, index), consumer, occupancy_ns, step - its_step))
+    for queue in on_link.values():
+        into_one = len({sender[0] for sender, _, _, _ in queue}) > 1
+        queue.sort(key=lambda entry: entry[1] if into_one else entry[0])  # as it is taken, or as it is sent
+        for number, (sender, _, occupancy_ns, early) in enumerate(queue):
+            next_sender, _, _, its_early = queue[(number + 1) % len(queue)]
+            later = int(number + 1 == len(queue)) + (early - its_early if into_one else 0)
+            yield (-1 - sender[0], sender[1]), (-1 - next_sender[0], next_sender[1]), occupancy_ns, later

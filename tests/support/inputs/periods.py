@@ -18,6 +18,7 @@ def random_period(random: Random, *, largest: int = 50, versions: Versions | Non
     placement = [rank for chunk in range(chunks) for rank in (range(ranks) if random.random() < 0.5 else reversed(range(ranks)))]
     mode = versions or random.choice(list(Versions))
     stages = tuple(_stage(random, rank, count, largest) for rank in placement)
+    inbound = random.random() < 0.3
     pairs = sorted({pair for a, b in pairwise(placement) if a != b for pair in ((a, b), (b, a))})
     problem = Problem(
         name="random",
@@ -26,7 +27,7 @@ def random_period(random: Random, *, largest: int = 50, versions: Versions | Non
         stages=stages,
         paths=(tuple(range(len(stages))),),
         path_of=(0,) * count,
-        links=tuple(_link(random, a, b, largest) for a, b in pairs),
+        links=tuple(_link(random, a, b, largest, f">rank{b}" if inbound else None) for a, b in pairs),
         memory_limit_bytes=(None,) * ranks,
         updates=Updates(versions=mode, microbatches=count, is_period=True, most_delay=99 if mode is Versions.BOUNDED else None),
     )
@@ -53,9 +54,15 @@ def _stage(random: Random, rank: int, count: int, largest: int) -> Stage:
     )
 
 
-def _link(random: Random, source: int, destination: int, largest: int) -> Link:
-    speed = random.choice((None, 10**9, 7 * 10**8))
-    return Link(source=source, destination=destination, latency_ns=random.randint(0, largest), bytes_per_second=speed)
+def _link(random: Random, source: int, destination: int, largest: int, trunk: str | None) -> Link:
+    return Link(
+        source=source,
+        destination=destination,
+        latency_ns=random.randint(0, largest),
+        bytes_per_second=random.choice((None, 10**9, 7 * 10**8)),
+        setup_ns=random.choice((0, random.randint(0, largest))),
+        trunk=trunk,
+    )
 
 
 def _period(random: Random, problem: Problem) -> Schedule:
