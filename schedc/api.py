@@ -386,11 +386,16 @@ def choosing_run(plan: Plan, job: Job | None = None, *, links: LinkTrace | None 
         choose: False: the ranks keep to the plan's orders.
 
     Raises:
+        InvalidInput: the plan's steps overlap.
         CheckFailed: as `simulate_plan`.
     """
     from schedc.analysis.simulation.online import not_before, simulate_online
     from schedc.lower.problem import problem_under
 
+    if plan.problem.updates is not None:
+        raise InvalidInput(
+            f"{plan.name}: the plan's steps overlap; its ranks keep to the plan's orders, as updates decide what ops read"
+        )
     simulate_plan(plan, job)  # refuses what cannot be timed
     problem = costs_for(plan, job)
     later = [] if links is None else [(time_ns, problem_under(problem, conditions)) for time_ns, conditions in links.entries]

@@ -149,12 +149,12 @@ def read_sound_plan(path: Path) -> Plan:
     """The plan in the file, for commands that write it in another tool's format.
 
     Raises:
+        InvalidInput: its steps overlap, which other tools' formats cannot say.
         CheckFailed: its verifier refuses it.
     """
     from schedc.compile.certify import check_plan
-    from schedc.formats.plan.plan_file import read_plan
 
-    read = read_plan(path)
+    read = read_step(path)
     violations = check_plan(read)
     if violations:
         raise CheckFailed(f"{path}: {violations[0]} (`schedc verify` lists all {len(violations)})")

@@ -33,7 +33,13 @@ class TransferEvents(NamedTuple):
 
 COMPUTE, WAITING, FIRST_CHANNEL = 1, 2, 3
 """Lanes (thread ids) of a rank."""
-COLOURS = {Kind.F: "thread_state_running", Kind.B: "thread_state_runnable", Kind.W: "thread_state_iowait", Kind.BW: "rail_response"}
+COLOURS = {
+    Kind.F: "thread_state_running",
+    Kind.B: "thread_state_runnable",
+    Kind.W: "thread_state_iowait",
+    Kind.BW: "rail_response",
+    Kind.U: "rail_idle",
+}
 """Names of the viewers' own palette."""
 
 

@@ -222,8 +222,10 @@ def checked_under(problem: Problem, conditions: Conditions, where: str) -> Probl
     """The problem with these costs, verified; `where` says of messages which conditions they are.
 
     Raises:
-        InvalidInput: it contradicts itself.
+        InvalidInput: it contradicts itself, or its steps overlap: what asks for other conditions plans steps that end.
     """
+    if problem.updates is not None:
+        raise InvalidInput(f"{problem.name}: {where}: its steps overlap; expected a job whose steps end before the next begins")
     under = problem_under(problem, conditions)
     if violations := verify_problem(under):
         raise InvalidInput(f"{problem.name}: {where}: {violations[0]}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from typer import Option
 
-from schedc.cli.options import PlanArgument, output_to, read_sound_plan, read_step
+from schedc.cli.options import PlanArgument, output_to, read_run, read_sound_plan
 from schedc.errors import InvalidInput
 from schedc.io.location import one_line
 from schedc.io.outputs import check_outputs, is_standard, write_atomically, write_output
@@ -103,7 +103,7 @@ def export_perfetto(
     from schedc.view.perfetto import perfetto_of_plan
 
     check_outputs({"-o": output}, (plan,), standard=True)
-    read = read_step(plan)
+    read = read_run(plan)
     write_output(output, perfetto_of_plan(read, time_plan(read)))
     if not is_standard(output):
         typer.echo(one_line(f"written to {output}; open it in https://ui.perfetto.dev"))

@@ -58,8 +58,10 @@ def check_job(problem: Problem) -> None:
     """Refuse a job whose stages torch cannot have.
 
     Raises:
-        Unsupported: there are two paths, or one that is not stage 0, 1, 2, ….
+        Unsupported: there are two paths, or one that is not stage 0, 1, 2, …; or steps overlap.
     """
+    if problem.updates is not None:
+        raise Unsupported(f"{problem.name}: torch cannot run this job: its steps overlap")
     if len(problem.paths) > 1 or problem.paths[0] != tuple(range(len(problem.stages))):
         raise Unsupported(f"{problem.name}: torch cannot run this job: its stages are not one chain from 0 on")
 

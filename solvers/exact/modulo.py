@@ -1,0 +1,235 @@
+"""The least period by CP-SAT: one period after another is found feasible, or refuted.
+
+A Problem whose steps overlap and a known period go in; a better one and a proven lower bound come out. The model is
+`schedc.models.modulo`; each period T is a question of its own, whether any schedule has it. No is a proof that all take T + 1 or
+more, as what is feasible with T is with all that is longer. The bound is asked for first, then what is just below the best known,
+which proves it, in turn with what lies in the middle. Of the least period that is found the delays are minimized. Schedules are
+timed by `steady_state`; only the bound is CP-SAT's own word.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from schedc.analysis.gap import check_bound
+from schedc.analysis.simulation.period import steady_state
+from schedc.analysis.simulation.versions import versions_of
+from schedc.errors import Unsupported
+from schedc.ir import BoundName, Kind, Op, Problem, Schedule
+from schedc.models.modulo import ModuloModel, build_modulo, minimize_delays, orders_of
+from schedc.solvers.common.base import Limits, Solved, SolverStatus
+from schedc.solvers.common.method import Search
+from schedc.solvers.exact.cpsat import SOLVER, digest_of, run, solver_of
+from schedc.verify.schedule.checks import verify_schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from schedc.solvers.common.incumbent import Incumbent
+
+SHARE = 1 / 3
+"""Of what is left of a limit, each question gets this much."""
+LEAST_S = 0.25
+"""No question gets less."""
+
+
+class Modulo(Search, frozen=True):
+    """CP-SAT on the modulo schedule, from the best period known. Workers, seed and limits are the command's."""
+
+    name, place = "modulo", 265
+    steps_overlap = True
+
+    def improve(self, incumbent: Incumbent, limits: Limits) -> None:
+        """Offer shorter periods, and bounds."""
+        solved = solve_modulo(
+            incumbent.problem,
+            incumbent.start,
+            limits=limits,
+            known_bound_ns=incumbent.bound_ns,
+            on_schedule=lambda schedule: incumbent.offer_valid(schedule, self.name),
+            on_bound=lambda bound_ns: incumbent.raise_bound(bound_ns, BoundName.CPSAT, ()),
+        )
+        incumbent.take_solved(solved, BoundName.CPSAT, limits)
+
+
+@dataclass(slots=True)
+class Known:
+    """What is known, and what is left of the limits."""
+
+    problem: Problem
+    limits: Limits
+    best: Schedule
+    best_ns: int
+    lower_ns: int
+    begun: float = field(default_factory=time.perf_counter)
+    work: float = 0.0
+    log: list[str] = field(default_factory=list)
+    ended_by: BaseException | None = None
+
+    @property
+    def left(self) -> tuple[float | None, float | None]:
+        """Seconds and work that are left."""
+        limits = self.limits
+        left_s = None if limits.clock_s is None else limits.clock_s - (time.perf_counter() - self.begun)
+        return left_s, None if limits.deterministic is None else limits.deterministic - self.work
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a limit or an interruption ends it."""
+        return self.ended_by is not None or any(left is not None and left <= 0 for left in self.left)
+
+
+def solve_modulo(
+    problem: Problem,
+    incumbent: Schedule,
+    *,
+    limits: Limits,
+    known_bound_ns: int = 1,
+    on_schedule: Callable[[Schedule], None] = lambda _: None,
+    on_bound: Callable[[int], None] = lambda _: None,
+) -> Solved:
+    """Find the least period, or prove that the known one is.
+
+    Args:
+        problem: one step of a run without end.
+        incumbent: a valid period; only shorter ones, and those of less delay, are better.
+        limits: when to stop, the seed and the workers; all questions share a limit.
+        known_bound_ns: a lower bound that is known already.
+        on_schedule: is called with every better schedule.
+        on_bound: is called with every better bound, in nanoseconds.
+
+    Raises:
+        Unsupported: the problem's steps do not overlap.
+        Defect: a bound is above a known period.
+    """
+    if problem.updates is None or not problem.updates.is_period:
+        raise Unsupported("modulo finds periods; this job's steps do not overlap")
+    first_ns = steady_state(problem, incumbent).period_ns
+    check_bound(known_bound_ns, first_ns, "known before modulo")
+    known = Known(problem, limits, incumbent, first_ns, max(1, known_bound_ns))
+    for period_ns in _questions(known):
+        before_ns = known.best_ns, known.lower_ns
+        status = _ask(known, period_ns)
+        if known.best_ns < before_ns[0]:
+            on_schedule(known.best)
+        if known.lower_ns > before_ns[1]:
+            check_bound(known.lower_ns, known.best_ns, "modulo")
+            on_bound(known.lower_ns)
+        if status is SolverStatus.UNKNOWN and known.is_over:
+            break
+    if not known.is_over and _fewer_delays(known):
+        on_schedule(known.best)
+    status = SolverStatus.OPTIMAL if known.best_ns == known.lower_ns else SolverStatus.FEASIBLE
+    return Solved(
+        schedule=known.best,
+        objective_ns=known.best_ns,
+        lower_bound_ns=known.lower_ns,
+        status=status,
+        log=(SOLVER.format(version("ortools")), f"{limits.workers} workers, seed {limits.seed}", *known.log),
+        work=known.work,
+        ended_by=known.ended_by,
+    )
+
+
+def _questions(known: Known) -> Iterator[int]:
+    """The periods to ask for, as long as some question is open: the bound, then by turns just below the best, and in the middle."""
+    low_ns = known.lower_ns - 1  # up to here nothing was found
+    last_ns = 0  # what was asked for just below the best
+    while known.best_ns - known.lower_ns > known.limits.gap * known.best_ns and not known.is_over:
+        best_ns = known.best_ns
+        if low_ns < known.lower_ns < best_ns - 1:
+            period_ns = known.lower_ns
+        elif last_ns != best_ns - 1:
+            period_ns = last_ns = best_ns - 1
+        elif low_ns + 1 < best_ns - 1:
+            period_ns = (low_ns + best_ns) // 2
+        else:
+            return  # asked for all, and one had no answer
+        yield period_ns
+        if known.best_ns == best_ns and period_ns < best_ns - 1:
+            low_ns = max(low_ns, period_ns)
+
+
+def _ask(known: Known, period_ns: int) -> SolverStatus:
+    """Whether there is a schedule of at most this period; what is found counts, or that there is none."""
+    for in_turn in (False, True):
+        built = build_modulo(known.problem, period_ns, in_turn=in_turn)
+        _hint(built, known.best, known.best_ns)
+        status, found = _solve(known, built, SHARE)
+        if status is SolverStatus.INFEASIBLE:
+            known.lower_ns = max(known.lower_ns, period_ns + 1)
+        if found is None:
+            return status
+        found_ns = steady_state(known.problem, found).period_ns
+        if found_ns < known.best_ns:
+            known.best, known.best_ns = found, found_ns
+        if found_ns <= period_ns:
+            return status  # else some transfer was passed by another, which no link does
+    return SolverStatus.UNKNOWN
+
+
+def _fewer_delays(known: Known) -> bool:
+    """Whether a schedule of the same period is found whose stages have less delay together, which then is the best."""
+    before = sum(versions_of(known.problem, known.best).delays)
+    built = build_modulo(known.problem, known.best_ns)
+    if before == 0 or not built.delay:
+        return False
+    minimize_delays(built)
+    _hint(built, known.best, known.best_ns)
+    _, found = _solve(known, built, 1.0)
+    if found is None or steady_state(known.problem, found).period_ns > known.best_ns:
+        return False
+    if sum(versions_of(known.problem, found).delays) >= before:
+        return False
+    known.best = found
+    return True
+
+
+def _solve(known: Known, built: ModuloModel, share: float) -> tuple[SolverStatus, Schedule | None]:
+    """Run CP-SAT for a share of what is left; its schedule, if that breaks no rule."""
+    left_s, left = known.left
+    limits = replace(
+        known.limits,
+        time_s=None if left_s is None else max(share * left_s, min(LEAST_S, left_s)),
+        deterministic=None if left is None else max(share * left, min(LEAST_S, left)),
+        gap=0.0,
+    )
+    solver = solver_of(limits)
+    code, known.ended_by = run(solver, built.model)
+    status = SolverStatus(solver.status_name(code))
+    known.work += solver.response_proto.deterministic_time
+    known.log += [digest_of(built.model), f"period {built.period_ns} ns: status {status}"]
+    if status not in (SolverStatus.OPTIMAL, SolverStatus.FEASIBLE):
+        return status, None
+    found = orders_of(built, solver.value)
+    return status, None if verify_schedule(known.problem, found) else found
+
+
+def _hint(built: ModuloModel, schedule: Schedule, period_ns: int) -> None:
+    """Hint the schedule's timetable, with its period scaled to the model's."""
+    problem, count = built.problem, built.problem.microbatches
+    steady = steady_state(problem, schedule)
+    starts: dict[Op, int] = {}
+    for order, begun_ns in zip(schedule.orders, steady.starts_ns, strict=True):
+        for op, start_ns in zip(order, begun_ns, strict=True):
+            step, microbatch = (op.microbatch, 0) if op.kind is Kind.U else divmod(op.microbatch, count)
+            starts[op._replace(microbatch=microbatch)] = start_ns - step * period_ns
+    for op in [op for op in starts if op.kind is Kind.BW and op not in built.start]:
+        backward, weights = op._replace(kind=Kind.B), op._replace(kind=Kind.W)
+        starts[backward] = starts.pop(op)
+        fused = backward in built.fused
+        kind = Kind.BW if fused else Kind.B
+        starts[weights] = starts[backward] + problem.duration_ns(kind, op.stage, op.microbatch)
+        if fused:
+            built.model.add_hint(built.fused[backward], 1)
+    first = next(op for op in built.start if op.kind is Kind.F)
+    shift = -starts[first] + built.model.proto.variables[built.start[first].index].domain[0]
+    for op, start_ns in starts.items():
+        at = (start_ns + shift) * built.period_ns // period_ns
+        if 0 <= at < built.period_ns * (built.turns + 1):
+            built.model.add_hint(built.start[op], at)
+            built.model.add_hint(built.residue[op], at % built.period_ns)
+            built.model.add_hint(built.turn[op], at // built.period_ns)

@@ -1,0 +1,355 @@
+"""List scheduling in the steady state: a problem whose steps overlap in, a period near the bound out.
+
+Two ways. Where each rank has one stage, all run one forward and one backward in turn, and what is sought is how many microbatches
+each has under way: at first what the round trip needs at the bound (Little's law); then, on the cycle that takes longest, more
+where a stage turns from a backward to a forward. For any placement: iterative modulo scheduling (Rau, 1994), period by period from
+the bound on. Each microbatch is laid out from its turn on the last stage, forwards as late as they can and backwards as early, so
+that little is under way, each where its rank or link is free modulo the period; of idle time, no more is left in pieces that hold
+nothing than the period has. All are timed by `steady_state`; of equal periods the least delays, then the least memory count.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from schedc.analysis.bounds.period import period_bounds
+from schedc.analysis.simulation.memory import exceeded_limit, peak_bytes
+from schedc.analysis.simulation.period import Steady, steady_state
+from schedc.analysis.simulation.versions import versions_of
+from schedc.errors import CheckFailed, Unsupported
+from schedc.ir import Kind, Op, Problem, Resource, Schedule
+from schedc.models.modulo import needs_of, schedule_of_starts
+from schedc.solvers.common.method import Constructive
+from schedc.solvers.templates.overlapping import one_f_one_b
+from schedc.verify.schedule.checks import verify_schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+LONGER = (0.0, 0.002, 0.01, 0.03, 0.07, 0.15, 0.3, 0.6, 1.2, 2.4, 5.0)
+"""By how much a period is longer than the bound, from one try to the next."""
+HALVINGS = 6
+"""Then, how often the step between the last that failed and the first that did not is halved."""
+
+
+class SteadyList(Constructive, frozen=True):
+    """Forwards and backwards in turn with as many under way as it takes, or iterative modulo scheduling: whichever is better."""
+
+    name, place = "steady", 210
+    steps_overlap = True
+
+    @classmethod
+    def candidates(cls, problem: Problem) -> Iterable[str]:
+        """Always."""
+        return (cls.name,)
+
+    def construct(self, problem: Problem) -> Schedule:
+        """The period; within memory, unless nothing is.
+
+        Raises:
+            Unsupported: the problem's steps do not overlap.
+        """
+        if problem.updates is None or not problem.updates.is_period:
+            raise Unsupported(f"{self.name} makes periods; this job's steps do not overlap")
+        bound_ns = max(value_ns for _, value_ns, _ in period_bounds(problem))
+        best = one_by_one(problem)
+        best_rating = rating(problem, best)
+        for schedule in (*_in_turn(problem, bound_ns), *_modulo(problem, bound_ns, best_rating[0])):
+            found = rating(problem, schedule)
+            if found < best_rating:
+                best, best_rating = schedule, found
+        return best
+
+
+def rating(problem: Problem, schedule: Schedule) -> tuple[int, int, int]:
+    """Period, sum of the delays, bytes of all ranks at their peaks: less is better."""
+    period_ns = steady_state(problem, schedule).period_ns
+    return period_ns, sum(versions_of(problem, schedule).delays), sum(peak_bytes(problem, schedule))
+
+
+def one_by_one(problem: Problem) -> Schedule:
+    """Each microbatch goes there and back before the next begins, and each update follows the last: nothing is under way longer."""
+    orders: list[list[Op]] = [[] for _ in range(problem.ranks)]
+    for microbatch in range(problem.microbatches):
+        path = problem.path(microbatch)
+        for stage in path:
+            orders[problem.stages[stage].rank].append(Op(Kind.F, stage, microbatch))
+        for stage in reversed(path):
+            orders[problem.stages[stage].rank].append(Op(Kind.BW, stage, microbatch))
+    for stage, costs in enumerate(problem.stages):
+        orders[costs.rank].append(Op(Kind.U, stage, 0))
+    return Schedule(orders=tuple(map(tuple, orders)))
+
+
+def _sound(problem: Problem, schedule: Schedule) -> bool:
+    """Whether the period keeps its mode's rule and the memory limits."""
+    return exceeded_limit(problem, schedule) is None and not verify_schedule(problem, schedule)
+
+
+def _in_turn(problem: Problem, bound_ns: int) -> Iterator[Schedule]:
+    """One forward, one backward, where each rank has one stage: with fused backwards, and with W right behind, or later."""
+    path = problem.paths[0]
+    if len(problem.paths) > 1 or len(path) != problem.ranks or len({problem.stages[stage].rank for stage in path}) != len(path):
+        return
+    for later in (-1, 0, 1) if problem.split_backward else (-1,):
+        counts = dict(zip(path, _round_trips(problem, path, bound_ns, fused=later < 0), strict=True))
+        found = _climb(problem, path, counts, later, bound_ns)
+        if found is not None:
+            yield found
+
+
+def _round_trips(problem: Problem, path: tuple[int, ...], period_ns: int, *, fused: bool) -> list[int]:
+    """Per stage along the path, how many are under way at least, on average, at this period: so many as a round trip lasts."""
+    backward, trip_ns = Kind.BW if fused else Kind.B, 0
+    counts: list[int] = []
+    hops_ns: dict[int, int] = defaultdict(int)
+    for need in needs_of(problem):
+        if need.producer.microbatch == 0 and need.resource is not None:
+            hops_ns[max(path.index(need.producer.stage), path.index(need.consumer.stage))] += need.occupancy_ns + need.latency_ns
+    for place in reversed(range(len(path))):
+        trip_ns += problem.duration_ns(Kind.F, path[place], 0) + problem.duration_ns(backward, path[place], 0)
+        counts.append(max(counts[-1] if counts else 1, -(-trip_ns * problem.microbatches // period_ns)))
+        trip_ns += hops_ns[place]
+    return counts[::-1]
+
+
+def _climb(problem: Problem, path: tuple[int, ...], counts: dict[int, int], later: int, bound_ns: int) -> Schedule | None:
+    """More microbatches under way where the longest cycle turns, while that helps; then fewer where it does not hurt."""
+    best: tuple[int, dict[int, int]] | None = None
+    most = len(path) * (problem.microbatches + 2) + sum(counts.values())
+
+    def made(now: dict[int, int]) -> Schedule:
+        return one_f_one_b(problem, now, later=later)
+
+    def timed(now: dict[int, int]) -> Steady | None:
+        try:
+            return steady_state(problem, made(now)) if _sound(problem, made(now)) else None
+        except CheckFailed:
+            return None
+
+    while sum(counts.values()) < most:
+        steady = timed(counts)
+        if steady is None:
+            lower = {stage: max(1, count - 1) for stage, count in counts.items()}
+            if best is not None or lower == counts:
+                break
+            counts = lower  # what the round trip needs does not fit
+            continue
+        if best is None or steady.period_ns < best[0]:
+            best = steady.period_ns, counts
+        around = [*steady.longest, *steady.longest[:1]]
+        turns = {after.stage for before, after in pairwise(around) if _turns(before, after)}
+        if steady.period_ns <= bound_ns or not turns or len({op.stage for op in around}) == 1:
+            break
+        raised = dict(counts)
+        for stage in turns:
+            for each in path[: path.index(stage) + 1]:
+                raised[each] = max(raised[each], counts[stage] + 1)
+        counts = raised
+    if best is None:
+        return None
+    period_ns, counts = best
+    for place, stage in enumerate(path):
+        after = counts[path[place + 1]] if place + 1 < len(path) else 1
+        while counts[stage] > after:
+            fewer = counts | {stage: counts[stage] - 1}
+            steady = timed(fewer)
+            if steady is None or steady.period_ns > period_ns:
+                break
+            period_ns, counts = steady.period_ns, fewer
+    return made(counts)
+
+
+def _turns(before: Op, after: Op) -> bool:
+    return before.stage == after.stage and before.kind is not Kind.F and after.kind is Kind.F
+
+
+def _modulo(problem: Problem, bound_ns: int, longest_ns: int) -> Iterator[Schedule]:
+    """Per way, the shortest period that is found: the least that works, of longer and longer ones."""
+    ways = [replace(problem, split_backward=False), problem] if problem.split_backward else [problem]
+    for way in ways:
+        best: Schedule | None = None
+        worked, failed = 0, 0
+        for share in LONGER:
+            period_ns = bound_ns + int(bound_ns * share)
+            if period_ns >= longest_ns:
+                break
+            best = _laid_out(problem, way, period_ns)
+            if best is not None:
+                worked = steady_state(problem, best).period_ns
+                break
+            failed = period_ns
+        for _ in range(HALVINGS):
+            middle = (worked + failed) // 2
+            if best is None or not failed or not failed < middle < worked:
+                break
+            found = _laid_out(problem, way, middle)
+            if found is None:
+                failed = middle
+            else:
+                best, worked = found, min(middle, steady_state(problem, found).period_ns)
+        if best is not None:
+            yield best
+
+
+def _laid_out(problem: Problem, way: Problem, period_ns: int) -> Schedule | None:
+    """A period of at most this long, or None: it was not found, or breaks a rule."""
+    starts = ModuloTimetable.of(way, period_ns).starts()
+    if starts is None:
+        return None
+    schedule = schedule_of_starts(problem, starts, period_ns)
+    try:
+        steady = steady_state(problem, schedule)
+    except CheckFailed:
+        return None
+    return schedule if steady.period_ns <= period_ns and _sound(problem, schedule) else None
+
+
+@dataclass(slots=True)
+class ModuloLane:
+    """A rank, link or trunk modulo the period: when it is busy, and how much idle time may be left in pieces too small for use."""
+
+    period_ns: int
+    shortest_ns: int
+    """Of what it still has to serve; an idle piece below that is lost."""
+    spare_ns: int
+    """Idle time that may still be lost."""
+    begins: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+
+    def place(self, moment_ns: int, length_ns: int, *, late: bool) -> int | None:
+        """Reserve the first time from the moment on, or the last that ends by then; when it starts. None: there is no room."""
+        period_ns = self.period_ns
+        wanted = moment_ns - length_ns if late else moment_ns
+        ways = []
+        for end, following in self._gaps():
+            slack_ns = following - end - length_ns
+            if slack_ns < 0:
+                continue
+            offsets = {0, slack_ns}  # at the edges of the gap, or where it is wanted
+            if (wanted - end) % period_ns <= slack_ns:
+                offsets.add((wanted - end) % period_ns)
+            for offset in offsets:
+                start = wanted - (wanted - end - offset) % period_ns if late else wanted + (end + offset - wanted) % period_ns
+                lost = self._lost(offset) + self._lost(slack_ns - offset) - self._lost(following - end)
+                ways.append((abs(start - wanted), start, lost))
+        for _, start, lost in sorted(ways):
+            if lost <= self.spare_ns:
+                self.spare_ns -= lost
+                begin = start % period_ns
+                at = bisect_right(self.begins, begin) if length_ns else bisect_left(self.begins, begin)
+                self.begins.insert(at, begin)
+                self.ends.insert(at, begin + length_ns)
+                return start
+        return None
+
+    def _gaps(self) -> Iterator[tuple[int, int]]:
+        """From the end of one to the begin of the next, modulo the period."""
+        if not self.begins:
+            yield 0, self.period_ns  # it may as well begin at any other time
+            return
+        yield from zip(self.ends, [*self.begins[1:], self.begins[0] + self.period_ns], strict=True)
+
+    def _lost(self, piece_ns: int) -> int:
+        return piece_ns if piece_ns < self.shortest_ns else 0
+
+
+@dataclass(slots=True)
+class ModuloTimetable:
+    """A timetable in the making."""
+
+    problem: Problem
+    period_ns: int
+    lanes: dict[Resource, ModuloLane]
+    hops: dict[tuple[Op, Op], tuple[Resource, int, int]]
+    at: dict[Op, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, problem: Problem, period_ns: int) -> ModuloTimetable:
+        """An empty one."""
+        hops = {
+            (need.producer, need.consumer): (need.resource, need.occupancy_ns, need.latency_ns)
+            for need in needs_of(problem)
+            if need.resource is not None
+        }
+        loads: dict[Resource, list[int]] = defaultdict(list)
+        for resource, occupancy_ns, _ in hops.values():
+            loads[resource].append(occupancy_ns)
+        kinds = (Kind.F, Kind.B, Kind.W) if problem.split_backward else (Kind.F, Kind.BW)
+        for stage, microbatch in problem.blocks():
+            rank = Resource.of_rank(problem.stages[stage].rank)
+            loads[rank] += [problem.duration_ns(kind, stage, microbatch) for kind in kinds]
+        for each in problem.stages:
+            loads[Resource.of_rank(each.rank)].append(each.update_ns)
+        lanes = {
+            resource: ModuloLane(period_ns, min((ns for ns in all_ns if ns), default=0), period_ns - sum(all_ns))
+            for resource, all_ns in loads.items()
+        }
+        return cls(problem, period_ns, lanes, hops)
+
+    def starts(self) -> dict[Op, int] | None:
+        """When each op of step 0 starts; None: something found no place."""
+        backward = Kind.B if self.problem.split_backward else Kind.BW
+        turn_ns = 0
+        for microbatch in range(self.problem.microbatches):
+            path = self.problem.path(microbatch)
+            turn = self._start(Op(Kind.F, path[-1], microbatch), turn_ns, late=False)
+            if turn is None:
+                return None
+            turn_ns = turn
+            chain = [Op(backward, stage, microbatch) for stage in reversed(path)]
+            if not self._along([Op(Kind.F, path[-1], microbatch), *chain]):
+                return None
+            if not self._back([Op(Kind.F, stage, microbatch) for stage in reversed(path)]):
+                return None
+            if backward is Kind.B:
+                for op in chain:
+                    ready = self.at[op] + self.problem.duration_ns(Kind.B, op.stage, microbatch)
+                    if self._start(op._replace(kind=Kind.W), ready, late=False) is None:
+                        return None
+        ended: dict[int, int] = defaultdict(int)
+        for op, at_ns in self.at.items():
+            ended[op.stage] = max(ended[op.stage], at_ns + self.problem.duration_ns(op.kind, op.stage, op.microbatch))
+        for stage in range(len(self.problem.stages)):
+            if self._start(Op(Kind.U, stage, 0), ended[stage], late=False) is None:
+                return None
+        return self.at
+
+    def _start(self, op: Op, moment_ns: int, *, late: bool) -> int | None:
+        length_ns = self.problem.duration_ns(op.kind, op.stage, op.microbatch)
+        found = self.lanes[Resource.of_rank(self.problem.rank_of(op))].place(moment_ns, length_ns, late=late)
+        if found is not None:
+            self.at[op] = found
+        return found
+
+    def _along(self, chain: list[Op]) -> bool:
+        """Each as early as it can after the one before, which has its place."""
+        for before, after in pairwise(chain):
+            moment = self.at[before] + self.problem.duration_ns(before.kind, before.stage, before.microbatch)
+            if (before, after) in self.hops:
+                resource, occupancy_ns, latency_ns = self.hops[before, after]
+                sent = self.lanes[resource].place(moment, occupancy_ns, late=False)
+                if sent is None:
+                    return False
+                moment = sent + occupancy_ns + latency_ns
+            if self._start(after, moment, late=False) is None:
+                return False
+        return True
+
+    def _back(self, chain: list[Op]) -> bool:
+        """Each as late as it can before the one before in the list, which has its place."""
+        for after, before in pairwise(chain):
+            moment = self.at[after]
+            if (before, after) in self.hops:
+                resource, occupancy_ns, latency_ns = self.hops[before, after]
+                sent = self.lanes[resource].place(moment - latency_ns, occupancy_ns, late=True)
+                if sent is None:
+                    return False
+                moment = sent
+            if self._start(before, moment, late=True) is None:
+                return False
+        return True
