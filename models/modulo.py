@@ -44,7 +44,7 @@ MOST_UNITS = 1 << 30
 """What is held is counted in units, so that a rank holds at most this many."""
 
 
-class Hop(NamedTuple):
+class ModuloNeed(NamedTuple):
     """A block starts after another of its microbatch, by way of a link or trunk (None: both are on one rank)."""
 
     producer: Op
@@ -126,22 +126,22 @@ def may_fuse(problem: Problem, stage: int, microbatch: int) -> bool:
     return problem.split_backward and bw_ns < b_ns + w_ns
 
 
-def needs_of(problem: Problem) -> Iterator[Hop]:
+def needs_of(problem: Problem) -> Iterator[ModuloNeed]:
     """Along the path of each microbatch of a step, and back; B stands for the whole backward unless the problem fuses all."""
     backward = Kind.B if problem.split_backward else Kind.BW
     for microbatch in range(problem.microbatches):
         path = problem.path(microbatch)
-        yield Hop(Op(Kind.F, path[-1], microbatch), Op(backward, path[-1], microbatch), None, 0, 0)
+        yield ModuloNeed(Op(Kind.F, path[-1], microbatch), Op(backward, path[-1], microbatch), None, 0, 0)
         for before, after in pairwise(path):
             for kind, source, destination in ((Kind.F, before, after), (backward, after, before)):
                 producer, consumer = Op(kind, source, microbatch), Op(kind, destination, microbatch)
                 ranks = problem.rank_of(producer), problem.rank_of(consumer)
                 if ranks[0] == ranks[1]:
-                    yield Hop(producer, consumer, None, 0, 0)
+                    yield ModuloNeed(producer, consumer, None, 0, 0)
                 else:
                     link = problem.link(*ranks)
                     occupancy_ns = link.occupancy_ns(problem.message_bytes(producer))
-                    yield Hop(producer, consumer, Resource.of_link(link), occupancy_ns, link.latency_ns)
+                    yield ModuloNeed(producer, consumer, Resource.of_link(link), occupancy_ns, link.latency_ns)
 
 
 def build_modulo(problem: Problem, period_ns: int, *, in_turn: bool = False) -> ModuloModel:
@@ -224,10 +224,10 @@ def _add_ranks(built: ModuloModel) -> None:
         _no_overlap(built, intervals)
 
 
-def _add_needs(built: ModuloModel, needs: Sequence[Hop], *, in_turn: bool) -> None:
+def _add_needs(built: ModuloModel, needs: Sequence[ModuloNeed], *, in_turn: bool) -> None:
     """Each block follows what it needs; a transfer is ready when its producer has ended, and occupies its link alone."""
     model = built.model
-    sent: dict[Resource, list[tuple[Hop, cp_model.IntVar, cp_model.IntVar]]] = defaultdict(list)
+    sent: dict[Resource, list[tuple[ModuloNeed, cp_model.IntVar, cp_model.IntVar]]] = defaultdict(list)
     for need in needs:
         producer, consumer, resource, occupancy_ns, latency_ns = need
         if resource is None or (occupancy_ns == 0 and not in_turn):

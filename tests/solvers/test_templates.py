@@ -17,7 +17,7 @@ from schedc.ir.ops import WHOLE, Kind, Op
 from schedc.lower.placement import PLACEMENTS
 from schedc.solvers.common.method import Template
 from schedc.solvers.driver.registry import methods
-from schedc.solvers.templates import TEMPLATES
+from schedc.solvers.templates import ALL_TEMPLATES, OVERLAPPING_TEMPLATES, TEMPLATES
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
@@ -83,7 +83,8 @@ def peaks(name: str, ranks: int, microbatches: int, placement: str, chunks: int)
 
 
 def test_names() -> None:
-    assert tuple(methods(Template)) == tuple(TEMPLATES)
+    assert tuple(methods(Template)) == tuple(ALL_TEMPLATES)
+    assert {**TEMPLATES, **OVERLAPPING_TEMPLATES} == ALL_TEMPLATES
     assert all(name == template.name for name, template in TEMPLATES.items())
     assert set(PLACES) == set(TEMPLATES)
 

@@ -18,7 +18,7 @@ def templates_command(
 ) -> None:
     """List the known schedules; with a job, how each does on it, or why it cannot."""
     from schedc.compile.driver import time_methods
-    from schedc.solvers.templates import TEMPLATES
+    from schedc.solvers.templates import ALL_TEMPLATES, OVERLAPPING_TEMPLATES, TEMPLATES
     from schedc.view.terminal.results import shown_candidates, shown_templates
     from schedc.view.terminal.show import show
 
@@ -26,8 +26,8 @@ def templates_command(
     if job is None and layout is not None:
         raise InvalidInput(f"--layout: found {layout} without a job, expected JOB, too")
     if job is None:
-        show([shown_templates(TEMPLATES.values())])
+        show([shown_templates(ALL_TEMPLATES.values())])
         return
     problem = read_job(job, values, layout).problem
-    candidates = time_methods(problem, tuple(TEMPLATES))
+    candidates = time_methods(problem, tuple(TEMPLATES if problem.updates is None else OVERLAPPING_TEMPLATES))
     show(shown_candidates(candidates, None, f"{problem.name}: the known schedules", objective=problem.objective))

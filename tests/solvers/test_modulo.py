@@ -1,0 +1,145 @@
+"""Periods: bounds, the list scheduler, and CP-SAT's proofs against brute force over all orders and steps of tiny problems."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+from inputs.period_problems import as_period, tiny_period
+from inputs.problems import make_problem
+from oracles.modulo_brute_force import TooMany, least_period
+
+from schedc.analysis.bounds.period import period_bounds
+from schedc.analysis.simulation.memory import exceeded_limit
+from schedc.analysis.simulation.period import steady_state
+from schedc.analysis.simulation.unroll import depth_of
+from schedc.errors import Unsupported
+from schedc.ir import BoundName, Versions
+from schedc.solvers.common.base import Limits, SolverStatus
+from schedc.solvers.exact.modulo import solve_modulo
+from schedc.solvers.heuristics.steady import SteadyList, one_by_one, rating
+from schedc.solvers.templates.overlapping import PipeDream, PipeDream2BW, one_f_one_b
+from schedc.verify.schedule.checks import verify_schedule
+
+if TYPE_CHECKING:
+    from schedc.ir import Problem
+
+DEPTH = 2
+ONE_WORKER = Limits(workers=1, deterministic=60.0)
+
+
+def check_against_brute_force(problem: Problem) -> bool:
+    """Whether brute force had few enough combinations; fails where a bound, a schedule or a proof is wrong."""
+    bound_ns = max(value_ns for _, value_ns, _ in period_bounds(problem))
+    first = SteadyList()(problem)
+    first_ns = steady_state(problem, first).period_ns
+    assert verify_schedule(problem, first) == ()
+    assert bound_ns <= first_ns <= steady_state(problem, one_by_one(problem)).period_ns
+    solved = solve_modulo(problem, first, limits=ONE_WORKER, known_bound_ns=bound_ns)
+    assert solved.status is SolverStatus.OPTIMAL
+    assert verify_schedule(problem, solved.schedule) == ()
+    assert steady_state(problem, solved.schedule).period_ns == solved.objective_ns == solved.lower_bound_ns
+    try:
+        least_ns = least_period(problem, depth=DEPTH - 1, upper=first_ns)
+    except TooMany:
+        return False
+    if least_ns is None:
+        assert depth_of(problem, first) >= DEPTH
+        return False
+    assert solved.objective_ns <= least_ns
+    assert solved.objective_ns == least_ns or depth_of(problem, solved.schedule) >= DEPTH
+    return solved.objective_ns == least_ns
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_bound_list_scheduler_and_proof_hold_against_brute_force(seed: int) -> None:
+    check_against_brute_force(tiny_period(Random(seed)))
+
+
+@pytest.mark.slow
+def test_brute_force_of_two_hundred_finds_what_cp_sat_proves() -> None:
+    equal = sum(check_against_brute_force(tiny_period(Random(seed))) for seed in range(100, 320))
+    assert equal >= 120  # of the others the best reach over more steps than brute force tries
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_steady_is_never_worse_than_pipedream(seed: int) -> None:
+    random = Random(seed)
+    ranks, mode = random.randint(2, 5), random.choice(list(Versions))
+    links = {(x, x + 1): (random.randint(0, 40), random.randint(0, 9)) for x in range(ranks - 1)}
+    costs = [(random.randint(3, 20), random.randint(3, 20), random.randint(3, 20)) for _ in range(ranks)]
+    line = make_problem(ranks, random.randint(1, 6), costs_ns=costs, links=links | {(y, x): both for (x, y), both in links.items()})
+    problem = as_period(line, mode, most_delay=1, update_ns=[3] * ranks, version_bytes=[2] * ranks)
+    template = (PipeDream2BW if mode is Versions.TWO_BUFFERED else PipeDream)()(problem)
+    assert verify_schedule(problem, template) == ()
+    schedule = SteadyList()(problem)
+    assert verify_schedule(problem, schedule) == ()
+    assert rating(problem, schedule)[:2] <= rating(problem, template)[:2]
+
+
+@pytest.mark.parametrize("placement", ["loop", "wave", "bidirectional"])
+@pytest.mark.parametrize("mode", list(Versions))
+def test_several_stages_on_a_rank_reach_the_bound_where_nothing_is_short(placement: str, mode: Versions) -> None:
+    problem = as_period(
+        make_problem(3, 4, placement=placement, chunks=1 + (placement != "bidirectional"), costs_ns=(3, 5, 2)), mode, most_delay=3
+    )
+    schedule = SteadyList()(problem)
+    assert verify_schedule(problem, schedule) == ()
+    assert steady_state(problem, schedule).period_ns <= 1.2 * max(value_ns for _, value_ns, _ in period_bounds(problem))
+
+
+def test_memory_is_kept_and_costs_time() -> None:
+    problem = as_period(make_problem(4, 2, costs_ns=(5, 7, 3), in_flight=2), Versions.BOUNDED, most_delay=9)
+    schedule = SteadyList()(problem)
+    assert exceeded_limit(problem, schedule) is None
+    without = as_period(make_problem(4, 2, costs_ns=(5, 7, 3)), Versions.BOUNDED, most_delay=9)
+    assert steady_state(problem, schedule).period_ns > steady_state(without, SteadyList()(without)).period_ns == 30
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        (BoundName.WORK, as_period(make_problem(2, 3, costs_ns=(5, 7, 3)), Versions.STASH, update_ns=[4, 1])),
+        (BoundName.LINK, as_period(make_problem(2, 3, links={(1, 0): (3, 20)}, costs_ns=(5, 7, 3)), Versions.STASH)),
+        (
+            BoundName.RESIDENCY,
+            as_period(make_problem(2, 1, links={(0, 1): (41, 0)}, in_flight=1, split_backward=False), Versions.STASH),
+        ),
+        (BoundName.PATH, as_period(make_problem(2, 1, links={(0, 1): (41, 0)}), Versions.TWO_BUFFERED, update_ns=[5, 0])),
+    ],
+)
+def test_each_bound_is_the_optimum_of_a_problem_where_it_alone_is_the_largest(name: BoundName, problem: Problem) -> None:
+    values = {of: value_ns for of, value_ns, _ in period_bounds(problem)}
+    assert all(values[name] > value_ns for of, value_ns in values.items() if of is not name)
+    solved = solve_modulo(problem, one_by_one(problem), limits=ONE_WORKER, known_bound_ns=values[name])
+    assert solved.objective_ns == values[name]
+
+
+def test_least_delays_are_found_at_the_least_period() -> None:
+    problem = as_period(make_problem(3, 1, costs_ns=(5, 7, 3), links={(0, 1): (9, 4), (1, 0): (9, 4)}), Versions.STASH)
+    template = PipeDream()(problem)
+    before = rating(problem, template)
+    solved = solve_modulo(problem, SteadyList()(problem), limits=ONE_WORKER, known_bound_ns=15)
+    assert solved.objective_ns == 15 < before[0]
+    most = [
+        rating(problem, one_f_one_b(problem, counts, later=0))
+        for counts in ({0: a, 1: b, 2: 1} for a in range(1, 8) for b in (1, 2) if a >= b)
+    ]
+    assert rating(problem, solved.schedule)[1] <= min(delay for period_ns, delay, _ in most if period_ns == 15)
+
+
+def test_a_link_that_serves_messages_as_they_come_is_built_in_turn() -> None:
+    """Two paths share a link: the model lets one message pass another, which the link does not."""
+    problem = as_period(make_problem(2, 2, placement=[0, 1, 0, 1], links={(0, 1): (1, 9), (1, 0): (1, 3)}), Versions.TWO_BUFFERED)
+    bound_ns = max(value_ns for _, value_ns, _ in period_bounds(problem))
+    solved = solve_modulo(problem, SteadyList()(problem), limits=ONE_WORKER, known_bound_ns=bound_ns)
+    assert solved.status is SolverStatus.OPTIMAL
+    assert steady_state(problem, solved.schedule).period_ns == solved.lower_bound_ns
+
+
+def test_synchronous_problems_are_refused() -> None:
+    problem = make_problem(2, 2)
+    for method in (PipeDream(), PipeDream2BW(), SteadyList()):
+        with pytest.raises(Unsupported):
+            method(problem)
