@@ -46,6 +46,7 @@ def family_command(
     """Compile a plan for each of several conditions of the links, and a table of what each takes under all of them."""
     from schedc.compile.settings import search_settings
     from schedc.formats.family_file import FAMILY
+    from schedc.lower.problem import checked_under
     from schedc.study.robust.family import compile_family, with_as_planned
     from schedc.study.robust.requests import grid_of, is_drawn, is_grid, states_named
     from schedc.study.robust.scenarios import clustered
@@ -77,6 +78,8 @@ def family_command(
         few = clustered(problem, states, most)
         given += [(f"{name} {number}", each) for number, each in enumerate(few.conditions, start=1)]
     conditions = with_as_planned(given)
+    for name, each in conditions:
+        checked_under(problem, each, f"under {name}")  # before a folder is made
     try:
         output.mkdir(exist_ok=True)
     except OSError as error:

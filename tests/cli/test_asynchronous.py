@@ -1,0 +1,122 @@
+"""Steps that overlap, on the command line: a job in, a period out, its runs, what shows them, and what refuses them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from suite.command_line import schedc
+
+from schedc.api import read_plan, unroll_plan, verify_plan
+from schedc.errors import InvalidInput
+
+JOB = Path(__file__).parents[2] / "examples" / "never-drained" / "job.toml"
+
+
+@pytest.fixture(scope="module")
+def period(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("period") / "plan.json"
+    done = schedc("compile", JOB, "-o", path, "--method", "steady")
+    assert done.returncode == 0, done.stderr
+    assert "period 316 ms, proven optimal" in done.stdout
+    assert "2bw: stages' delays 1, 1, 1, 1 updates, versions 2, 2, 2, 2" in done.stdout
+    return path
+
+
+def test_a_period_and_its_runs_hold(period: Path, tmp_path: Path) -> None:
+    done = schedc("verify", period, "--job", JOB)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert schedc("unroll", period, "--steps", 20, "-o", tmp_path / "run.json").returncode == 0
+    run = read_plan(tmp_path / "run.json")
+    assert verify_plan(run) == ()
+    assert run == unroll_plan(read_plan(period), 20)
+    assert run.problem.microbatches == 160
+    tokens = [op for rank in run.ranks for op in rank.compute]
+    assert len(tokens) == len(set(tokens))
+    # fill and drain are all that twenty steps take more than twenty periods
+    assert 20 * 316e6 <= run.certificate.makespan_ns <= 24 * 316e6
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("simulate {plan}", "makespan"),
+        ("show {plan} --width 120", "3^^ update"),
+        ("report {plan} -o {out}.html", ""),
+        ("plot {plan} -o {out}.svg", ""),
+        ("export perfetto {plan} -o {out}.trace", "written to"),
+        ("diff {plan} {plan}", "the plans are equal"),
+        ("bounds {job}", "rank"),
+    ],
+)
+def test_what_shows_it(period: Path, tmp_path: Path, command: str, shown: str) -> None:
+    done = schedc(*command.format(plan=period, out=tmp_path / "out", job=JOB).split(), width=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert shown in done.stdout
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "explain {plan}",
+        "repartition {plan} --job {job} --slow 0=2",
+        "export torch {plan} -o {out}.csv",
+        "simulate {plan} --choose",
+        "compile {job} --method cpsat -o {out}.json",
+        "family {job} --links {links} -o {out}",
+        "compile {job} --robust {links} -o {out}.json",
+        "lint {csv} --job {job}",
+    ],
+)
+def test_what_is_for_steps_that_end_refuses_it_in_one_line(period: Path, tmp_path: Path, command: str) -> None:
+    links, csv = tmp_path / "links.csv", tmp_path / "actions.csv"
+    links.write_text("time_ms,ranks,latency_ms,bandwidth_GBps\n0,0-1,20,\n")
+    csv.write_text("0F0\n")
+    done = schedc(*command.format(plan=period, job=JOB, out=tmp_path / "out", links=links, csv=csv).split())
+    assert done.returncode in (1, 2)
+    assert done.stderr.count("\n") == 1
+    assert "overlap" in done.stderr
+    assert not list(tmp_path.glob("out*"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ('versions = "stash"', "pipeline.versions: found a value without pipeline.mode"),
+        ('mode = "asynchronous"', "pipeline.versions: found nothing"),
+        ('mode = "asynchronous"\nversions = "bounded"', "pipeline.most_delay: found nothing"),
+        ('mode = "asynchronous"\nversions = "stash"\nmost_delay = 2', "pipeline.most_delay: found a value"),
+        ('mode = "asynchronous"\nversions = "stash"\nplacement = "bidirectional"', "pipeline.placement"),
+        ('mode = "asynchronous"\nversions = "stash"\nsemantics = "torch"', "pipeline.semantics"),
+        ('mode = "asynchronous"\nversions = "stash"\nrecompute = "auto"', "pipeline.recompute"),
+        ('mode = "asynchronous"\nversions = "stash"\nupdate = ["1 ms", "1 ms", "1 ms"]', "pipeline.update"),
+    ],
+)
+def test_keys_that_do_not_go_together(tmp_path: Path, keys: str, said: str) -> None:
+    job = tmp_path / "job.toml"
+    rest = '[profile]\nforward = "1 ms"\nbackward_input = "1 ms"\nbackward_weight = "1 ms"\n'
+    job.write_text(f"[pipeline]\nranks = 4\nmicrobatches = 4\n{keys}\n{rest}")
+    done = schedc("compile", job, "-o", tmp_path / "out.json")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert said in done.stderr
+
+
+def test_unroll_says_what_it_cannot_do(period: Path, tmp_path: Path) -> None:
+    whole = tmp_path / "whole.json"
+    assert schedc("unroll", period, "--steps", 2, "-o", whole).returncode == 0
+    done = schedc("unroll", whole, "--steps", 2, "-o", tmp_path / "again.json")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "steps do not overlap" in done.stderr
+    with pytest.raises(InvalidInput, match="expected 1 to"):
+        unroll_plan(read_plan(period), 10**7)
+
+
+def test_what_the_file_says(period: Path) -> None:
+    file = json.loads(period.read_text())
+    assert file["pipeline"]["updates"] == {"versions": "2bw", "microbatches": 8, "is_period": True}
+    assert file["costs"]["update_ns"] == [4_000_000] * 4
+    assert file["costs"]["version_bytes"] == [2 * 2**30] * 4
+    assert file["certificate"]["delays"] == [1] * 4
+    assert all(rank["channels"] == [] for rank in file["ranks"])
