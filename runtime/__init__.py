@@ -14,14 +14,35 @@ from schedc.runtime.session.loading import load
 from schedc.runtime.session.pipe import Pipe
 
 if TYPE_CHECKING:
+    from schedc.runtime.asynchronous.corrections import Correction, ReducedRate, WeightPrediction
+    from schedc.runtime.asynchronous.optimizers import StageOptimizers
     from schedc.runtime.session.building import build_stages
 else:
+    _LATER = {
+        "build_stages": "session.building",
+        "StageOptimizers": "asynchronous.optimizers",
+        **dict.fromkeys(("Correction", "ReducedRate", "WeightPrediction"), "asynchronous.corrections"),
+    }
 
     def __getattr__(name: str) -> object:
         """Load what not every job uses."""
-        if name != "build_stages":
+        if name not in _LATER:
             raise AttributeError(name)
-        return import_module("schedc.runtime.session.building").build_stages
+        return getattr(import_module(f"schedc.runtime.{_LATER[name]}"), name)
 
 
-__all__ = ["BatchRefused", "NonFiniteLoss", "Observer", "OpTimes", "Pipe", "ReplicaHooks", "TransferFailed", "build_stages", "load"]
+__all__ = [
+    "BatchRefused",
+    "Correction",
+    "NonFiniteLoss",
+    "Observer",
+    "OpTimes",
+    "Pipe",
+    "ReducedRate",
+    "ReplicaHooks",
+    "StageOptimizers",
+    "TransferFailed",
+    "WeightPrediction",
+    "build_stages",
+    "load",
+]

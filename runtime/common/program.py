@@ -201,7 +201,7 @@ def _message(problem: Problem, op: Op) -> Message:
 
 def _given(problem: Problem, op: Op) -> Message | None:
     """What the op gives to a neighbouring stage: its output forward, the gradient of its input backward."""
-    if op.kind is Kind.W or (op.kind is Kind.F and _neighbour(problem, op, 1) is None):
+    if op.kind in (Kind.W, Kind.U) or (op.kind is Kind.F and _neighbour(problem, op, 1) is None):
         return None
     if op.kind is Kind.F:
         return Message(False, op.stage, op.microbatch)
@@ -214,7 +214,7 @@ def _needed(problem: Problem, op: Op) -> Message | None:
     if op.kind is Kind.F:
         previous = _neighbour(problem, op, -1)
         return None if previous is None else Message(False, previous, op.microbatch)
-    if op.kind is Kind.W or _neighbour(problem, op, 1) is None:
+    if op.kind in (Kind.W, Kind.U) or _neighbour(problem, op, 1) is None:
         return None
     return Message(True, op.stage, op.microbatch)
 

@@ -20,28 +20,34 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from schedc.runtime.asynchronous.optimizers import StageOptimizers
     from schedc.runtime.common.groups import Groups
 
 
-def read(plan: Path | str | Plan, *, verify: bool) -> Plan:
+def read(plan: Path | str | Plan, *, verify: bool, steps: int | None = None) -> Plan:
     """The plan.
 
     Args:
         plan: the plan file, or the plan.
         verify: whether to check that it is sound; `schedc.verify` is imported for it.
+        steps: of how many steps a run is wanted, of a period, which is then checked in any case; None: the plan itself.
 
     Raises:
-        InvalidInput: the file is no plan of a known version.
+        InvalidInput: the file is no plan of a known version, or no period.
         CheckFailed: the plan breaks a rule.
     """
     plan = plan if isinstance(plan, Plan) else read_plan(plan)
-    if verify:
+    if verify or steps is not None:
         from schedc.verify.plan.checks import verify_plan
 
         violations = verify_plan(plan)
         if violations:
             more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
             raise CheckFailed(f"plan {plan.name!r} breaks a rule: {violations[0]}{more}")
+    if steps is not None:
+        from schedc.lower.run import run_of
+
+        plan = run_of(plan, steps)
     return plan
 
 
@@ -54,6 +60,7 @@ def check_fit(
     replicas: int | None,
     own_hooks: bool,
     recompute: bool | Collection[int],
+    optimizers: StageOptimizers | None = None,
 ) -> None:
     """Refuse a sound plan that is not for this rank of this job.
 
@@ -65,6 +72,7 @@ def check_fit(
         replicas: how many the data_parallel_group has; None: none was given.
         own_hooks: whether the job sums gradients over replicas itself.
         recompute: the stages that keep only their inputs.
+        optimizers: what makes updates in runs of steps that overlap; None: nothing does.
 
     Raises:
         SchedcError: says why.
@@ -98,6 +106,10 @@ def check_fit(
         raise InvalidInput(f"rank {rank} has the last stage {last[0]}, but was given no loss_fn")
     split = {op.stage for op in plan.ranks[rank].compute if op.kind is Kind.B}
     check_stages(trained, split=split, summed=replicas is not None or bool(replicas_of(problem)))
+    if problem.updates is not None:
+        from schedc.runtime.asynchronous.optimizers import check_updates
+
+        check_updates(plan, trained, optimizers)
 
 
 def _check_replicas(plan: Plan, stages: Mapping[int, nn.Module], replicas: int | None, *, own_hooks: bool) -> None:

@@ -68,7 +68,11 @@ class Agreement:
 
 
 def agree(
-    plan: Path | str | Plan, own: Agreement, accept: Callable[[Plan, Agreement], Agreement], groups: Groups
+    plan: Path | str | Plan,
+    own: Agreement,
+    accept: Callable[[Plan, Agreement], Agreement],
+    groups: Groups,
+    steps: int | None = None,
 ) -> tuple[Plan, list[Agreement]]:
     """The plan, once every rank of every pipeline takes it and all have the same, and what all ranks of this pipeline say.
 
@@ -81,6 +85,7 @@ def agree(
         accept: takes a plan, which need not be sound but names only stages and ranks that it has; says what this rank finds, or
             refuses.
         groups: of this pipeline; beside them those to the same rank of other pipelines.
+        steps: where the plan is a period of steps that overlap: of how many steps a run is taken for it.
 
     Raises:
         SchedcError: why not, on all ranks.
@@ -88,7 +93,7 @@ def agree(
     checked: Plan | None = None
     refusal: SchedcError | None = None
     try:  # rank 0 verifies the plan for all: those that have the same need not do it again
-        checked = read(plan, verify=groups.rank == 0)
+        checked = read(plan, verify=groups.rank == 0, steps=steps)
         own = replace(own, plan=Offer(None, plan_digest(checked)))
         if _is_whole(checked):  # else rank 0 refuses it, or has another
             own = accept(checked, own)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from schedc.errors import InvalidInput
+from schedc.errors import InvalidInput, Unsupported
 from schedc.ir import Plan, Problem
 from schedc.runtime.common.groups import Groups
 from schedc.runtime.common.hooks import ReplicaHooks
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from torch import nn
 
+    from schedc.runtime.asynchronous.optimizers import StageOptimizers
     from schedc.runtime.common.hooks import Observer
     from schedc.runtime.execution.wiring import Wrap
     from schedc.runtime.replicas.pipelines import Pipelines
@@ -58,6 +59,8 @@ def load(
     queues: int = QUEUES,
     wrap: Callable[[Problem, Groups, torch.device], Wrap] | None = None,
     kind: type[Pipe] = Pipe,
+    optimizers: StageOptimizers | Mapping[int, torch.optim.Optimizer] | None = None,
+    steps: int | None = None,
 ) -> Pipe:
     """Make this process one rank of the plan. All ranks call it together; it refuses on all of them, or on none.
 
@@ -88,6 +91,9 @@ def load(
             the device of this rank's stages. `schedc.runtime.emulation.injected.inject_links` lets every transfer arrive when the
             plan's links say.
         kind: the class of what this gives.
+        optimizers: of each stage of this rank, for a plan whose steps overlap, and for no other: it has the updates, and what this
+            gives is an `AsynchronousPipe`, whose `step` runs all steps of the plan.
+        steps: how many of them a run has, where the plan is one period of steps that overlap.
 
     Raises:
         InvalidInput: the file is no plan of a known version, is for other ranks or stages, or two options exclude each other.
@@ -97,6 +103,13 @@ def load(
     """
     if data_parallel_group is not None and replicas is not None:
         raise InvalidInput("load was given a data_parallel_group and replicas; give it one of them")
+    if optimizers is not None:
+        from schedc.runtime.session.asynchronous import pipe_with
+
+        kind = pipe_with(optimizers, kind)
+    updating = getattr(kind, "optimizers", None)
+    if (data_parallel_group is not None or replicas is not None) and updating is not None:
+        raise Unsupported("load was given optimizers and replicas; steps overlap in one pipeline only")
     groups = Groups(timeout_s, pipeline_group)
     pipelines: Pipelines | None = None
     peers: SwapGroup | None = None
@@ -121,6 +134,7 @@ def load(
             replicas=None if pipelines is None else pipelines.size,
             own_hooks=replicas is not None,
             recompute=recompute,
+            optimizers=updating,
         )
 
         def accept(found: Plan, own: Agreement) -> Agreement:
@@ -143,13 +157,13 @@ def load(
             rank=groups.rank,
             beside=tuple(others.name for others in beside),
             wrapped=wrap is not None,
-            options={"check_loss": str(check_loss), "grad_dtype": str(grad_dtype), "observe": joint},
+            options={"check_loss": str(check_loss), "grad_dtype": str(grad_dtype), "observe": joint, "optimizers": str(updating)},
             layers=next((getattr(module, "layers_of_model", ()) for module in stages.values()), ()),  # of build_stages' alone
             pipelines=replicas.pipelines if replicas is not None else 1 if pipelines is None else pipelines.size,
             ties=bool(ties),  # of build_stages' alone
-            agrees=replicas is None or replicas.agrees,
+            agrees=updating is None and (replicas is None or replicas.agrees),  # what updates have changed cannot run again
         )
-        checked, said = agree(plan, own, accept, groups)
+        checked, said = agree(plan, own, accept, groups, steps)
         wired = _channels_of(checked, said, groups.rank, stage_device(stages))
         trained = with_loss(checked.problem, stages, loss_fn)
         if grad_dtype is not None:
@@ -165,7 +179,7 @@ def load(
             from schedc.runtime.replicas.copies import ReplicaSums
 
             hooks = ReplicaSums(checked.problem, trained, groups)
-        steps = Steps(
+        ranks_steps = Steps(
             checked,
             stages,
             groups,
@@ -180,7 +194,7 @@ def load(
             channels=wired,
             wrap=None if wrap is None else wrap(checked.problem, groups, stage_device(stages)),
         )
-        pipe = kind(steps, observe=observe, fits=fits, check_loss=check_loss)
+        pipe = kind(ranks_steps, observe=observe, fits=fits, check_loss=check_loss)
     except BaseException:
         for others in (*beside, groups):
             others.close()

@@ -82,6 +82,8 @@ class Buffers:
         """The accelerators that the stage is on, whose random numbers its second run draws again."""
         self.unlike: list[torch.Tensor] = []
         """On accelerators: of each second run since the last `check_alike`, whether it has given something else than the first."""
+        self.compares = True
+        """Whether what the second run gives is compared; not where its weights are others than the first's."""
         self._changing: set[tuple[nn.Module, str]] | None = None
         self._training: list[bool] = []
 
@@ -196,6 +198,8 @@ class ForwardAgain:
         Raises:
             Unsupported: it is something else than what the first has given.
         """
+        if not self._buffers.compares:
+            return
         unlike = [_unlike(first, _digest(tensor), tensor.dtype) for first, tensor in zip(self._digests, outputs, strict=False)]
         unlike.append(torch.tensor(len(outputs) != len(self._digests), device="cpu"))
         self._buffers.unlike += [one for one in unlike if one.device.type != "cpu"]

@@ -1,0 +1,137 @@
+"""What a job gives for runs of steps that overlap: an optimizer for each stage, and how gradients are treated before its step.
+
+Here also: whether they fit a plan and this rank's stages.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from schedc.errors import InvalidInput, Unsupported
+from schedc.ir import Plan, Versions
+from schedc.runtime.common.program import replicas_of
+from schedc.runtime.stage.apart import sharded
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import torch
+    from torch import nn
+
+    from schedc.runtime.asynchronous.corrections import Correction
+
+
+class StageOptimizers:
+    """A rank's optimizers by stage, for `load(optimizers=…)`."""
+
+    def __init__(
+        self,
+        by_stage: Mapping[int, torch.optim.Optimizer],
+        *,
+        max_norm: float = math.inf,
+        per_stage: bool = False,
+        skip_nonfinite: bool = False,
+        loss_scale: float = 1.0,
+        corrections: Sequence[Correction] = (),
+        first_update: int = 0,
+    ) -> None:
+        """Take them.
+
+        Args:
+            by_stage: of each stage of this rank, an optimizer of all of its weights, and of the loss function's with a last stage.
+                In a run each of its parameter groups has `delay`, the stage's in updates.
+            max_norm: to which the gradients of a step are clipped before an update, as `torch.nn.utils.clip_grad_norm_` does: those
+                of the whole model, under `2bw`, where a norm has a step's time to come; infinite: they are not clipped.
+            per_stage: `max_norm` and `skip_nonfinite` are of each stage by itself, as they must be under `stash` and `bounded`.
+            skip_nonfinite: whether a step whose gradients are infinite or NaN makes no update; else it makes one of what there is.
+            loss_scale: by which gradients are multiplied before they go backwards, and divided before an update (float16).
+            corrections: of the delay; each is called with what the one before gives.
+            first_update: the number of updates made before, in runs of other jobs.
+
+        Raises:
+            InvalidInput: a number is out of range.
+        """
+        if not max_norm > 0 or not 0 < loss_scale < math.inf:
+            raise InvalidInput(f"found max_norm={max_norm} and loss_scale={loss_scale}, expected numbers above 0")
+        self.by_stage = dict(by_stage)
+        self.max_norm = max_norm
+        self.per_stage = per_stage
+        self.skip_nonfinite = skip_nonfinite
+        self.loss_scale = loss_scale
+        self.corrections = tuple(corrections)
+        self.updates = first_update
+        """How many updates each stage has made, over all runs."""
+
+    @property
+    def looks_at_norms(self) -> bool:
+        """Whether the norm of a step's gradients decides about its update."""
+        return self.skip_nonfinite or math.isfinite(self.max_norm)
+
+    def __str__(self) -> str:
+        """What is to be the same on all ranks."""
+        names = ",".join(type(each).__name__ for each in self.corrections)
+        return (
+            f"[max_norm={self.max_norm:g} per_stage={self.per_stage} skip_nonfinite={self.skip_nonfinite}"
+            f" loss_scale={self.loss_scale:g} corrections={names} first_update={self.updates}]"
+        )
+
+
+def check_updates(plan: Plan, modules: Mapping[int, nn.Module], optimizers: StageOptimizers | None) -> None:
+    """Refuse a plan whose steps overlap where this rank cannot run it. The plan need not be sound.
+
+    Args:
+        plan: the plan.
+        modules: what is trained on this rank, by stage.
+        optimizers: what `load` was given; None: nothing.
+
+    Raises:
+        SchedcError: says why.
+    """
+    updates = plan.problem.updates
+    if updates is None:
+        return
+    if updates.is_period:
+        raise InvalidInput(f"plan {plan.name!r} is one period of steps that overlap; give load steps=, how many a run has")
+    if optimizers is None:
+        raise InvalidInput(
+            f"plan {plan.name!r} has updates, as its steps overlap, and no optimizers were given; give load optimizers=, by stage"
+        )
+    if replicas_of(plan.problem) or plan.problem.data_parallel is not None:
+        raise Unsupported(f"plan {plan.name!r} has replicas and updates; steps overlap in one pipeline only")
+    _check_norms(plan, updates.versions, optimizers)
+    if sorted(optimizers.by_stage) != sorted(modules):
+        raise InvalidInput(f"optimizers were given for stages {sorted(optimizers.by_stage)}, expected {sorted(modules)}")
+    owner: dict[nn.Parameter, int] = {}
+    for stage, module in modules.items():
+        found = sharded(module)
+        if found is not None:
+            raise Unsupported(f"stage {stage} has {found}; where steps overlap, weights are kept in versions, plain tensors alone")
+        ties = getattr(module, "ties_of_ranks", None) or getattr(getattr(module, "stage", None), "ties_of_ranks", None)
+        if ties:
+            raise Unsupported(
+                f"stage {stage} shares the weight {next(iter(ties))} with another rank; steps overlap without tied weights"
+            )
+        given = {weight for group in optimizers.by_stage[stage].param_groups for weight in group["params"]}
+        own = {weight: name for name, weight in module.named_parameters() if weight.requires_grad}
+        if given != own.keys():
+            missing = next((name for weight, name in own.items() if weight not in given), None)
+            what = f"lacks its weight {missing!r}" if missing else "has a weight that is not of the stage, or is frozen"
+            raise InvalidInput(f"the optimizer of stage {stage} {what}; give it all weights of the stage that require grad")
+        for weight, name in own.items():
+            other = owner.setdefault(weight, stage)
+            if other != stage:
+                raise Unsupported(f"stages {other} and {stage} share the weight {name!r}; steps overlap without tied weights")
+
+
+def _check_norms(plan: Plan, versions: Versions, optimizers: StageOptimizers) -> None:
+    if not optimizers.looks_at_norms or optimizers.per_stage:
+        return
+    if versions is not Versions.TWO_BUFFERED:
+        raise InvalidInput(
+            f"plan {plan.name!r} has {versions} versions, where a norm of all stages would stall them, as updates are read at once;"
+            " give StageOptimizers per_stage=True, or compile with versions = '2bw'"
+        )
+    from schedc.runtime.asynchronous.norms import check_slack
+
+    check_slack(plan)

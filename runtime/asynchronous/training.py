@@ -1,0 +1,131 @@
+"""What the ops of a run of steps that overlap compute: those of stages as ever, each on the weights that it reads, and updates."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING
+
+from schedc.ir import Kind, Versions
+from schedc.runtime.asynchronous.norms import GlobalNorms, square_of
+from schedc.runtime.asynchronous.weights import StageWeights
+from schedc.runtime.stage.losses import Seeds
+from schedc.runtime.stage.training import Training
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from schedc.runtime.asynchronous.optimizers import StageOptimizers
+    from schedc.runtime.common.boundary import Value
+    from schedc.runtime.common.groups import Groups
+    from schedc.runtime.common.program import Instruction
+    from schedc.runtime.stage.batches import Microbatches
+    from schedc.runtime.stage.losses import Losses
+
+EPSILON = 1e-6
+"""What `torch.nn.utils.clip_grad_norm_` adds to a norm."""
+
+
+@dataclass(eq=False)
+class UpdatingTraining(Training):
+    """The work of one rank's ops; of a plan without updates as `Training`."""
+
+    _: KW_ONLY
+    optimizers: StageOptimizers
+
+    def __post_init__(self) -> None:
+        """A step's loss is the mean over its microbatches, not over those of the run."""
+        super().__post_init__()
+        self.groups: Groups | None = None
+        """Of the pipeline; set before a run."""
+        self._updates = updates = self.plan.problem.updates
+        self._weights: dict[int, StageWeights] = {}
+        self._due: dict[int, list[int]] = {}
+        """Per stage, the steps whose update waits for its norm, ascending."""
+        self._norms: GlobalNorms | None = None
+        if updates is None:
+            return
+        share = self.optimizers.loss_scale / updates.microbatches
+        self._even = [Seeds(share, f"{self.optimizers.loss_scale:g}/{updates.microbatches}")] * self.plan.problem.microbatches
+        for buffers in self._recomputed.values():
+            buffers.compares = updates.versions is not Versions.BOUNDED  # the second forward reads newer weights there
+
+    def begin(self, batch: Microbatches, losses: Losses, shares: Sequence[float] | None = None) -> None:
+        """As `Training.begin`; the parameters and the optimizers are the run's until `finish` or `close`."""
+        super().begin(batch, losses, shares)
+        updates, given = self._updates, self.optimizers
+        if updates is None:
+            return
+        delays = self.plan.certificate.delays
+        for stage, optimizer in given.by_stage.items():
+            self._weights[stage] = StageWeights(optimizer, updates, delays[stage], given.corrections, given.updates)
+            self._due[stage] = []
+        if given.looks_at_norms and not given.per_stage:
+            assert self.groups is not None
+            left = [0] * (self.plan.problem.microbatches // updates.microbatches)
+            for stage, microbatch in self.plan.problem.blocks():
+                left[microbatch // updates.microbatches] += stage in self.stages
+            self._norms = GlobalNorms(self.groups, left, self._square)
+
+    def finish(self) -> None:
+        """As `Training.finish`; all updates have been made then."""
+        if self._updates is not None:
+            for stage in self._weights:
+                self._update_until(stage, math.inf)
+            self.optimizers.updates += self.plan.problem.microbatches // self._updates.microbatches
+            self._give_back()
+        super().finish()
+
+    def close(self) -> None:
+        """As `Training.close`; the parameters are the newest weights, even in the middle of a run."""
+        self._give_back()
+        super().close()
+
+    def run(self, instruction: Instruction, value: Value) -> Value:
+        """As `Training.run`; and U."""
+        op, updates = instruction.op, self._updates
+        if updates is None:
+            return super().run(instruction, value)
+        weights, step = self._weights[op.stage], op.microbatch // updates.microbatches
+        if op.kind is Kind.U:
+            self._due[op.stage].append(op.microbatch)
+            while self._due[op.stage] and (self._norms is None or self._norms.has(self._due[op.stage][0])):
+                self._update(op.stage, self._due[op.stage].pop(0))
+            return ()
+        if op.kind is Kind.F and instruction.first:
+            self._update_until(op.stage, step - 2)
+        weights.read(op)
+        given = super().run(instruction, value)
+        if op.kind in (Kind.W, Kind.BW) and instruction.last:
+            weights.ended(op.microbatch)
+            if self._norms is not None:
+                self._norms.ended(step)
+        return given
+
+    def _update_until(self, stage: int, step: float) -> None:
+        """Make the updates up to this step's that wait."""
+        while self._due[stage] and self._due[stage][0] <= step:
+            self._update(stage, self._due[stage].pop(0))
+
+    def _update(self, stage: int, step: int) -> None:
+        weights, given = self._weights[stage], self.optimizers
+        factor: float | None = 1 / given.loss_scale
+        if given.looks_at_norms:
+            found = self._norms.square(step) if self._norms is not None else square_of(weights.gradients(step)).item()
+            if math.isfinite(found):
+                norm = math.sqrt(found) / given.loss_scale
+                factor = min(given.max_norm / (norm + EPSILON), 1.0) / given.loss_scale
+            elif given.skip_nonfinite:
+                factor = None
+        weights.update(step, factor)
+
+    def _square(self, step: int) -> torch.Tensor:
+        return square_of(gradient for weights in self._weights.values() for gradient in weights.gradients(step))
+
+    def _give_back(self) -> None:
+        for weights in self._weights.values():
+            weights.end()
+        self._weights.clear()
+        self._norms = None

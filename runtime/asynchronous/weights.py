@@ -1,0 +1,211 @@
+"""The weights of one stage by version, in one run of steps that overlap; whose gradients add up in which step.
+
+A stage's parameters are what its ops read: between two ops they get other memory (`parameter.data`), that of the version that the
+next op reads, so that whatever the stage is made of, it finds its weights. Autograd saves a parameter itself, or views of its
+memory, which are then those of the version that F has read. The optimizer has *aliases* of the parameters during the run: other
+parameters, which share the memory of the newest version. An update is made in copies of it, so that the version before stays as it
+is while something reads it, and in its own memory where nothing does.
+
+Where versions are bounded the memory is always the same, and an update changes it while autograd has saved it: the backwards are to
+read the newest. Autograd does not object, since the alias that is changed counts its changes by itself. That holds for what is
+saved as the weight itself or a view of it (linear layers and convolutions, norms, embeddings, attention). An operator that saves
+something computed from the weight alone keeps what F has read: casts of autocast, weight and spectral norm and other
+parametrizations. A stage that is recomputed has no such copies, as its forward runs again on the newest.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from schedc.ir import Kind, Versions
+from schedc.runtime.stage.autograd import forget_cast_weights
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from schedc.ir import Op, Updates
+    from schedc.runtime.asynchronous.corrections import Correction
+
+Tensors = list[torch.Tensor]
+NONE = -1
+
+
+class StageWeights:
+    """Those of one stage; from `begin` to `end` of a run its parameters and its optimizer are this object's."""
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, updates: Updates, delay: int, corrections: Sequence[Correction], number: int
+    ) -> None:
+        """Begin a run.
+
+        Args:
+            optimizer: of all weights of the stage.
+            updates: of the plan.
+            delay: of the stage, in updates; the parameter groups have it as `delay` until `end`.
+            corrections: of the delay.
+            number: of the run's first update.
+        """
+        self._optimizer, self._updates, self._delay, self._corrections = optimizer, updates, delay, corrections
+        self._number = number
+        self._weights: list[nn.Parameter] = [weight for group in optimizer.param_groups for weight in group["params"]]
+        self._ahead = any(each.reads_ahead for each in corrections)
+        self._newest = -1
+        self._masters: Tensors = [weight.data for weight in self._weights]
+        self._versions: dict[int, Tensors] = {-1: self._predicted([*self._masters])}
+        """What ops read, by version."""
+        self._reads: dict[int, int] = {}
+        """Of the microbatches under way, the version that their F has read."""
+        self._there = self._masters
+        """What the parameters have."""
+        self._gradients: dict[int, list[torch.Tensor | None]] = {}
+        """By step, of those that are not in `.grad`."""
+        self._adding = NONE
+        """The step whose gradients are in `.grad`, or `NONE`."""
+        self._aliases = [_alias(weight) for weight in self._weights]
+        _replace(optimizer, dict(zip(self._weights, self._aliases, strict=True)))
+        for group in optimizer.param_groups:
+            group["delay"] = delay
+        for weight in self._weights:
+            weight.grad = None
+
+    @property
+    def versions(self) -> int:
+        """How many there are."""
+        return len(self._versions)
+
+    def read(self, op: Op) -> None:
+        """Before an op, or a part of one, but U: let it find the weights that it reads, and the gradients that it adds to."""
+        mode, step = self._updates.versions, op.microbatch // self._updates.microbatches
+        if mode is Versions.TWO_BUFFERED:
+            version = max(step - 2, -1)
+        elif mode is Versions.BOUNDED or op.kind is Kind.F:
+            version = self._newest
+        else:
+            version = self._reads[op.microbatch]
+        if op.kind is Kind.F:
+            self._reads.setdefault(op.microbatch, version)  # a later part of it has nothing to do
+        elif step != self._adding:
+            if self._adding != NONE:
+                self._gradients[self._adding] = [weight.grad for weight in self._weights]
+            self._adding = step
+            for weight, gradient in zip(self._weights, self._gradients.pop(step, [None] * len(self._weights)), strict=True):
+                weight.grad = gradient
+        self._show(self._versions[version])
+
+    def ended(self, microbatch: int) -> None:
+        """The last backward of a microbatch has ended."""
+        version = self._reads.pop(microbatch)
+        if self._updates.versions is Versions.STASH and version != self._newest and version not in self._reads.values():
+            self._forget(version)
+
+    def gradients(self, step: int) -> list[torch.Tensor | None]:
+        """Those of a step, in the order of the optimizer's weights."""
+        return [weight.grad for weight in self._weights] if step == self._adding else self._gradients[step]
+
+    def update(self, step: int, factor: float | None) -> None:
+        """Make a version.
+
+        Args:
+            step: whose gradients are whole.
+            factor: what to multiply them by; None: the new version is like the one before.
+        """
+        gradients = self.gradients(step)
+        if step == self._adding:
+            self._adding = NONE
+            for weight in self._weights:
+                weight.grad = None
+        else:
+            del self._gradients[step]
+        before, mode = self._versions[self._newest], self._updates.versions
+        if mode is Versions.TWO_BUFFERED:
+            self._forget(*(version for version in self._versions if version < step - 1))
+        if factor is None:
+            self._versions[step] = before
+        else:
+            alone = mode is Versions.BOUNDED or (mode is Versions.STASH and self._newest not in self._reads.values())
+            self._make(step, gradients, factor, in_place=alone)
+        if mode is Versions.BOUNDED or (mode is Versions.STASH and self._newest not in self._reads.values()):
+            self._forget(self._newest)
+        self._newest = step
+        self._number += 1
+
+    def end(self) -> None:
+        """End the run, whole or not: the parameters are the newest weights, and the optimizer has them again."""
+        if self._aliases:
+            self._show(self._masters)
+            for weight in self._weights:
+                weight.grad = None
+            _replace(self._optimizer, dict(zip(self._aliases, self._weights, strict=True)))
+            for group in self._optimizer.param_groups:
+                group.pop("delay", None)
+            self._aliases.clear()
+            self._versions.clear()
+            self._gradients.clear()
+
+    def _make(self, step: int, gradients: Sequence[torch.Tensor | None], factor: float, *, in_place: bool) -> None:
+        """The optimizer's step."""
+        before = self._masters
+        in_place = in_place and not self._ahead
+        self._masters = before if in_place else [each.clone() for each in before]
+        for alias, memory, gradient in zip(self._aliases, self._masters, gradients, strict=True):
+            alias.data = memory
+            alias.grad = gradient if gradient is None or factor == 1 else gradient.mul_(factor)
+        rates = [group["lr"] for group in self._optimizer.param_groups if "lr" in group]
+        for group in self._optimizer.param_groups:
+            for each in self._corrections:
+                if "lr" in group:
+                    group["lr"] = each.learning_rate(group["lr"], self._delay, self._number)
+        self._optimizer.step()
+        for group, rate in zip((one for one in self._optimizer.param_groups if "lr" in one), rates, strict=True):
+            group["lr"] = rate
+        for alias in self._aliases:
+            alias.grad = None
+        read = self._predicted(before)
+        if self._ahead and self._updates.versions is Versions.BOUNDED:  # what autograd has saved is to be the newest
+            for memory, value in zip(self._versions[self._newest], read, strict=True):
+                memory.copy_(value)
+            read = self._versions[self._newest]
+        self._versions[step] = read
+        forget_cast_weights()
+
+    def _predicted(self, before: Tensors) -> Tensors:
+        """What ops read of the newest version: itself, or where a correction reads ahead, other tensors."""
+        if not self._ahead:
+            return self._masters
+        read = self._masters
+        with torch.no_grad():
+            for each in self._corrections:
+                read = [each.weights(*pair, self._delay) for pair in zip(read, before, strict=True)]
+        return [value.clone() if value is master else value for value, master in zip(read, self._masters, strict=True)]
+
+    def _show(self, memory: Tensors) -> None:
+        if self._there is not memory:
+            self._there = memory
+            for weight, tensor in zip(self._weights, memory, strict=True):
+                weight.data = tensor
+            forget_cast_weights()
+
+    def _forget(self, *versions: int) -> None:
+        for version in versions:
+            memory = self._versions.pop(version)
+            if memory is self._there and all(memory is not other for other in self._versions.values()):
+                self._show(self._masters)
+
+
+def _alias(weight: nn.Parameter) -> nn.Parameter:
+    """Another parameter in the same memory, which counts its changes by itself."""
+    alias = nn.Parameter(weight.data, requires_grad=weight.requires_grad)
+    if getattr(weight, "grad_dtype", weight.dtype) != weight.dtype:
+        alias.grad_dtype = weight.grad_dtype
+    return alias
+
+
+def _replace(optimizer: torch.optim.Optimizer, others: Mapping[torch.Tensor, nn.Parameter]) -> None:
+    """Let an optimizer go on with other parameters."""
+    for group in optimizer.param_groups:
+        group["params"] = [others[weight] for weight in group["params"]]
+    optimizer.state = defaultdict(dict, {others[key]: state for key, state in optimizer.state.items()})

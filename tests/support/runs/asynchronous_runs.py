@@ -1,0 +1,264 @@
+"""What rank processes run in the tests of steps that overlap: runs of a plan beside one process that applies the same delays."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from oracles.delayed_updates import DelayedTraining
+from torch import nn
+
+import schedc.runtime
+from runs.harness import load, loss_fn, make_batch, make_stages, noting, relative_error, weights_of, whole_model
+from schedc.lower.run import run_of
+from schedc.runtime.asynchronous.corrections import Correction, ReducedRate, WeightPrediction
+from schedc.runtime.asynchronous.optimizers import StageOptimizers
+from schedc.runtime.asynchronous.weights import StageWeights
+from schedc.runtime.session.online import ChoosingPipe
+from schedc.runtime.training.checkpoint import load_checkpoint, save_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from schedc.ir import Plan
+    from schedc.runtime.session.pipe import Pipe
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "momentum": partial(torch.optim.SGD, lr=0.05, momentum=0.9),
+    "adamw": partial(torch.optim.AdamW, lr=0.01),
+    "nadam": partial(torch.optim.NAdam, lr=0.01, betas=(0.99, 0.999)),
+}
+
+
+class Way(NamedTuple):
+    """How a plan is run."""
+
+    optimizer: str = "momentum"
+    max_norm: float = math.inf
+    per_stage: bool = False
+    recompute: bool = False
+    predicts: bool = False
+    slow: int = 0
+    """K of PipeMare's learning rate; 0: as it is."""
+
+
+def optimizers_of(stages: dict[int, nn.Module], way: Way, **options: Any) -> StageOptimizers:
+    """Those of a rank."""
+    corrections: list[Correction] = [WeightPrediction()] if way.predicts else []
+    if way.slow:
+        corrections.append(ReducedRate(way.slow))
+    return StageOptimizers(
+        {stage: OPTIMIZERS[way.optimizer](module.parameters()) for stage, module in stages.items()},
+        max_norm=way.max_norm,
+        per_stage=way.per_stage,
+        corrections=corrections,
+        **options,
+    )
+
+
+def pipemare(updates: int, rate: float, delay: int, number: int) -> float:
+    """PipeMare's learning rate, as in the paper."""
+    return rate if delay == 0 or number >= updates else rate * math.pow(delay, number / updates - 1)
+
+
+def oracle_of(run: Plan, way: Way) -> DelayedTraining:
+    """One process that applies the same delays."""
+    return DelayedTraining(
+        run,
+        [*whole_model(run)],
+        loss_fn,
+        lambda _, weights: OPTIMIZERS[way.optimizer](weights),
+        recompute=range(len(run.problem.stages)) if way.recompute else (),
+        max_norm=way.max_norm,
+        per_stage=way.per_stage,
+        predicts=way.predicts,
+        rate_of=partial(pipemare, way.slow) if way.slow else None,
+    )
+
+
+def trained(pipe: Pipe, oracle: DelayedTraining, number: int) -> list[float]:
+    """A run of the pipe's plan, and of the oracle: the relative errors of losses and of this rank's weights."""
+    oracle.plan, steps = pipe.plan, pipe.plan.problem.microbatches
+    batch = make_batch(pipe.plan, number)
+    losses = pipe.step(*batch)
+    expected = oracle.run(*(each.chunk(steps) for each in batch))
+    assert all(weight.grad is None for weight in weights_of(pipe.stages))
+    found = [relative_error(pipe.losses, expected), relative_error(losses, expected.reshape(len(losses), -1).mean(1))]
+    return found + weight_errors(pipe.stages, oracle.pieces)
+
+
+def weight_errors(stages: Mapping[int, nn.Module], pieces: Sequence[nn.Module]) -> list[float]:
+    """The relative errors of this rank's weights."""
+    return [
+        relative_error(one.detach(), two.detach())
+        for stage, module in stages.items()
+        for one, two in zip(module.parameters(), pieces[stage].parameters(), strict=True)
+    ]
+
+
+def errors(rank: int, plan: Plan, way: Way, steps: Sequence[int]) -> list[float]:
+    """Runs of so many steps each, one after the other: the relative errors of each."""
+    run = run_of(plan, steps[0])
+    stages, found = make_stages(run, rank), []
+    optimizers, oracle = optimizers_of(stages, way), oracle_of(run, way)
+    for number, count in enumerate(steps):
+        with load(plan, stages, steps=count, optimizers=optimizers, recompute=way.recompute) as pipe:
+            found += trained(pipe, oracle, number)
+    return found
+
+
+def versions_held(rank: int, plan: Plan, steps: int) -> dict[int, int]:
+    """The most versions of each stage of this rank that a run has at once."""
+    run, most = run_of(plan, steps), dict[int, int]()
+    stages = make_stages(run, rank)
+    optimizers = optimizers_of(stages, Way())
+    stage_of = {optimizer: stage for stage, optimizer in optimizers.by_stage.items()}
+    update = StageWeights.update
+
+    def counting(weights: StageWeights, step: int, factor: float | None) -> None:
+        update(weights, step, factor)
+        stage = stage_of[weights._optimizer]
+        most[stage] = max(most.get(stage, 1), weights.versions)
+
+    StageWeights.update = counting  # type: ignore[method-assign,assignment]
+    try:
+        with load(run, stages, optimizers=optimizers) as pipe:
+            pipe.step(*make_batch(run, 0))
+    finally:
+        StageWeights.update = update  # type: ignore[method-assign]
+    return most
+
+
+def skipping(rank: int, plan: Plan, *, per_stage: bool) -> list[float]:
+    """A run in which the loss of a microbatch of step 2 is infinite: errors of the weights, if that step makes no update."""
+    run = run_of(plan, 5)
+    count, numbers = plan.problem.microbatches, iter(range(run.problem.microbatches))
+
+    def infinite(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return loss_fn(logits, targets) * (math.inf if next(numbers) == 2 * count else 1)
+
+    stages = make_stages(run, rank)
+    given = optimizers_of(stages, Way(), skip_nonfinite=True, loss_scale=8.0)
+    given.per_stage = per_stage
+    oracle = oracle_of(run, Way())
+    oracle.skipped = [2]
+    with load(run, stages, optimizers=given, loss_fn=infinite) as pipe:
+        batch = make_batch(run, 0)
+        losses = pipe.step(*batch)
+        oracle.run(*(each.chunk(run.problem.microbatches) for each in batch))
+    assert not math.isfinite(losses[2])
+    return weight_errors(stages, oracle.pieces)
+
+
+def resumed(rank: int, plan: Plan, path: str) -> list[float]:
+    """A run, an evaluation and a checkpoint; then other modules, which load it, and a run: errors against two runs in one go."""
+    run, way = run_of(plan, 3), Way("adamw", slow=5)
+    oracle, found = oracle_of(run, way), []
+    for number in range(2):
+        stages = make_stages(run, rank)
+        if number:
+            with torch.no_grad():
+                for weight in weights_of(stages):
+                    weight.fill_(0.1)
+        given = optimizers_of(stages, way, first_update=3 * number)
+        ((stage, optimizer),) = given.by_stage.items()
+        model = nn.ModuleDict({str(stage): stages[stage]})
+        with load(run, stages, optimizers=given) as pipe:
+            if number:
+                load_checkpoint(pipe, path, optimizer, model=model)
+            found += trained(pipe, oracle, number)
+            inputs, targets = make_batch(run, 7)
+            logits = inputs
+            for piece in oracle.pieces:
+                logits = piece(logits)
+            found.append(relative_error(pipe.evaluate(inputs, targets), loss_fn(logits, targets).detach()))
+            if not number:
+                save_checkpoint(pipe, path, optimizer, model=model)
+    return found
+
+
+def switching(rank: int, plan: Plan, synchronous: Plan) -> list[float]:
+    """A job that moves from runs to a synchronous plan and back, by swaps and by loading again: errors of its weights."""
+    run, way = run_of(plan, 3), Way("adamw")
+    stages, found = make_stages(run, rank), []
+    given, oracle = optimizers_of(stages, way), oracle_of(run, way)
+
+    def step_together(pipe: Pipe, number: int, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        inputs, targets = make_batch(synchronous, number)
+        pipe.step(inputs, targets)
+        logits = inputs
+        for piece in oracle.pieces:
+            logits = piece(logits)
+        torch.autograd.backward(loss_fn(logits, targets))
+        for each in (*optimizers, *oracle.optimizers):
+            each.step()
+            each.zero_grad()
+        found.extend(weight_errors(stages, oracle.pieces))
+
+    def moved(pipe: Pipe, other: Plan, act: Callable[[int], object]) -> None:
+        swap = pipe.swap(other)
+        for number in range(2):
+            if swap.state == "pending":
+                act(number)
+        assert (swap.state, pipe.plan) == ("done", other), swap.reason
+
+    with load(run, stages, optimizers=given) as pipe:
+        moved(pipe, synchronous, lambda number: found.extend(trained(pipe, oracle, number)))
+        step_together(pipe, 2, given.by_stage.values())
+        moved(pipe, run, lambda number: step_together(pipe, 3 + number, given.by_stage.values()))
+        found += trained(pipe, oracle, 5)
+    with load(synchronous, stages) as pipe:
+        step_together(pipe, 6, given.by_stage.values())
+    with load(run, stages, optimizers=given) as pipe:
+        found += trained(pipe, oracle, 7)
+    return found
+
+
+def refused(rank: int, plan: Plan, synchronous: Plan) -> list[str]:
+    """What `load` and `step` say to what does not fit."""
+    run, lines = run_of(plan, 3), list[str]()
+    stages = make_stages(run, rank)
+    given = optimizers_of(stages, Way())
+    frozen = {stage: torch.optim.SGD(weights_of({stage: stages[stage]})[1:], lr=0.1) for stage in stages}
+    for path, options in (
+        (run, {}),
+        (synchronous, {"optimizers": given}),
+        (plan, {"optimizers": given}),
+        (synchronous, {"optimizers": given, "steps": 3}),
+        (run, {"optimizers": given if rank else None}),
+        (run, {"optimizers": frozen}),
+        (run, {"optimizers": {}}),
+        (run, {"optimizers": optimizers_of(stages, Way(max_norm=1.0))}),
+        (run, {"optimizers": given, "kind": ChoosingPipe}),
+        (run, {"optimizers": given, "replicas": schedc.runtime.ReplicaHooks()}),
+        (run, {"optimizers": optimizers_of(stages, Way(slow=3 if rank else 0))}),
+    ):
+        with noting(lines):
+            load(path, stages, **options)
+    with noting(lines), load(run, stages, optimizers=given) as pipe:
+        pipe.step(*make_batch(run, 0), weights=[1.0] * run.problem.microbatches)
+    with load(synchronous, stages) as pipe:
+        swap = pipe.swap(run)
+        with warnings.catch_warnings(action="ignore"):
+            while swap.state == "pending":
+                pipe.step(*make_batch(synchronous, 0))
+        lines.append(str(swap.reason))
+    return lines
+
+
+def example(rank: int, plan: Plan, text: str) -> list[float]:
+    """The example of the docs: a run's losses, and that of the evaluation after it."""
+    stages = tuple(replace(stage, layers=(at, at + 1)) for at, stage in enumerate(plan.problem.stages))
+    found: dict[str, Any] = {
+        "layers": [*whole_model(plan)],
+        "plan": replace(plan, problem=replace(plan.problem, stages=stages)),
+        "rank": rank,
+        "loss_fn": loss_fn,
+        "runs": [make_batch(run_of(plan, 100), 0)],
+    }
+    exec(text, found)
+    return [*found["losses"].tolist(), found["validation"].item()]
