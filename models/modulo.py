@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 SPARE = 2
 """Turns before that of the first microbatch, where not all microbatches are alike: each starts within two periods of the others."""
+MOST_SUM = 1 << 60
+"""CP-SAT adds in 64 bits, and refuses a model whose sums may be larger."""
 MOST_UNITS = 1 << 30
 """What is held is counted in units, so that a rank holds at most this many."""
 
@@ -425,7 +427,7 @@ def _add_cumulative(built: ModuloModel, stays: Sequence[Stay], limit_bytes: int)
     room = model.new_int_var(0, 2 * total, "")
     model.add(room <= limit - sum(whole))
     model.add_cumulative(intervals, demands, room)
-    if limit * period_ns < 1 << 55:
+    if max(limit, 4 * built.turns * total) * period_ns < MOST_SUM:
         model.add(sum(lives) <= limit * period_ns)
 
 

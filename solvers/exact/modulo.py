@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from schedc.analysis.gap import check_bound
 from schedc.analysis.simulation.period import steady_state
 from schedc.analysis.simulation.versions import versions_of
-from schedc.errors import Unsupported
+from schedc.errors import Defect, Unsupported
 from schedc.ir import BoundName, Kind, Op, Problem, Schedule
 from schedc.models.modulo import ModuloModel, build_modulo, minimize_delays, orders_of
 from schedc.solvers.common.base import Limits, Solved, SolverStatus
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from schedc.solvers.common.incumbent import Incumbent
 
-SHARE = 1 / 3
+SHARE = 0.15
 """Of what is left of a limit, each question gets this much."""
 LEAST_S = 0.25
 """No question gets less."""
@@ -136,13 +136,14 @@ def solve_modulo(
 
 def _questions(known: Known) -> Iterator[int]:
     """The periods to ask for, as long as some question is open: the bound, then by turns just below the best, and in the middle."""
-    low_ns = known.lower_ns - 1  # up to here nothing was found
+    first_ns = low_ns = known.lower_ns  # up to `low_ns` nothing was found, once the bound has been asked for
     last_ns = 0  # what was asked for just below the best
+    if first_ns < known.best_ns - 1 and not known.is_over:
+        yield first_ns
     while known.best_ns - known.lower_ns > known.limits.gap * known.best_ns and not known.is_over:
         best_ns = known.best_ns
-        if low_ns < known.lower_ns < best_ns - 1:
-            period_ns = known.lower_ns
-        elif last_ns != best_ns - 1:
+        low_ns = max(low_ns, known.lower_ns - 1)
+        if last_ns != best_ns - 1:
             period_ns = last_ns = best_ns - 1
         elif low_ns + 1 < best_ns - 1:
             period_ns = (low_ns + best_ns) // 2
@@ -156,6 +157,8 @@ def _questions(known: Known) -> Iterator[int]:
 def _ask(known: Known, period_ns: int) -> SolverStatus:
     """Whether there is a schedule of at most this period; what is found counts, or that there is none."""
     for in_turn in (False, True):
+        if known.is_over:
+            break
         built = build_modulo(known.problem, period_ns, in_turn=in_turn)
         _hint(built, known.best, known.best_ns)
         status, found = _solve(known, built, SHARE)
@@ -193,13 +196,16 @@ def _solve(known: Known, built: ModuloModel, share: float) -> tuple[SolverStatus
     left_s, left = known.left
     limits = replace(
         known.limits,
-        time_s=None if left_s is None else max(share * left_s, min(LEAST_S, left_s)),
-        deterministic=None if left is None else max(share * left, min(LEAST_S, left)),
+        time_s=None if left_s is None else max(share * left_s, min(LEAST_S, left_s), 0.0),
+        deterministic=None if left is None else max(share * left, min(LEAST_S, left), 0.0),
         gap=0.0,
     )
     solver = solver_of(limits)
     code, known.ended_by = run(solver, built.model)
-    status = SolverStatus(solver.status_name(code))
+    name = solver.status_name(code)
+    if name == "MODEL_INVALID":
+        raise Defect(f"modulo: the model is invalid: {built.model.validate()}")
+    status = SolverStatus(name)
     known.work += solver.response_proto.deterministic_time
     known.log += [digest_of(built.model), f"period {built.period_ns} ns: status {status}"]
     if status not in (SolverStatus.OPTIMAL, SolverStatus.FEASIBLE):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from schedc.analysis.bounds.period import period_bounds
 from schedc.analysis.simulation.memory import exceeded_limit, peak_bytes
 from schedc.analysis.simulation.period import Steady, steady_state
+from schedc.analysis.simulation.unroll import step_of
 from schedc.analysis.simulation.versions import versions_of
 from schedc.errors import CheckFailed, Unsupported
 from schedc.ir import Kind, Op, Problem, Resource, Schedule
@@ -34,6 +35,8 @@ LONGER = (0.0, 0.002, 0.01, 0.03, 0.07, 0.15, 0.3, 0.6, 1.2, 2.4, 5.0)
 """By how much a period is longer than the bound, from one try to the next."""
 HALVINGS = 6
 """Then, how often the step between the last that failed and the first that did not is halved."""
+EVALUATIONS = 15_000
+"""Swaps that are tried at most, times the ops of a period."""
 
 
 class SteadyList(Constructive, frozen=True):
@@ -62,7 +65,8 @@ class SteadyList(Constructive, frozen=True):
             found = rating(problem, schedule)
             if found < best_rating:
                 best, best_rating = schedule, found
-        return best
+        climbed = swap_climb(problem, best, bound_ns)
+        return climbed if rating(problem, climbed) < best_rating else best
 
 
 def rating(problem: Problem, schedule: Schedule) -> tuple[int, int, int]:
@@ -170,43 +174,112 @@ def _turns(before: Op, after: Op) -> bool:
 
 def _modulo(problem: Problem, bound_ns: int, longest_ns: int) -> Iterator[Schedule]:
     """Per way, the shortest period that is found: the least that works, of longer and longer ones."""
-    ways = [replace(problem, split_backward=False), problem] if problem.split_backward else [problem]
-    for way in ways:
+    for split in (False, True) if problem.split_backward else (False,):
+        way = replace(problem, split_backward=split)
         best: Schedule | None = None
-        worked, failed = 0, 0
+        worked, failed = longest_ns, 0
         for share in LONGER:
             period_ns = bound_ns + int(bound_ns * share)
-            if period_ns >= longest_ns:
+            if period_ns >= worked:
                 break
-            best = _laid_out(problem, way, period_ns)
-            if best is not None:
-                worked = steady_state(problem, best).period_ns
+            best, worked = _shorter(problem, way, period_ns, best, worked)
+            if worked <= period_ns:
                 break
             failed = period_ns
         for _ in range(HALVINGS):
             middle = (worked + failed) // 2
             if best is None or not failed or not failed < middle < worked:
                 break
-            found = _laid_out(problem, way, middle)
-            if found is None:
-                failed = middle
-            else:
-                best, worked = found, min(middle, steady_state(problem, found).period_ns)
+            best, now = _shorter(problem, way, middle, best, worked)
+            worked, failed = now, failed if now <= middle else middle
         if best is not None:
             yield best
 
 
-def _laid_out(problem: Problem, way: Problem, period_ns: int) -> Schedule | None:
-    """A period of at most this long, or None: it was not found, or breaks a rule."""
-    starts = ModuloTimetable.of(way, period_ns).starts()
-    if starts is None:
-        return None
-    schedule = schedule_of_starts(problem, starts, period_ns)
+def _shorter(problem: Problem, way: Problem, period_ns: int, best: Schedule | None, best_ns: int) -> tuple[Schedule | None, int]:
+    """The best of what was found and of what is laid out with this period, with its period, which may be another."""
+    for packed in (False, True):
+        starts = ModuloTimetable.of(way, period_ns, packed=packed).starts()
+        if starts is None:
+            continue
+        schedule = schedule_of_starts(problem, starts, period_ns)
+        found_ns = _period_ns(problem, schedule, best_ns)
+        if found_ns is not None:
+            best, best_ns = schedule, found_ns
+        if best_ns <= period_ns:
+            break
+    return best, best_ns
+
+
+def _period_ns(problem: Problem, schedule: Schedule, below_ns: int) -> int | None:
+    """Its period, if that is shorter, and the schedule keeps all rules and limits."""
     try:
-        steady = steady_state(problem, schedule)
+        period_ns = steady_state(problem, schedule).period_ns
     except CheckFailed:
         return None
-    return schedule if steady.period_ns <= period_ns and _sound(problem, schedule) else None
+    return period_ns if period_ns < below_ns and _sound(problem, schedule) else None
+
+
+def swap_climb(problem: Problem, schedule: Schedule, bound_ns: int) -> Schedule:
+    """Swap neighbours in a rank's order that lie on the longest cycle: those that shorten the period, else one that keeps it."""
+    best, best_ns = schedule, steady_state(problem, schedule).period_ns
+    left = EVALUATIONS // max(1, sum(map(len, schedule.orders)))
+    seen = {schedule.orders}
+    while best_ns > bound_ns:
+        steady = steady_state(problem, schedule)
+        around = set(pairwise([*steady.longest, *steady.longest[:1]]))
+        following: Schedule | None = None
+        following_ns = steady.period_ns + 1
+        for rank, index in [
+            (rank, index)
+            for rank, order in enumerate(schedule.orders)
+            for index in range(len(order))
+            if _may_swap(problem, around, order[index - 1], order[index])
+        ]:
+            swapped = _swapped(problem, schedule, rank, index)
+            if left <= 0:
+                return best
+            if swapped.orders in seen:
+                continue
+            seen.add(swapped.orders)
+            left -= 1
+            found_ns = _period_ns(problem, swapped, following_ns)
+            if found_ns is not None:
+                following, following_ns = swapped, found_ns
+            if following_ns < steady.period_ns:
+                break
+        if following is None:
+            return best
+        schedule = following
+        if following_ns < best_ns:
+            best, best_ns = schedule, following_ns
+    return best
+
+
+def _may_swap(problem: Problem, around: set[tuple[Op, Op]], before: Op, after: Op) -> bool:
+    """Whether the two follow each other on the cycle, and may be swapped as far as one microbatch goes."""
+    alike = before.stage == after.stage and before.microbatch == after.microbatch and Kind.U not in (before.kind, after.kind)
+    return (before, after) in around and not alike and problem.rank_of(before) == problem.rank_of(after)
+
+
+def _swapped(problem: Problem, schedule: Schedule, rank: int, index: int) -> Schedule:
+    """With the op at this place of the rank's order before the one that it follows, of the first that is the last."""
+    order = list(schedule.orders[rank])
+    if index:
+        order[index - 1], order[index] = order[index], order[index - 1]
+    else:
+        last, first = order[-1], order[0]
+        order[0] = _later(problem, last, -1)
+        order[-1] = _later(problem, first, 1)
+    orders = [list(each) for each in schedule.orders]
+    orders[rank] = order
+    least = min(step_of(op, problem.microbatches) for op in order)
+    orders[rank] = [_later(problem, op, -least) for op in order]
+    return replace(schedule, orders=tuple(map(tuple, orders)))
+
+
+def _later(problem: Problem, op: Op, steps: int) -> Op:
+    return op._replace(microbatch=op.microbatch + steps * (1 if op.kind is Kind.U else problem.microbatches))
 
 
 @dataclass(slots=True)
@@ -215,7 +288,7 @@ class ModuloLane:
 
     period_ns: int
     shortest_ns: int
-    """Of what it still has to serve; an idle piece below that is lost."""
+    """Of what it has to serve; an idle piece below that is lost. 0: all idle time but the longest piece is."""
     spare_ns: int
     """Idle time that may still be lost."""
     begins: list[int] = field(default_factory=list)
@@ -226,6 +299,8 @@ class ModuloLane:
         period_ns = self.period_ns
         wanted = moment_ns - length_ns if late else moment_ns
         ways = []
+        longest = sorted([following - end for end, following in self._gaps()] + [0])[-2:]
+        idle = period_ns - sum(end - begin for begin, end in zip(self.begins, self.ends, strict=True))
         for end, following in self._gaps():
             slack_ns = following - end - length_ns
             if slack_ns < 0:
@@ -235,11 +310,15 @@ class ModuloLane:
                 offsets.add((wanted - end) % period_ns)
             for offset in offsets:
                 start = wanted - (wanted - end - offset) % period_ns if late else wanted + (end + offset - wanted) % period_ns
-                lost = self._lost(offset) + self._lost(slack_ns - offset) - self._lost(following - end)
+                if self.shortest_ns:
+                    lost = self._lost(offset) + self._lost(slack_ns - offset) - self._lost(following - end)
+                else:
+                    other = longest[0] if following - end == longest[1] else longest[1]
+                    lost = idle - length_ns - max(other, offset, slack_ns - offset)
                 ways.append((abs(start - wanted), start, lost))
         for _, start, lost in sorted(ways):
             if lost <= self.spare_ns:
-                self.spare_ns -= lost
+                self.spare_ns -= lost if self.shortest_ns else 0
                 begin = start % period_ns
                 at = bisect_right(self.begins, begin) if length_ns else bisect_left(self.begins, begin)
                 self.begins.insert(at, begin)
@@ -269,8 +348,8 @@ class ModuloTimetable:
     at: dict[Op, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, problem: Problem, period_ns: int) -> ModuloTimetable:
-        """An empty one."""
+    def of(cls, problem: Problem, period_ns: int, *, packed: bool) -> ModuloTimetable:
+        """An empty one; `packed`: what is busy stays together, so that everything finds a place."""
         hops = {
             (need.producer, need.consumer): (need.resource, need.occupancy_ns, need.latency_ns)
             for need in needs_of(problem)
@@ -286,7 +365,7 @@ class ModuloTimetable:
         for each in problem.stages:
             loads[Resource.of_rank(each.rank)].append(each.update_ns)
         lanes = {
-            resource: ModuloLane(period_ns, min((ns for ns in all_ns if ns), default=0), period_ns - sum(all_ns))
+            resource: ModuloLane(period_ns, 0 if packed else min((ns for ns in all_ns if ns), default=0), period_ns - sum(all_ns))
             for resource, all_ns in loads.items()
         }
         return cls(problem, period_ns, lanes, hops)

@@ -1,0 +1,206 @@
+"""The period against its bound, and against PipeDream's schedules, on random problems whose steps overlap.
+
+4 to 8 ranks, 1 to 16 microbatches a step, one to three stages on a rank, odd nanoseconds, messages of odd gigabytes, all modes;
+half have memory for few microbatches. Each is planned by the constructive methods and then by `modulo`, CP-SAT's search for the
+least period. A table by mode: how many are proven optimal, in how many the analytic bound is the optimum, in how many `steady`
+alone found it, the largest gap that is left, and the mean and least ratio of PipeDream's period to ours, where it keeps the memory
+limits. A schedule worse than PipeDream's, or one that breaks a rule, ends the program.
+
+Run it as `python benchmarks/asynchronous/period.py [--cases 100] [--time-limit 20]`; half an hour on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from schedc.analysis.bounds.lower_bounds import best_bound
+from schedc.analysis.simulation.memory import exceeded_limit
+from schedc.analysis.simulation.period import steady_state
+from schedc.errors import Unsupported
+from schedc.ir import Link, Problem, Stage, Updates, Versions
+from schedc.lower.placement import place
+from schedc.solvers.common.base import Limits
+from schedc.solvers.exact.modulo import solve_modulo
+from schedc.solvers.heuristics.steady import SteadyList
+from schedc.solvers.templates import OVERLAPPING_TEMPLATES
+from schedc.verify.problem import verify_problem
+from schedc.verify.schedule.checks import verify_schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """How one problem ended."""
+
+    problem: Problem
+    bound_ns: int
+    steady_ns: int
+    period_ns: int
+    proven_ns: int
+    pipedream_ns: int | None
+    """None: the template does not exist here, or exceeds a memory limit."""
+
+
+def random_problem(seed: int) -> Problem:
+    """The problem of this number."""
+    random = Random(seed)
+    ranks, microbatches = random.randint(4, 8), random.choice([1, 1, 2, 3, 4, 6, 8, 12, 16])
+    name = random.choice(["unidirectional"] * 4 + ["loop", "wave"])
+    placed = place(name, ranks, 1 if name == "unidirectional" else random.choice([2, 2, 3]))
+    mode = random.choice(list(Versions))
+    split, unequal = random.random() < 0.5, random.random() < 0.7
+    scale = random.choice([1_000_003, 400_009])
+    common = [random.randint(5, 12) * scale + random.randint(0, 999) for _ in range(3)]
+    stages = []
+    for rank in placed.rank_of_stage:
+        f, b, w = ([random.randint(4, 14) * scale + random.randint(0, 999) for _ in range(3)]) if unequal else common
+        held = random.randint(GIB, 3 * GIB)
+        stages.append(
+            Stage(
+                rank=rank,
+                forward_ns=(f,),
+                backward_input_ns=(b,),
+                backward_weight_ns=(w,),
+                backward_ns=(b + w - random.choice([0, 0, (b + w) // 10]),),
+                activation_bytes=held,
+                activation_after_input_bytes=random.choice([0, held // 2, held]) if split else 0,
+                message_bytes=random.randint(GIB // 2, 2 * GIB) | 1,
+                gradient_message_bytes=random.randint(GIB // 2, 2 * GIB) | 1,
+                update_ns=random.randint(0, 3) * scale + random.randint(0, 99),
+                version_bytes=random.randint(0, 2 * GIB),
+            )
+        )
+    slow = random.choice([0, 0, 1, 2])
+    links = []
+    for number, (x, y) in enumerate(placed.crossed()):
+        latency_ns = random.randint(0, 30) * scale + 7 if slow and number % ranks < slow else random.randint(0, 999_999)
+        links.append(Link(source=x, destination=y, latency_ns=latency_ns, bytes_per_second=random.randint(200, 900) * GIB + 1))
+    limits: list[int | None] = [None] * ranks
+    if random.random() < 0.5:
+        for rank in range(ranks):
+            own = [stage for stage in stages if stage.rank == rank]
+            versions = sum(stage.version_bytes for stage in own)
+            least = sum(stage.activation_bytes for stage in own) + versions * (mode is Versions.TWO_BUFFERED)
+            more = sum(stage.activation_bytes + stage.version_bytes * (mode is Versions.STASH) for stage in own)
+            limits[rank] = least + random.randint(0, ranks) * more
+    return Problem(
+        name=f"period-{seed}",
+        ranks=ranks,
+        microbatches=microbatches,
+        stages=tuple(stages),
+        paths=placed.paths,
+        path_of=placed.path_of(microbatches),
+        links=tuple(links),
+        memory_limit_bytes=tuple(limits),
+        split_backward=split,
+        placement=name,
+        updates=Updates(
+            versions=mode,
+            microbatches=microbatches,
+            is_period=True,
+            most_delay=random.randint(0, 4) if mode is Versions.BOUNDED else None,
+        ),
+    )
+
+
+def pipedream_ns(problem: Problem) -> int | None:
+    """The period of PipeDream's schedule of this mode, if there is one within memory."""
+    for template in OVERLAPPING_TEMPLATES.values():
+        try:
+            schedule = template(problem)
+        except Unsupported:
+            continue
+        if exceeded_limit(problem, schedule) is None:
+            return steady_state(problem, schedule).period_ns
+    return None
+
+
+def solve(seed: int, limits: Limits) -> Case:
+    """Plan the problem of this number.
+
+    Raises:
+        RuntimeError: a plan is worse than PipeDream's, or breaks a rule.
+    """
+    problem = random_problem(seed)
+    first = SteadyList()(problem)
+    bound_ns = best_bound(problem).value_ns
+    solved = solve_modulo(problem, first, limits=limits, known_bound_ns=bound_ns)
+    case = Case(
+        problem=problem,
+        bound_ns=bound_ns,
+        steady_ns=steady_state(problem, first).period_ns,
+        period_ns=solved.objective_ns,
+        proven_ns=solved.lower_bound_ns,
+        pipedream_ns=pipedream_ns(problem),
+    )
+    if violations := (*verify_problem(problem), *verify_schedule(problem, solved.schedule)):
+        raise RuntimeError(f"{problem.name}: {violations[0]}")
+    if case.pipedream_ns is not None and case.pipedream_ns < case.steady_ns:
+        raise RuntimeError(f"{problem.name}: {case.steady_ns} ns, PipeDream takes {case.pipedream_ns} ns")
+    return case
+
+
+def rows(cases: list[Case]) -> Iterator[tuple[str, ...]]:
+    """A row for each mode, and one for all."""
+    groups: dict[str, list[Case]] = defaultdict(list)
+    for case in cases:
+        assert case.problem.updates is not None
+        groups[case.problem.updates.versions].append(case)
+    for name, each in (*sorted(groups.items()), ("all", cases)):
+        proven = [case for case in each if case.period_ns == case.proven_ns]
+        ratios = [case.pipedream_ns / case.period_ns for case in each if case.pipedream_ns is not None]
+        yield (
+            name,
+            str(len(each)),
+            str(len(proven)),
+            str(sum(case.period_ns == case.bound_ns for case in each)),
+            str(sum(case.steady_ns == case.proven_ns for case in each)),
+            f"{max(1 - case.proven_ns / case.period_ns for case in each):.2%}",
+            str(len(ratios)),
+            f"{sum(ratios) / len(ratios):.3f}" if ratios else "",
+            f"{min(ratios):.3f}" if ratios else "",
+        )
+
+
+def main() -> None:
+    """Solve the cases; print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=100)
+    parser.add_argument("--first", type=int, default=0, help="number of the first problem")
+    parser.add_argument("--time-limit", type=float, default=20, help="seconds for each problem")
+    parser.add_argument("--workers", type=int, default=8)
+    arguments = parser.parse_args()
+    limits = Limits(time_s=arguments.time_limit, workers=arguments.workers)
+    console, cases = Console(), []
+    for seed in range(arguments.first, arguments.first + arguments.cases):
+        case = solve(seed, limits)
+        cases.append(case)
+        if case.period_ns > case.proven_ns:
+            updates = case.problem.updates
+            assert updates is not None
+            console.print(
+                f"{case.problem.name}: {case.problem.ranks} ranks, {len(case.problem.stages)} stages, "
+                f"{updates.microbatches} microbatches, {updates.versions}: "
+                f"bound {case.bound_ns}, proven {case.proven_ns}, found {case.period_ns}"
+            )
+    table = Table(
+        "mode", "problems", "proven", "bound is optimum", "steady is optimum", "largest gap", "PipeDream", "÷ ours, mean", "least"
+    )
+    for row in rows(cases):
+        table.add_row(*row)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()
