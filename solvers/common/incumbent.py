@@ -18,6 +18,7 @@ from schedc.analysis.gap import check_bound, relative_gap
 from schedc.analysis.simulation.memory import exceeded_limit
 from schedc.analysis.simulation.period import steady_state
 from schedc.analysis.simulation.simulate import simulate
+from schedc.analysis.simulation.versions import versions_of
 from schedc.errors import CheckFailed, SchedcError, Unsupported
 from schedc.ir import BoundName, Objective, Problem, Schedule
 from schedc.ir.index import Tables, tables_of
@@ -282,6 +283,15 @@ class Incumbent(BestKnown):
         if self.whole is None:
             raise Unsupported("no schedule of whole blocks is known to start from")
         return self.whole
+
+    def would_take(self, schedule: Schedule, objective_ns: int) -> bool:
+        """As of any; of equal periods one whose stages have less delay together is better."""
+        if BestKnown.would_take(self, schedule, objective_ns):
+            return True
+        updates = self.problem.updates
+        if self.schedule is None or updates is None or not updates.is_period or objective_ns != self.objective_ns:
+            return False
+        return sum(versions_of(self.problem, schedule).delays) < sum(versions_of(self.problem, self.schedule).delays)
 
     def offer(self, schedule: Schedule, found_by: str) -> tuple[int, int]:
         """Take the schedule if it is the best so far; it must keep the memory limits. Returns its makespan and objective.

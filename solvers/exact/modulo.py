@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 SHARE = 0.15
 """Of what is left of a limit, each question gets this much."""
+DELAYS_SHARE = 0.3
+"""The least delays get this much of it, once the period is settled."""
 LEAST_S = 0.25
 """No question gets less."""
 
@@ -182,7 +184,7 @@ def _fewer_delays(known: Known) -> bool:
         return False
     minimize_delays(built)
     _hint(built, known.best, known.best_ns)
-    _, found = _solve(known, built, 1.0)
+    _, found = _solve(known, built, DELAYS_SHARE)
     if found is None or steady_state(known.problem, found).period_ns > known.best_ns:
         return False
     if sum(versions_of(known.problem, found).delays) >= before:
