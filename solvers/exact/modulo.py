@@ -70,6 +70,8 @@ class Known:
     work: float = 0.0
     log: list[str] = field(default_factory=list)
     ended_by: BaseException | None = None
+    share: float = SHARE
+    """Of what is left, for the next question."""
 
     @property
     def left(self) -> tuple[float | None, float | None]:
@@ -137,23 +139,29 @@ def solve_modulo(
 
 
 def _questions(known: Known) -> Iterator[int]:
-    """The periods to ask for, as long as some question is open: the bound, then by turns just below the best, and in the middle."""
-    first_ns = low_ns = known.lower_ns  # up to `low_ns` nothing was found, once the bound has been asked for
-    last_ns = 0  # what was asked for just below the best
-    if first_ns < known.best_ns - 1 and not known.is_over:
-        yield first_ns
+    """The periods to ask for, as long as some question is open.
+
+    The bound is first, then what is just below the best known. Where that has no answer in its time, shorter periods are asked for,
+    which are easier to refute: near it after one that was answered, in the middle after one that was not. At last it gets the rest.
+    """
+    first_ns, best_ns, hard_ns, near = known.lower_ns, 0, 0, 2
     while known.best_ns - known.lower_ns > known.limits.gap * known.best_ns and not known.is_over:
-        best_ns = known.best_ns
-        low_ns = max(low_ns, known.lower_ns - 1)
-        if last_ns != best_ns - 1:
-            period_ns = last_ns = best_ns - 1
-        elif low_ns + 1 < best_ns - 1:
-            period_ns = (low_ns + best_ns) // 2
+        if first_ns and first_ns < known.best_ns - 1:
+            period_ns = first_ns
+        elif known.best_ns != best_ns:
+            best_ns = known.best_ns
+            period_ns = hard_ns = best_ns - 1
+        elif hard_ns > known.lower_ns:
+            period_ns = max(known.lower_ns, hard_ns - 1 - (hard_ns - known.lower_ns) // near)
         else:
-            return  # asked for all, and one had no answer
+            known.share = 1.0
+            yield known.best_ns - 1
+            return
+        first_ns, lower_ns = 0, known.lower_ns
         yield period_ns
-        if known.best_ns == best_ns and period_ns < best_ns - 1:
-            low_ns = max(low_ns, period_ns)
+        near = 8 if known.lower_ns > lower_ns or known.best_ns < best_ns else 2
+        if near == 2 and known.best_ns == best_ns:
+            hard_ns = min(hard_ns, period_ns)
 
 
 def _ask(known: Known, period_ns: int) -> SolverStatus:
@@ -163,7 +171,7 @@ def _ask(known: Known, period_ns: int) -> SolverStatus:
             break
         built = build_modulo(known.problem, period_ns, in_turn=in_turn)
         _hint(built, known.best, known.best_ns)
-        status, found = _solve(known, built, SHARE)
+        status, found = _solve(known, built, known.share)
         if status is SolverStatus.INFEASIBLE:
             known.lower_ns = max(known.lower_ns, period_ns + 1)
         if found is None:

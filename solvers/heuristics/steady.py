@@ -104,6 +104,26 @@ def _in_turn(problem: Problem, bound_ns: int) -> Iterator[Schedule]:
         found = _climb(problem, path, counts, later, bound_ns)
         if found is not None:
             yield found
+        if later <= 0:
+            yield from _drained(problem, path, split=later == 0)
+
+
+def _drained(problem: Problem, path: tuple[int, ...], *, split: bool) -> Iterator[Schedule]:
+    """1F1B whose every stage ends a step before it begins the next, with as many under way as memory lets, or fewer."""
+    count = problem.microbatches
+    for most in range(len(path), 0, -1):
+        orders: list[tuple[Op, ...]] = [()] * problem.ranks
+        for place, stage in enumerate(path):
+            warm_up = min(most, len(path) - place, count) - 1
+            order = [Op(Kind.F, stage, each) for each in range(warm_up)]
+            for each in range(count):
+                if each + warm_up < count:
+                    order.append(Op(Kind.F, stage, each + warm_up))
+                order += [Op(kind, stage, each) for kind in ((Kind.B, Kind.W) if split else (Kind.BW,))]
+            orders[problem.stages[stage].rank] = (*order, Op(Kind.U, stage, 0))
+        schedule = Schedule(orders=tuple(orders))
+        if _sound(problem, schedule):
+            yield schedule
 
 
 def _round_trips(problem: Problem, path: tuple[int, ...], period_ns: int, *, fused: bool) -> list[int]:
