@@ -7,8 +7,10 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from schedc.ir import Kind, Versions
+from schedc.runtime.asynchronous.copies import refusing_copies
 from schedc.runtime.asynchronous.norms import GlobalNorms, square_of
 from schedc.runtime.asynchronous.weights import StageWeights
+from schedc.runtime.stage.batches import inputs_of
 from schedc.runtime.stage.losses import Seeds
 from schedc.runtime.stage.training import Training
 
@@ -45,10 +47,14 @@ class UpdatingTraining(Training):
         self._due: dict[int, list[int]] = {}
         """Per stage, the steps whose update waits for its norm, ascending."""
         self._norms: GlobalNorms | None = None
+        self._unseen: set[int] = set()
+        """Stages whose F has not run yet, and is to be watched."""
         if updates is None:
             return
         share = self.optimizers.loss_scale / updates.microbatches
         self._even = [Seeds(share, f"{self.optimizers.loss_scale:g}/{updates.microbatches}")] * self.plan.problem.microbatches
+        if updates.versions is Versions.BOUNDED:
+            self._unseen = self.stages.keys() - self._recomputed.keys()
         for buffers in self._recomputed.values():
             buffers.compares = updates.versions is not Versions.BOUNDED  # the second forward reads newer weights there
 
@@ -97,12 +103,24 @@ class UpdatingTraining(Training):
         if op.kind is Kind.F and instruction.first:
             self._update_until(op.stage, step - 2)
         weights.read(op)
-        given = super().run(instruction, value)
+        if op.stage in self._unseen and op.kind is Kind.F and instruction.first:
+            given = self._watched(instruction, value)
+        else:
+            given = super().run(instruction, value)
         if op.kind in (Kind.W, Kind.BW) and instruction.last:
             weights.ended(op.microbatch)
             if self._norms is not None:
                 self._norms.ended(step)
         return given
+
+    def _watched(self, instruction: Instruction, value: Value) -> Value:
+        """The first F of a stage whose backwards are to read the newest weights."""
+        stage = instruction.op.stage
+        self._unseen.discard(stage)
+        source = inputs_of(self._batch.inputs[instruction.op.microbatch]) if stage in self._first else value
+        inputs = [tensor for tensor in source if tensor is not None]
+        with refusing_copies(stage, self.modules[stage].parameters(), inputs):
+            return super().run(instruction, value)
 
     def _update_until(self, stage: int, step: float) -> None:
         """Make the updates up to this step's that wait."""

@@ -8,9 +8,9 @@ is while something reads it, and in its own memory where nothing does.
 
 Where versions are bounded the memory is always the same, and an update changes it while autograd has saved it: the backwards are to
 read the newest. Autograd does not object, since the alias that is changed counts its changes by itself. That holds for what is
-saved as the weight itself or a view of it (linear layers and convolutions, norms, embeddings, attention). An operator that saves
-something computed from the weight alone keeps what F has read: casts of autocast, weight and spectral norm and other
-parametrizations. A stage that is recomputed has no such copies, as its forward runs again on the newest.
+saved as the weight itself or a view of it (linear layers and convolutions, norms, embeddings, attention). A stage that saves
+something computed from weights alone would keep what F has read, and is refused (`copies`): casts of autocast, weight and spectral
+norm and other parametrizations. A stage that is recomputed has no such copies, as its forward runs again on the newest.
 """
 
 from __future__ import annotations

@@ -13,11 +13,25 @@ from oracles.delayed_updates import DelayedTraining
 from torch import nn
 
 import schedc.runtime
-from runs.harness import load, loss_fn, make_batch, make_stages, noting, relative_error, weights_of, whole_model
+from runs.harness import (
+    Orders,
+    cannot_go_on,
+    load,
+    loss_fn,
+    make_batch,
+    make_stages,
+    noting,
+    on_forward,
+    relative_error,
+    weights_of,
+    whole_model,
+)
+from schedc.ir import token
 from schedc.lower.run import run_of
 from schedc.runtime.asynchronous.corrections import Correction, ReducedRate, WeightPrediction
 from schedc.runtime.asynchronous.optimizers import StageOptimizers
 from schedc.runtime.asynchronous.weights import StageWeights
+from schedc.runtime.measure.recording import Recorder
 from schedc.runtime.session.online import ChoosingPipe
 from schedc.runtime.training.checkpoint import load_checkpoint, save_checkpoint
 
@@ -72,7 +86,7 @@ def oracle_of(run: Plan, way: Way) -> DelayedTraining:
         [*whole_model(run)],
         loss_fn,
         lambda _, weights: OPTIMIZERS[way.optimizer](weights),
-        recompute=range(len(run.problem.stages)) if way.recompute else (),
+        recompute=[at for at, stage in enumerate(run.problem.stages) if way.recompute or stage.recompute],
         max_norm=way.max_norm,
         per_stage=way.per_stage,
         predicts=way.predicts,
@@ -117,7 +131,11 @@ def versions_held(rank: int, plan: Plan, steps: int) -> dict[int, int]:
     stages = make_stages(run, rank)
     optimizers = optimizers_of(stages, Way())
     stage_of = {optimizer: stage for stage, optimizer in optimizers.by_stage.items()}
-    update = StageWeights.update
+    update, delays = StageWeights.update, set[tuple[int, int]]()
+    for optimizer, stage in stage_of.items():
+        optimizer.register_step_pre_hook(
+            lambda one, *_, stage=stage: delays.update((stage, group["delay"]) for group in one.param_groups)
+        )
 
     def counting(weights: StageWeights, step: int, factor: float | None) -> None:
         update(weights, step, factor)
@@ -130,6 +148,8 @@ def versions_held(rank: int, plan: Plan, steps: int) -> dict[int, int]:
             pipe.step(*make_batch(run, 0))
     finally:
         StageWeights.update = update  # type: ignore[method-assign]
+    assert delays == {(stage, run.certificate.delays[stage]) for stage in stages}
+    assert not any("delay" in group for optimizer in stage_of for group in optimizer.param_groups)
     return most
 
 
@@ -262,3 +282,60 @@ def example(rank: int, plan: Plan, text: str) -> list[float]:
     }
     exec(text, found)
     return [*found["losses"].tolist(), found["validation"].item()]
+
+
+class Scaled(nn.Module):
+    """A stage whose backward reads what it has made of a weight."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.scale = nn.Parameter(torch.zeros((), dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.inner(x) * (1 + self.scale)
+        return result
+
+
+def with_copies(rank: int, plan: Plan, *, recompute: bool) -> str | list[float]:
+    """A run in which one stage saves what it has made of a weight: what is said, or the losses."""
+    run, lines = run_of(plan, 4), list[str]()
+    stages = make_stages(run, rank)
+    if rank == 1:
+        stages[1] = Scaled(stages[1])
+    with noting(lines), load(run, stages, optimizers=optimizers_of(stages, Way()), recompute=recompute) as pipe:
+        return [*map(float, pipe.step(*make_batch(run, 0)))]
+    return lines[0]
+
+
+def failing(rank: int, plan: Plan) -> str:
+    """A stage of rank 1 raises in the middle of a run: what is said; parameters and optimizers are the job's again."""
+    run = run_of(plan, 6)
+    stages, lines = make_stages(run, rank), list[str]()
+    weights = weights_of(stages)
+    before = [weight.detach().clone() for weight in weights]
+    given = optimizers_of(stages, Way())
+    if rank == 1:
+        on_forward(stages, 4, cannot_go_on)
+    with noting(lines, Exception), load(run, stages, optimizers=given) as pipe:
+        pipe.step(*make_batch(run, 0))
+    ((optimizer,), (group,)) = given.by_stage.values(), next(iter(given.by_stage.values())).param_groups
+    assert [id(weight) for weight in group["params"]] == [id(weight) for weight in weights]
+    assert optimizer.state.keys() == set(weights)
+    assert "delay" not in group
+    assert all(not torch.equal(weight, old) for weight, old in zip(weights, before, strict=True))  # the updates that were made
+    return lines[0]
+
+
+def recorded(rank: int, plan: Plan, path: str) -> list[str]:
+    """A run that is recorded, and its trace: the ops of this rank."""
+    run, orders = run_of(plan, 4), Orders()
+    stages = make_stages(run, rank)
+    with load(run, stages, optimizers=optimizers_of(stages, Way()), observe=orders) as pipe:
+        pipe.step(*make_batch(run, 0))
+    with load(run, stages, optimizers=optimizers_of(stages, Way()), observe=Recorder(skip=0)) as pipe:
+        for number in range(2):
+            pipe.step(*make_batch(run, number))
+        pipe.write_trace(path)
+    assert orders.steps == [[token(op) for op in run.ranks[rank].compute]]
+    return orders.steps[0]
