@@ -8,7 +8,7 @@ __all__ = [
     *["Infeasible", "InvalidInput", "Job", "LossCandidate", "NoPlanFound", "Plan", "PlanDifference", "Repartition"],
     *["SchedcError", "TimeToLoss", "Timeline", "Unsupported", "Violation", "assign_plan", "compile_job", "diff_plans"],
     *["explain_plan", "lower_bounds", "make_job", "read_job", "read_plan", "repartition_plan", "simulate_plan"],
-    *["time_to_loss", "verify_plan", "write_plan", "write_profile"],
+    *["time_to_loss", "unroll_plan", "verify_plan", "write_plan", "write_profile"],
 ]
 
 

@@ -68,9 +68,10 @@ def check_method(text: str, *, is_open: bool = False) -> None:
     Raises:
         InvalidInput: the name is unknown, the options cannot be read, or it chooses a layout where that is given.
     """
-    if not is_open and chooses_layout(text):
+    is_followed = text.endswith((MIXED, FUSED))
+    if not is_open and not is_followed and chooses_layout(text):
         raise InvalidInput(f'method {text!r} chooses a layout, and the job gives it; set one of its keys to "auto"')
-    if text.endswith((MIXED, FUSED)):
+    if is_followed:
         constructive(text)
     elif not is_auto(text):
         _method(text)

@@ -18,6 +18,7 @@ import schedc
 from schedc.analysis.difference.orders import RankOrder, compare_queues
 from schedc.ir.ops import Kind, Op
 from schedc.ir.plan import RankPlan
+from schedc.ir.problem import Updates, Versions
 from schedc.ir.schedule import Parts
 from schedc.view.document import plain
 from schedc.view.terminal.difference import MOST_LINES, difference_json, difference_lines
@@ -116,6 +117,7 @@ def test_every_field_counts() -> None:
     """Each field of a plan and of all that is in it, changed alone, is a difference, with words for it."""
     plan = small_plan()
     plan = replace(plan, parts=(Parts(kind=Kind.W, stage=0, shares=(1, 2)),))
+    plan = replace(plan, problem=replace(plan.problem, updates=Updates(versions=Versions.STASH, microbatches=1, is_period=False)))
     count = 0
     for other in changed_once(plan):
         if other == plan:

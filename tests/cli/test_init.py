@@ -157,7 +157,9 @@ def test_what_is_a_comment_is_right_once_it_is_none() -> None:
     commented = [number for number, line in enumerate(lines) if re.match(r"# (\[|\w+ = )", line)]
     assert len(commented) >= 10
     text = "\n".join(line.removeprefix("# ") if number in commented else line for number, line in enumerate(lines))
-    text = re.sub(r"(?m)^(capacity|reserve|bytes_per_parameter) = .*$", "", text)  # the limit is instead of these
+    text = re.sub(
+        r"(?m)^(capacity|reserve|bytes_per_parameter|mode|versions) = .*$", "", text
+    )  # the limit is instead of these; "auto" goes with no mode
     conform(tomllib.loads(text), JobFile, Location("job.toml"))
 
 

@@ -35,6 +35,7 @@ COMMANDS = {
     "tune --output": "tune tune.toml -o {}/folder",
     "family --output": "family job.toml --links links.csv --method greedy -o {}/folder",
     "emulate --trace": "emulate plan.json --trace {}/trace.json",
+    "unroll --output": "unroll period.json --steps 2 -o {}/run.json",
     "compare --profile": "compare plan.json trace.json --profile {}/profile.json",
     "compare --topology": "compare plan.json trace.json --topology {}/links.toml",
     "compare --perfetto": "compare plan.json trace.json --perfetto {}/lanes.json",
@@ -81,7 +82,9 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (directory / "links.csv").write_text("time_ms,ranks,latency_ms,bandwidth_GBps\n0,0-1,5,\n")
         (directory / "links.toml").write_text('sites = [2]\n[within]\nlatency = "1 ms"\nbandwidth = "50 GB/s"\n')
         commands = ["init --model config.json --ranks 2 -o job.toml", "compile job.toml -o plan.json --method 1f1b --quiet"]
-        assert [run(command) for command in commands] == [0, 0]
+        overlap = "--set pipeline.mode=asynchronous --set pipeline.versions=stash"
+        commands.append(f"compile job.toml -o period.json --method pipedream {overlap} --quiet")
+        assert [run(command) for command in commands] == [0, 0, 0]
     plan = read_plan(directory / "plan.json")
     write_trace_file(trace_of_timelines(plan, [simulate(plan.problem, plan.schedule())]), directory / "trace.json")
     return directory

@@ -29,6 +29,9 @@ def test_example(name: str) -> None:
     assert verify_problem(problem) == ()
     assert problem.name == {"zero-bubble": "zb-1.5b-p8-m24"}.get(name, name)
     for rank, limit in enumerate(problem.memory_limit_bytes):
+        if name == "protocol-nanogpt":  # which has none
+            assert limit is None
+            continue
         assert limit is not None
         assert limit >= sum(problem.stages[stage].activation_bytes for stage in problem.stages_on(rank))
 

@@ -177,7 +177,10 @@ def test_values_of_a_topology_that_is_in_a_file(tmp_path: Path) -> None:
     assert job.files == (path, tmp_path / "links.toml")
     path = write_job(tmp_path, whole)
     for option, says in (
-        ("topology.betwen.latency=1 ms", "--set topology.betwen.latency=1 ms: found an unknown key, expected one of sites, within"),
+        (
+            "topology.betwen.latency=1 ms",
+            "--set topology.betwen.latency=1 ms: found an unknown key, expected one of sites, inbound, within",
+        ),
         ("topology.sites=[4]", "--set topology.sites=[4]: found [4], 4 in all, expected sites that add up to the 8 of"),
         ("topology.path=no.toml", '--set topology.path=no.toml: found "no.toml"; '),
     ):

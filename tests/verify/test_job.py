@@ -53,7 +53,15 @@ OTHER: dict[type, dict[str, Any]] = {
         "update_ns": 9,
         "version_bytes": 9,
     },
-    Link: {"source": 8, "destination": 9, "latency_ns": 99, "transfer_ns": 99, "bytes_per_second": 99, "trunk": "another"},
+    Link: {
+        "source": 8,
+        "destination": 9,
+        "latency_ns": 99,
+        "transfer_ns": 99,
+        "bytes_per_second": 99,
+        "setup_ns": 9,
+        "trunk": "another",
+    },
     DataParallel: {"size": 9, "zero_stage": 0, "reduce_scatter_ns": (9, 9), "all_gather_ns": (), "trunk": "another"},
 }
 """For every field a value that the plan's problem does not have."""

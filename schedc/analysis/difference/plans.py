@@ -33,6 +33,7 @@ _KEYS_OF_STAGE = {
 _PIPELINE = ("ranks", "microbatches", "placement", "split_backward", "cut_blocks", "in_order", "paths", "path_of")
 _OF_STAGES = (
     *("costs.durations_ns.", "costs.activation", "costs.recomputed_bytes", "costs.static_bytes", "costs.message_bytes"),
+    *("costs.update_ns", "costs.version_bytes"),
     *("costs.gradient_message_bytes", "pipeline.stages[].parameters", "pipeline.stages[].expert_parameters"),
     f"{_COLLECTIVES}.",
 )
@@ -123,7 +124,8 @@ def facts_of(plan: Plan) -> PlanFacts:
     for place, link in links:
         facts |= {(f"{_LINK}.{name}", place): value for name, value in _fields(link) if name not in ("source", "destination")}
     single = [(f"{'pipeline' if name in _PIPELINE else 'costs'}.{name}", value) for name, value in _fields(problem, "name")]
-    for section, values in ((_COLLECTIVES, parallel), ("certificate", plan.certificate), ("made_by", plan.made_by)):
+    sections = ((_COLLECTIVES, parallel), ("certificate", plan.certificate), ("made_by", plan.made_by))
+    for section, values in (*sections, ("pipeline.updates", problem.updates)):
         single += [(f"{section}.{name}", value) for name, value in _fields(values)]
     for key, value in [("name", problem.name), *single]:
         if isinstance(value, tuple) and key.startswith((_PEAK, _LIMIT, f"{_COLLECTIVES}.")):  # one entry for each rank or stage
@@ -136,7 +138,7 @@ def facts_of(plan: Plan) -> PlanFacts:
 
 def _fields(thing: Any, *others: str) -> list[tuple[str, Any]]:
     """The fields of a dataclass with their values, but for the origin, lists of others and those that are named; of None, none."""
-    left_out = ("stages", "links", "data_parallel", "origin", *others)
+    left_out = ("stages", "links", "data_parallel", "updates", "origin", *others)
     return [] if thing is None else [(each.name, getattr(thing, each.name)) for each in fields(thing) if each.name not in left_out]
 
 
