@@ -147,7 +147,7 @@ def emulate(
 
     Raises:
         InvalidInput: the scale makes an op shorter than can be waited for, or a number is out of range.
-        Unsupported: the plan has collectives, whose all-gathers the emulated compute waits for where it should choose.
+        Unsupported: ranks would choose, and the plan has collectives, whose all-gathers the emulated compute waits for, or updates.
         CheckFailed: the plan breaks a rule, or a rank has failed.
     """
     if queues not in (1, 4):
@@ -179,7 +179,7 @@ def emulate_adapting(
 
     Raises:
         InvalidInput: the scale makes an op shorter than can be waited for, or a number is out of range.
-        Unsupported: the plan has collectives, and ranks would choose.
+        Unsupported: the plan has updates; or it has collectives, and ranks would choose.
         CheckFailed: the plan breaks a rule, or a rank has failed.
     """
     if warm_up < 1:
@@ -235,6 +235,10 @@ def emulated(request: RankRequest, report: Callable[[int], None]) -> Emulation:
             f"scale {scale:g} makes the shortest op of {plan.name!r} {format_duration_ns(round(shortest_ns * scale), 2)} long,"
             f" which cannot be waited for truly; expected {format_duration_ns(SHORTEST_OP_NS)} or more, a scale of"
             f" {math.ceil(SHORTEST_OP_NS / shortest_ns * 1000) / 1000:g}"
+        )
+    if (request.choose or request.adapt) and plan.problem.updates is not None:
+        raise Unsupported(
+            f"plan {plan.name!r} has updates, as its steps overlap; what ops read follows from their order, which stays"
         )
     if request.choose and plan.problem.data_parallel is not None:
         raise Unsupported(f"plan {plan.name!r} has data-parallel collectives, with which ranks that choose are not emulated")

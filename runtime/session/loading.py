@@ -141,6 +141,8 @@ def load(
             fits(found)
             trained = with_loss(found.problem, stages, loss_fn)
             kind.check(found, trained, alone=peers is None)
+            if updating is not None and observe is not None and observe.joint:
+                raise Unsupported(f"a {type(observe).__name__} was given and optimizers; ranks do not adapt where steps overlap")
             request = TransportRequest(channels=channels, queues=queues, hardware=hardware_of(stage_device(stages)))
             own = replace(own, request=request)
             replicated = {stage for members in replicas_of(found.problem) for stage in members}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import nn
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from schedc.runtime.session.pipe import Pipe
+
+    Optimizers: TypeAlias = torch.optim.Optimizer | list[torch.optim.Optimizer] | tuple[torch.optim.Optimizer, ...]
 
 ALIKE = 1e-2
 """By how much weights that processes train alike may differ, relative to their norm: kernels add in any order, step after step.
@@ -59,15 +61,13 @@ def layers_of(pipe: Pipe) -> nn.Module:
     return layers
 
 
-def save_checkpoint(
-    pipe: Pipe, path: Path | str, optimizer: torch.optim.Optimizer | None = None, *, model: nn.Module | None = None
-) -> None:
+def save_checkpoint(pipe: Pipe, path: Path | str, optimizer: Optimizers | None = None, *, model: nn.Module | None = None) -> None:
     """Save weights, buffers and the optimizer's state; all processes of the job call it together, between two steps.
 
     Args:
         pipe: this rank's.
         path: a new folder, which all processes see.
-        optimizer: of all this process's weights; None: its state is not saved.
+        optimizer: of all this process's weights, one or several; None: its state is not saved.
         model: this rank's layers, under the names that they have in the whole model; None: `layers_of(pipe)`.
 
     Raises:
@@ -100,15 +100,13 @@ def save_checkpoint(
     save(state, checkpoint_id=str(path))
 
 
-def load_checkpoint(
-    pipe: Pipe, path: Path | str, optimizer: torch.optim.Optimizer | None = None, *, model: nn.Module | None = None
-) -> None:
+def load_checkpoint(pipe: Pipe, path: Path | str, optimizer: Optimizers | None = None, *, model: nn.Module | None = None) -> None:
     """Load what `save_checkpoint` has saved, under this plan or another of the same model; all processes call it together.
 
     Args:
         pipe: this rank's.
         path: the folder.
-        optimizer: of all this process's weights, of the kind that was saved; None: only weights and buffers are loaded.
+        optimizer: of all this process's weights, of the kind that was saved, one or several; None: weights and buffers alone.
         model: as for `save_checkpoint`.
 
     Raises:
@@ -122,7 +120,7 @@ def load_checkpoint(
         if not (Path(path) / METADATA).is_file():
             raise InvalidInput(f"{path}: found no {METADATA}, expected a folder that save_checkpoint has written")
         layers = layers_of(pipe) if model is None else model
-        if optimizer is not None and not optimizer.state and any(each.grad is not None for each in _weights_of(optimizer)):
+        if any(not one.state and any(each.grad is not None for each in _weights_of(one)) for one in _each(optimizer)):
             raise InvalidInput(f"rank {pipe.groups.rank}: the optimizer has no state yet and there are gradients; zero them first")
         return _state(pipe, optimizer, layers), _saved(Path(path)), layers
 
@@ -149,10 +147,11 @@ def load_checkpoint(
     if optimizer is not None:
         set_optimizer_state_dict(layers, optimizer, state["optim"] | begins, options=options)
         for name in {_weight_of(key) for key in begins}:
-            del optimizer.state[layers.get_parameter(name)]
+            for one in _each(optimizer):
+                one.state.pop(layers.get_parameter(name), None)
 
 
-def _state(pipe: Pipe, optimizer: torch.optim.Optimizer | None, layers: nn.Module) -> dict[str, dict[str, Any]]:
+def _state(pipe: Pipe, optimizer: Optimizers | None, layers: nn.Module) -> dict[str, dict[str, Any]]:
     """What is saved, or loaded into."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
 
@@ -164,7 +163,7 @@ def _state(pipe: Pipe, optimizer: torch.optim.Optimizer | None, layers: nn.Modul
         return state
     if shards_of(pipe.hooks):
         raise Unsupported("the optimizer's state is sharded over replicas (ZeRO 1); save and load without it: give no optimizer")
-    if not known.issuperset(_weights_of(optimizer)):
+    if not known.issuperset(weight for one in _each(optimizer) for weight in _weights_of(one)):
         raise InvalidInput(f"rank {pipe.groups.rank}: the optimizer has a weight that is not of this rank's layers")
     state["optim"] = get_optimizer_state_dict(layers, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
     return state
@@ -193,6 +192,10 @@ def _saved(path: Path) -> dict[str, Any]:
         if found is None or found < end:
             raise InvalidInput(f"{file}: found {'no file' if found is None else f'{found} bytes'}, expected {end} bytes or more")
     return metadata.state_dict_metadata
+
+
+def _each(optimizer: Optimizers | None) -> Sequence[torch.optim.Optimizer]:
+    return () if optimizer is None else optimizer if isinstance(optimizer, (list, tuple)) else (optimizer,)
 
 
 def _weights_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from inputs.asynchronous_plans import period_plan, synchronous_plan
+from inputs.asynchronous_plans import period_plan, random_plan, synchronous_plan
 from inputs.plans import plan_of
 from runs import asynchronous_runs
 from runs.asynchronous_runs import OPTIMIZERS, Way
@@ -18,7 +19,9 @@ from schedc.errors import Unsupported
 from schedc.formats.trace_file import read_trace
 from schedc.ir import Schedule, Updates, Versions, token
 from schedc.ir.ops import parse_op
+from schedc.lower.run import run_of
 from schedc.runtime.asynchronous.norms import check_slack
+from schedc.runtime.emulation.emulate import emulate, emulate_adapting
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
@@ -70,6 +73,13 @@ def test_all_ways(two: Ranks, four: Ranks, mode: Versions, count: int, size: int
 
 
 @BY_MODE
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 12))])
+def test_random_orders(two: Ranks, mode: Versions, seed: int) -> None:
+    way = Way("adamw", 0.03, per_stage=mode is not TWO_BUFFERED) if seed % 2 else Way("momentum", recompute=seed % 4 == 2)
+    check(two, random_plan(seed, 2, mode), way, 5)
+
+
+@BY_MODE
 def test_versions_are_freed(four: Ranks, mode: Versions) -> None:
     plan = period_plan(4, 3, mode) if mode is TWO_BUFFERED else period_plan(4, 1, mode)
     found = four.run(asynchronous_runs.versions_held, plan, 12)
@@ -85,7 +95,7 @@ def test_a_step_of_infinite_gradients_makes_no_update(two: Ranks, mode: Versions
 
 @pytest.mark.parametrize("mode", [STASH, pytest.param(TWO_BUFFERED, marks=pytest.mark.slow)])
 def test_a_run_is_evaluated_saved_and_resumed(two: Ranks, tmp_path: Path, mode: Versions) -> None:
-    for found in two.run(asynchronous_runs.resumed, period_plan(2, 3, mode), str(tmp_path / "saved")):
+    for found in two.run(asynchronous_runs.resumed, period_plan(2, 3, mode, wave=mode is STASH), str(tmp_path / "saved")):
         assert isinstance(found, list), found
         assert max(found) < EXACT
 
@@ -161,6 +171,13 @@ def test_refusals(two: Ranks) -> None:
             assert "\n" not in line
 
 
+def test_ranks_that_choose_or_adapt_are_not_emulated() -> None:
+    run = run_of(period_plan(2, 1, STASH), 3)
+    for emulation in (partial(emulate, choose=True), emulate_adapting):
+        with pytest.raises(Unsupported, match="what ops read follows from their order"):
+            emulation(run, scale=1e6)
+
+
 EXPECTED = (
     "no optimizers were given; give load optimizers=, by stage",
     "has no updates, as its steps do not overlap; give load no optimizers",
@@ -173,6 +190,7 @@ EXPECTED = (
     "kind=ChoosingPipe",
     "steps overlap in one pipeline only",
     "load with optimizers=",
+    "ranks do not adapt where steps overlap",
     "takes no weights, divide_by or scale",
     "no optimizers were given",
 )

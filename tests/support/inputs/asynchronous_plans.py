@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from random import Random
 
+from inputs.periods import random_period
 from inputs.plans import one_f_one_b
 from schedc.compile.certify import certify
 from schedc.ir import Kind, Link, MadeBy, Op, Plan, Problem, Schedule, Stage, Updates, Versions
@@ -89,3 +91,12 @@ def synchronous_plan(plan: Plan) -> Plan:
     count = plan.problem.ranks
     problem = replace(plan.problem, name="synchronous", updates=None, microbatches=count, path_of=(0,) * count)
     return certify(problem, one_f_one_b(problem), MadeBy(schedc="0", method="1f1b"))
+
+
+def random_plan(seed: int, ranks: int, versions: Versions) -> Plan:
+    """A period on so many ranks, in random order, several stages on some ranks, backwards fused and split."""
+    random = Random(seed)
+    while True:
+        problem, schedule = random_period(random, versions=versions)
+        if problem.ranks == ranks:
+            return certify(problem, schedule, MadeBy(schedc="0", method="random"))

@@ -185,11 +185,11 @@ def resumed(rank: int, plan: Plan, path: str) -> list[float]:
                 for weight in weights_of(stages):
                     weight.fill_(0.1)
         given = optimizers_of(stages, way, first_update=3 * number)
-        ((stage, optimizer),) = given.by_stage.items()
-        model = nn.ModuleDict({str(stage): stages[stage]})
+        optimizers = [*given.by_stage.values()]
+        model = nn.ModuleDict({str(stage): module for stage, module in stages.items()})
         with load(run, stages, optimizers=given) as pipe:
             if number:
-                load_checkpoint(pipe, path, optimizer, model=model)
+                load_checkpoint(pipe, path, optimizers, model=model)
             found += trained(pipe, oracle, number)
             inputs, targets = make_batch(run, 7)
             logits = inputs
@@ -197,7 +197,7 @@ def resumed(rank: int, plan: Plan, path: str) -> list[float]:
                 logits = piece(logits)
             found.append(relative_error(pipe.evaluate(inputs, targets), loss_fn(logits, targets).detach()))
             if not number:
-                save_checkpoint(pipe, path, optimizer, model=model)
+                save_checkpoint(pipe, path, optimizers, model=model)
     return found
 
 
@@ -243,6 +243,8 @@ def refused(rank: int, plan: Plan, synchronous: Plan) -> list[str]:
     run, lines = run_of(plan, 3), list[str]()
     stages = make_stages(run, rank)
     given = optimizers_of(stages, Way())
+    joint = Orders()
+    joint.joint = True
     frozen = {stage: torch.optim.SGD(weights_of({stage: stages[stage]})[1:], lr=0.1) for stage in stages}
     for path, options in (
         (run, {}),
@@ -256,6 +258,7 @@ def refused(rank: int, plan: Plan, synchronous: Plan) -> list[str]:
         (run, {"optimizers": given, "kind": ChoosingPipe}),
         (run, {"optimizers": given, "replicas": schedc.runtime.ReplicaHooks()}),
         (run, {"optimizers": optimizers_of(stages, Way(slow=3 if rank else 0))}),
+        (run, {"optimizers": given, "observe": joint}),
     ):
         with noting(lines):
             load(path, stages, **options)
