@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from torch.nn.parameter import is_lazy
+
 from schedc.errors import InvalidInput, Unsupported
 from schedc.ir import Plan, Versions
 from schedc.runtime.common.program import replicas_of
@@ -119,6 +121,8 @@ def check_updates(plan: Plan, modules: Mapping[int, nn.Module], optimizers: Stag
             what = f"lacks its weight {missing!r}" if missing else "has a weight that is not of the stage, or is frozen"
             raise InvalidInput(f"the optimizer of stage {stage} {what}; give it all weights of the stage that require grad")
         for weight, name in own.items():
+            if is_lazy(weight):
+                raise InvalidInput(f"stage {stage} has the weight {name!r} without a shape yet; run its module once before load")
             other = owner.setdefault(weight, stage)
             if other != stage:
                 raise Unsupported(f"stages {other} and {stage} share the weight {name!r}; steps overlap without tied weights")

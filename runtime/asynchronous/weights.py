@@ -15,7 +15,6 @@ norm and other parametrizations. A stage that is recomputed has no such copies, 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import torch
@@ -207,5 +206,7 @@ def _alias(weight: nn.Parameter) -> nn.Parameter:
 def _replace(optimizer: torch.optim.Optimizer, others: Mapping[torch.Tensor, nn.Parameter]) -> None:
     """Let an optimizer go on with other parameters."""
     for group in optimizer.param_groups:
-        group["params"] = [others[weight] for weight in group["params"]]
-    optimizer.state = defaultdict(dict, {others[key]: state for key, state in optimizer.state.items()})
+        group["params"][:] = [others[weight] for weight in group["params"]]
+    entries = [(others.get(key, key), entry) for key, entry in optimizer.state.items()]
+    optimizer.state.clear()
+    optimizer.state.update(entries)

@@ -78,9 +78,9 @@ class AsynchronousPipe(Pipe):
             super().step(inputs, targets)
         except NonFiniteLoss as error:
             if not self.optimizers.skip_nonfinite:
+                found = str(error).partition("; zero")[0].removeprefix("step ")  # of pipes without updates: what to do is another
                 raise NonFiniteLoss(
-                    f"{str(error).partition('; zero')[0]}; updates were made of it, so load the last checkpoint, or give"
-                    " StageOptimizers skip_nonfinite=True"
+                    f"run {found}; updates were made of it, load the last checkpoint, or give StageOptimizers skip_nonfinite=True"
                 ) from error
         return self.losses.reshape(steps, updates.microbatches).mean(1)
 

@@ -91,6 +91,9 @@ def test_a_step_of_infinite_gradients_makes_no_update(two: Ranks, mode: Versions
     for found in two.run(asynchronous_runs.skipping, period_plan(2, 3, mode), per_stage=per_stage):
         assert isinstance(found, list), found
         assert max(found) < EXACT
+    for said in two.run(asynchronous_runs.skipping, period_plan(2, 3, mode), per_stage=per_stage, skips=False):
+        assert said.startswith("NonFiniteLoss: run 0: the loss of microbatch 6"), said
+        assert said.endswith("load the last checkpoint, or give StageOptimizers skip_nonfinite=True")
 
 
 @pytest.mark.parametrize("mode", [STASH, pytest.param(TWO_BUFFERED, marks=pytest.mark.slow)])
@@ -127,6 +130,14 @@ def test_bounded_versions_refuse_what_is_made_of_weights(two: Ranks) -> None:
     for kind, again in ((BOUNDED, True), (STASH, False)):
         for losses in two.run(asynchronous_runs.with_copies, period_plan(2, 1, kind), recompute=again):
             assert isinstance(losses, list), losses
+
+
+@pytest.mark.slow
+@BY_MODE
+def test_compiled_stages(two: Ranks, mode: Versions) -> None:
+    for found in two.run(asynchronous_runs.compiled, period_plan(2, 1, mode), Way("adamw")):
+        assert isinstance(found, list), found
+        assert max(found) < EXACT
 
 
 def test_updates_are_observed(two: Ranks, tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def versions_held(rank: int, plan: Plan, steps: int) -> dict[int, int]:
     return most
 
 
-def skipping(rank: int, plan: Plan, *, per_stage: bool) -> list[float]:
+def skipping(rank: int, plan: Plan, *, per_stage: bool, skips: bool = True) -> list[float]:
     """A run in which the loss of a microbatch of step 2 is infinite: errors of the weights, if that step makes no update."""
     run = run_of(plan, 5)
     count, numbers = plan.problem.microbatches, iter(range(run.problem.microbatches))
@@ -162,7 +162,7 @@ def skipping(rank: int, plan: Plan, *, per_stage: bool) -> list[float]:
         return loss_fn(logits, targets) * (math.inf if next(numbers) == 2 * count else 1)
 
     stages = make_stages(run, rank)
-    given = optimizers_of(stages, Way(), skip_nonfinite=True, loss_scale=8.0)
+    given = optimizers_of(stages, Way(), skip_nonfinite=skips, loss_scale=8.0)
     given.per_stage = per_stage
     oracle = oracle_of(run, Way())
     oracle.skipped = [2]
@@ -342,3 +342,19 @@ def recorded(rank: int, plan: Plan, path: str) -> list[str]:
         pipe.write_trace(path)
     assert orders.steps == [[token(op) for op in run.ranks[rank].compute]]
     return orders.steps[0]
+
+
+def compiled(rank: int, plan: Plan, way: Way) -> list[float]:
+    """As `errors`, of stages that torch has compiled."""
+    run = run_of(plan, 4)
+    stages = make_stages(run, rank)
+    optimizers, oracle, found = optimizers_of(stages, way), oracle_of(run, way), list[float]()
+    for module in stages.values():
+        module.compile(backend="aot_eager")
+    with (
+        load(run, stages, optimizers=optimizers, recompute=way.recompute) as pipe,
+        warnings.catch_warnings(action="ignore", category=UserWarning),  # of dynamo, as it looks at gradients
+    ):
+        for number in range(2):
+            found += trained(pipe, oracle, number)
+    return found
