@@ -1,8 +1,8 @@
 """Protocol NanoGPT (PluralisResearch/ProtocolNanoGPT 0551bc3): its dense record predicted, its bound proven, and what periods take.
 
-The job is examples/protocol-nanogpt. Prints 1F1B beside the record of 100.475 s, the best step that is found with its bound, and for
-several numbers of microbatches of the same batch the period where steps overlap, beside the floor that the wire into a rank sets, with
-the delay of each stage.
+The job is examples/protocol-nanogpt. Prints 1F1B beside the record of 100.475 s, the best step that is found with its bound, and
+for several numbers of microbatches of the same batch, the period where steps overlap beside the floor that the wire into a rank
+sets, with the delay of each stage.
 """
 
 from __future__ import annotations
