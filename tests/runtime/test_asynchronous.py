@@ -140,6 +140,13 @@ def test_compiled_stages(two: Ranks, mode: Versions) -> None:
         assert max(found) < EXACT
 
 
+@pytest.mark.parametrize("mode", [STASH, TWO_BUFFERED])
+def test_autocast(two: Ranks, mode: Versions) -> None:
+    for found in two.run(asynchronous_runs.cast, period_plan(2, 3, mode)):
+        assert isinstance(found, list), found
+        assert max(found) < 1e-5
+
+
 def test_updates_are_observed(two: Ranks, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     first, second = two.run(asynchronous_runs.recorded, period_plan(2, 1, STASH), str(path))

@@ -358,3 +358,15 @@ def compiled(rank: int, plan: Plan, way: Way) -> list[float]:
         for number in range(2):
             found += trained(pipe, oracle, number)
     return found
+
+
+def cast(rank: int, plan: Plan) -> list[float]:
+    """As `errors`, under autocast, of float32 weights with large steps: a weight that was cast before its update would be far off."""
+    run = run_of(plan, 4)
+    stages, oracle = make_stages(run, rank), oracle_of(run, Way())
+    for module in (*stages.values(), *oracle.pieces):
+        module.float()
+    optimizers = StageOptimizers({stage: torch.optim.SGD(module.parameters(), lr=1.0) for stage, module in stages.items()})
+    oracle.optimizers = [torch.optim.SGD(piece.parameters(), lr=1.0) for piece in oracle.pieces]
+    with torch.autocast("cpu", torch.bfloat16), load(run, stages, optimizers=optimizers) as pipe:
+        return trained(pipe, oracle, 0)
