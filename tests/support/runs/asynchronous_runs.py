@@ -361,7 +361,7 @@ def compiled(rank: int, plan: Plan, way: Way) -> list[float]:
 
 
 def cast(rank: int, plan: Plan) -> list[float]:
-    """As `errors`, under autocast, of float32 weights with large steps: a weight that was cast before its update would be far off."""
+    """As `errors`, under autocast, of float32 weights with large steps: one that was cast before its update would be far off."""
     run = run_of(plan, 4)
     stages, oracle = make_stages(run, rank), oracle_of(run, Way())
     for module in (*stages.values(), *oracle.pieces):
