@@ -12,6 +12,7 @@ ORDER = (
     "measure",
     "replicas",
     "stage",
+    "asynchronous",
     "execution",
     "profiling",
     "interference",
