@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
+from inputs.periods import period_plan, random_period
+from inputs.plans import small_plan
 
 from schedc.errors import InvalidInput
+from schedc.ir import Versions
+from schedc.lower.run import run_of
 from schedc.study.loss.convergence import ConvergenceConstants
 from schedc.study.loss.delay_table import read_delay_table
 from schedc.study.loss.time_to_loss import LossCandidate, time_by_table, time_by_theory
@@ -205,3 +210,19 @@ def test_what_cannot_be_compared_is_refused(table_path: Path) -> None:
     for key, value in (("period_ns", 0), ("tokens", 0), ("delays", ()), ("delays", (-1,))):
         with pytest.raises(InvalidInput, match=rf"^x: {key}: found"):
             LossCandidate(**{"name": "x", "period_ns": 1, "delays": (0,), key: value})  # type: ignore[arg-type]
+
+
+def test_plans_are_candidates() -> None:
+    ends = small_plan()
+    candidate = LossCandidate.of_plan(ends, update_ns=7, tokens=3)
+    assert (candidate.period_ns, candidate.delays, candidate.tokens) == (
+        ends.certificate.makespan_ns + 7,
+        (0,) * len(ends.problem.stages),
+        3,
+    )
+    period = period_plan(*random_period(Random(3), versions=Versions.TWO_BUFFERED))
+    candidate = LossCandidate.of_plan(period, update_ns=7)
+    assert (candidate.name, candidate.period_ns) == ("random, 2bw", period.certificate.makespan_ns)
+    assert set(candidate.delays) == {1}
+    with pytest.raises(InvalidInput, match="the plan of a run of steps"):
+        LossCandidate.of_plan(run_of(period, 2))

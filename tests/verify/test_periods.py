@@ -6,42 +6,17 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from inputs.periods import random_period
+from inputs.periods import period_plan, random_period
 
-from schedc.analysis.simulation.memory import peak_bytes
-from schedc.analysis.simulation.period import steady_state
-from schedc.analysis.simulation.versions import versions_of
 from schedc.formats.plan.plan_file import parse_plan, plan_json
-from schedc.ir import BoundName, Certificate, Channel, Kind, MadeBy, Op, Plan, Problem, RankPlan, Schedule
+from schedc.ir import Channel, Kind, Op, Plan
 from schedc.lower.run import run_of
 from schedc.verify.plan.checks import verify_plan
 
 
-def plan_of(problem: Problem, schedule: Schedule) -> Plan:
-    """The plan of a period, with what the simulator says of it."""
-    period_ns, held = steady_state(problem, schedule).period_ns, versions_of(problem, schedule)
-    busy_ns = sum(schedule.duration_ns(problem, op) for order in schedule.orders for op in order)
-    return Plan(
-        problem=problem,
-        ranks=tuple(RankPlan(rank=rank, compute=order) for rank, order in enumerate(schedule.orders)),
-        certificate=Certificate(
-            makespan_ns=period_ns,
-            lower_bound_ns=0,
-            gap=1.0 if period_ns else 0.0,
-            bound=BoundName.WORK,
-            bubble_ratio=1 - busy_ns / (problem.ranks * period_ns) if period_ns else 0.0,
-            peak_activation_bytes=peak_bytes(problem, schedule),
-            stage_span_ns=period_ns,
-            delays=held.delays,
-            versions=held.versions,
-        ),
-        made_by=MadeBy(schedc="0", method="random"),
-    )
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_sound_periods_hold_in_files_and_as_runs(seed: int) -> None:
-    plan = plan_of(*random_period(Random(seed), largest=10**9))
+    plan = period_plan(*random_period(Random(seed), largest=10**9))
     assert verify_plan(plan) == ()
     assert parse_plan(plan_json(plan), "plan.json") == plan
     run = run_of(plan, 3)
@@ -79,7 +54,7 @@ def mutated(random: Random, plan: Plan) -> Plan:
 @pytest.mark.parametrize("seed", range(8))
 def test_mutated_periods_are_refused_or_are_what_they_claim(seed: int) -> None:
     random = Random(seed)
-    plan, refused = plan_of(*random_period(random)), 0
+    plan, refused = period_plan(*random_period(random)), 0
     for _ in range(60):
         changed = mutated(random, plan)
         if changed == plan:
@@ -88,13 +63,13 @@ def test_mutated_periods_are_refused_or_are_what_they_claim(seed: int) -> None:
             refused += 1
             continue
         assert changed.certificate == plan.certificate  # orders that differ, and are as good by all that is claimed
-        assert plan_of(changed.problem, changed.schedule()).certificate == plan.certificate
+        assert period_plan(changed.problem, changed.schedule()).certificate == plan.certificate
         assert verify_plan(run_of(changed, 2)) == ()
     assert refused > 10
 
 
 def test_a_period_has_no_channels() -> None:
-    plan = plan_of(*random_period(Random(1)))
+    plan = period_plan(*random_period(Random(1)))
     channel = Channel(name="send_next", peer=1, transfers=(Op(Kind.F, 0, 0),))
     broken = replace(plan, ranks=(replace(plan.ranks[0], channels=(channel,)), *plan.ranks[1:]))
     assert [violation.rule for violation in verify_plan(broken)] == ["ranks"]

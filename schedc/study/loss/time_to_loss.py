@@ -19,6 +19,7 @@ from schedc.units import format_duration_ns
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from schedc.ir import Plan
     from schedc.study.loss.convergence import ConvergenceConstants
     from schedc.study.loss.delay_table import DelayTable
 
@@ -47,6 +48,29 @@ class LossCandidate:
             raise place.refuse(str(min(self.period_ns, self.tokens)), "a whole number of at least 1")
         if not self.delays or min(self.delays) < 0:
             raise (Location(self.name) / "delays").refuse(show(self.delays), "one delay for each stage, each of at least 0 updates")
+
+    @classmethod
+    def of_plan(cls, plan: Plan, *, name: str | None = None, update_ns: int = 0, tokens: int = 1) -> LossCandidate:
+        """The candidate that a plan is: of one step that ends, or of a period of steps that overlap, with its delays.
+
+        Args:
+            plan: the plan.
+            name: None: the plan's, and which weights its ops read where steps overlap.
+            update_ns: of a step that ends, what the optimizer's step takes besides; a period has its updates in it.
+            tokens: of one update.
+
+        Raises:
+            InvalidInput: it is a run of several steps, or takes no time.
+        """
+        updates = plan.problem.updates
+        if updates is not None and not updates.is_period:
+            raise InvalidInput(f"{plan.name}: found the plan of a run of steps, expected that of one period or of one step")
+        return cls(
+            name=name or (plan.name if updates is None else f"{plan.name}, {updates.versions}"),
+            period_ns=plan.certificate.makespan_ns + (update_ns if updates is None else 0),
+            delays=plan.certificate.delays or (0,) * len(plan.problem.stages),
+            tokens=tokens,
+        )
 
     @property
     def is_synchronous(self) -> bool:

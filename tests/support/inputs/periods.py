@@ -5,7 +5,24 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from schedc.ir import Kind, Link, Op, Problem, Schedule, Stage, Updates, Versions
+from schedc.analysis.simulation.memory import peak_bytes
+from schedc.analysis.simulation.period import steady_state
+from schedc.analysis.simulation.versions import versions_of
+from schedc.ir import (
+    BoundName,
+    Certificate,
+    Kind,
+    Link,
+    MadeBy,
+    Op,
+    Plan,
+    Problem,
+    RankPlan,
+    Schedule,
+    Stage,
+    Updates,
+    Versions,
+)
 
 if TYPE_CHECKING:
     from random import Random
@@ -130,3 +147,25 @@ def _in_turn(problem: Problem, ops: list[list[tuple[Kind, int, int]]]) -> Schedu
         for kind, stage, microbatch in order
     }
     return Schedule(orders=tuple(tuple(Op(*op) for op in sorted(order, key=key.__getitem__)) for order in ops))
+
+
+def period_plan(problem: Problem, schedule: Schedule) -> Plan:
+    """The plan of a period, with what the simulator says of it."""
+    period_ns, held = steady_state(problem, schedule).period_ns, versions_of(problem, schedule)
+    busy_ns = sum(schedule.duration_ns(problem, op) for order in schedule.orders for op in order)
+    return Plan(
+        problem=problem,
+        ranks=tuple(RankPlan(rank=rank, compute=order) for rank, order in enumerate(schedule.orders)),
+        certificate=Certificate(
+            makespan_ns=period_ns,
+            lower_bound_ns=0,
+            gap=1.0 if period_ns else 0.0,
+            bound=BoundName.WORK,
+            bubble_ratio=1 - busy_ns / (problem.ranks * period_ns) if period_ns else 0.0,
+            peak_activation_bytes=peak_bytes(problem, schedule),
+            stage_span_ns=period_ns,
+            delays=held.delays,
+            versions=held.versions,
+        ),
+        made_by=MadeBy(schedc="0", method="random"),
+    )
