@@ -59,7 +59,8 @@ def link_topology_toml(problem: Problem) -> bytes:
         The file's bytes; they end with a newline.
 
     Raises:
-        Unsupported: a trunk is not named after the two sites of its ranks, or sites are not consecutive ranks.
+        Unsupported: a trunk is not named after the two sites of its ranks, sites are not consecutive ranks, or a link is held for a
+            part of its latency.
     """
     sites, entries = _sites(problem), []
     site_of = [site for site, count in enumerate(sites) for _ in range(count)]
@@ -67,13 +68,20 @@ def link_topology_toml(problem: Problem) -> bytes:
         values = _pair(link)
         if site_of[link.source] != site_of[link.destination] and link.trunk is None:
             values["trunk"] = False
-        values["latency"] = format_duration_ns(link.latency_ns, 9)
+        if link.setup_ns and link.latency_ns:
+            raise Unsupported(
+                f"{problem.name}: a message holds the link from rank {link.source} to rank {link.destination} for a part of its"
+                " latency, which no topology says"
+            )
+        values["latency"] = format_duration_ns(link.latency_ns + link.setup_ns, 9)
+        if link.setup_ns:
+            values["holds_latency"] = True
         if link.transfer_ns is not None:
             values["transfer"] = format_duration_ns(link.transfer_ns, 9)
         elif link.bytes_per_second is not None:
             values["bandwidth"] = f"{link.bytes_per_second} B/s"
         entries.append((values, ""))
-    return _toml(entries, sites)
+    return _toml(entries, sites, inbound=problem.origin is not None and problem.origin.network.inbound)
 
 
 def _pair(link: Link) -> dict[str, object]:
@@ -88,7 +96,9 @@ def _bandwidth(bytes_per_second: int) -> str:
     return f"{bytes_per_second} B/s"
 
 
-def _toml(links: Iterable[tuple[dict[str, object], str]], sites: Sequence[int], notes: Iterable[str] = ()) -> bytes:
+def _toml(
+    links: Iterable[tuple[dict[str, object], str]], sites: Sequence[int], notes: Iterable[str] = (), *, inbound: bool = False
+) -> bytes:
     """The file, from the keys and values of each link with its note."""
     import tomlkit
 
@@ -97,6 +107,8 @@ def _toml(links: Iterable[tuple[dict[str, object], str]], sites: Sequence[int], 
         document.add(tomlkit.comment(note))
     if sites:
         document["sites"] = list(sites)
+    if inbound:
+        document["inbound"] = True
     for values, note in links:
         table = tomlkit.table()
         if note:

@@ -18,6 +18,7 @@ from schedc.formats.plan.plan_file import plan_json, read_plan
 from schedc.formats.trace_file import read_trace
 from schedc.frontend.job import load_job
 from schedc.frontend.job_source import source_of_file
+from schedc.lower.run import run_of
 from schedc.runtime.interference.forest import read_forest
 from schedc.study.loss.delay_table import read_delay_table
 from schedc.study.sweep.run import Journal
@@ -90,6 +91,16 @@ def test_plans_of_version_2_say_their_origin(path: Path) -> None:
     assert verify_plan(plan) == ()
     assert path.name.startswith("open") or plan == read_plan(V1 / path.relative_to(V2))
     assert problem_for(plan, job)[1] == ()
+
+
+def test_periods_and_runs_of_version_2_mean_what_they_meant() -> None:
+    period, run = read_plan(V2 / "period.json"), read_plan(V2 / "run.json")
+    assert load_job(V2 / "asynchronous.toml").problem == period.problem
+    assert [plan_json(period), plan_json(run)] == [(V2 / name).read_bytes() for name in ("period.json", "run.json")]
+    assert verify_plan(period) == verify_plan(run) == ()
+    assert (period.certificate.makespan_ns, run.certificate.makespan_ns) == (6_750_716, 33_561_296)
+    assert (period.certificate.delays, period.certificate.versions) == ((1, 1, 0), (2, 2, 1))
+    assert run_of(period, 4) == run
 
 
 def test_others_of_version_1_hold_what_they_held(here: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 from inputs.jobs import read_problem, write_job
 
 from schedc.errors import InvalidInput
+from schedc.formats.links import link_topology_toml
 from schedc.verify.problem import verify_problem
 
 if TYPE_CHECKING:
@@ -119,3 +120,44 @@ def test_sites_without_between_need_their_links_described(tmp_path: Path) -> Non
     assert costs(problem.link(2, 3)) == (4 * MS, 0, "site0>site1")
     assert costs(problem.link(5, 0)) == (4 * MS, 0, "site1>site0")
     assert costs(problem.link(0, 1)) == (0, 0, None)
+
+
+HELD = """
+inbound = true
+[within]
+latency = "3 us"
+bandwidth = "1 GB/s"
+holds_latency = true
+[[link]]
+ranks = [0, 1]
+latency = "5 us"
+[[link]]
+ranks = [1, 2]
+holds_latency = false
+"""
+
+
+def test_a_link_is_held_for_its_latency_and_a_rank_has_one_wire(tmp_path: Path) -> None:
+    problem = read_problem(write_job(tmp_path, PIPELINE + _in_job(HELD)))
+    assert verify_problem(problem) == ()
+    costs = {(link.source, link.destination): (link.setup_ns, link.latency_ns, link.trunk) for link in problem.links}
+    assert costs[0, 1] == (5_000, 0, ">rank1")  # as of all links, held
+    assert costs[1, 0] == (5_000, 0, ">rank0")
+    assert costs[1, 2] == (0, 3_000, ">rank2")
+    assert costs[2, 3] == (3_000, 0, ">rank3")
+    assert problem.link(2, 3).occupancy_ns(1_000_001) == 1_003_001
+    with pytest.raises(InvalidInput, match="inbound: found true with several sites"):
+        read_problem(write_job(tmp_path, PIPELINE + _in_job('sites = [3, 3]\ninbound = true\n[between]\nlatency = "1 ms"\n')))
+
+
+def test_such_links_are_written_as_a_topology_and_read_again(tmp_path: Path) -> None:
+    problem = read_problem(write_job(tmp_path, PIPELINE + _in_job(HELD)))
+    (tmp_path / "links.toml").write_bytes(link_topology_toml(problem))
+    again = read_problem(write_job(tmp_path, PIPELINE + '[topology]\npath = "links.toml"\n'))
+    assert again.links == problem.links
+
+
+def _in_job(topology: str) -> str:
+    return "[topology]" + topology.replace("[[link]]", "[[topology.link]]").replace("\n[within]", "\n[topology.within]").replace(
+        "[between]", "[topology.between]"
+    )

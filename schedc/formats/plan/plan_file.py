@@ -199,6 +199,7 @@ def _origin(entry: OriginEntry, location: Location) -> Origin:
                 SiteLink(source=each.source, destination=each.destination, cost=_cost(each.cost)) for each in network.site_links
             ),
             links=tuple(_link(each, place) for place, each in _placed(network.links, places)),
+            inbound=network.inbound,
         ),
     )
 
