@@ -147,7 +147,7 @@ def test_a_link_is_held_for_its_latency_and_a_rank_has_one_wire(tmp_path: Path) 
     assert costs[2, 3] == (3_000, 0, ">rank3")
     assert problem.link(2, 3).occupancy_ns(1_000_001) == 1_003_001
     with pytest.raises(InvalidInput, match="inbound: found true with several sites"):
-        read_problem(write_job(tmp_path, PIPELINE + _in_job('sites = [3, 3]\ninbound = true\n[between]\nlatency = "1 ms"\n')))
+        read_problem(write_job(tmp_path, PIPELINE + _in_job('\nsites = [3, 3]\ninbound = true\n[between]\nlatency = "1 ms"\n')))
 
 
 def test_such_links_are_written_as_a_topology_and_read_again(tmp_path: Path) -> None:
