@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from schedc.errors import InvalidInput
+
 if TYPE_CHECKING:
     import torch
 
@@ -58,7 +60,9 @@ class ReducedRate(Correction):
     """PipeMare's learning rate (Yang et al., 2021, T1) in update k: lr / delay^(1 - min(k / K, 1)); as it is without a delay."""
 
     def __init__(self, updates: int) -> None:
-        """Take K, the number of updates after which all stages have the whole learning rate; at least 1."""
+        """Take K, the number of updates after which all stages have the whole learning rate; at least 1, or InvalidInput."""
+        if updates < 1:
+            raise InvalidInput(f"found ReducedRate({updates}), expected a number of updates, at least 1")
         self._updates = updates
 
     def learning_rate(self, rate: float, delay: int, number: int) -> float:

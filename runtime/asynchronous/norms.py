@@ -27,7 +27,7 @@ def square_of(gradients: Iterable[torch.Tensor | None]) -> torch.Tensor:
     """The square of their norm, a float64 scalar on the CPU; infinite or NaN if one of them is."""
     found = [
         torch.linalg.vector_norm(each, dtype=torch.promote_types(each.dtype, torch.float32)).real.double().square()
-        for each in gradients
+        for each in (one.coalesce().values() if one is not None and one.is_sparse else one for one in gradients)
         if each is not None
     ]
     return torch.stack(found).sum().cpu() if found else torch.zeros((), dtype=torch.float64)

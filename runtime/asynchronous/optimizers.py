@@ -6,6 +6,8 @@ Here also: whether they fit a plan and this rank's stages.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from inspect import signature
 from typing import TYPE_CHECKING
 
 from torch.nn.parameter import is_lazy
@@ -16,7 +18,7 @@ from schedc.runtime.common.program import replicas_of
 from schedc.runtime.stage.apart import sharded
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     import torch
     from torch import nn
@@ -41,8 +43,8 @@ class StageOptimizers:
         """Take them.
 
         Args:
-            by_stage: of each stage of this rank, an optimizer of all of its weights, and of the loss function's with a last stage.
-                In a run each of its parameter groups has `delay`, the stage's in updates.
+            by_stage: of each stage of this rank that has weights that require grad, an optimizer of all of these, and of the loss
+                function's with a last stage. In a run each of its parameter groups has `delay`, the stage's in updates.
             max_norm: to which the gradients of a step are clipped before an update, as `torch.nn.utils.clip_grad_norm_` does: those
                 of the whole model, under `2bw`, where a norm has a step's time to come; infinite: they are not clipped.
             per_stage: `max_norm` and `skip_nonfinite` are of each stage by itself, as they must be under `stash` and `bounded`.
@@ -52,8 +54,12 @@ class StageOptimizers:
             first_update: the number of updates made before, in runs of other jobs.
 
         Raises:
-            InvalidInput: a number is out of range.
+            InvalidInput: a number is out of range, or the optimizers are not given by stage.
         """
+        if not isinstance(by_stage, Mapping):
+            raise InvalidInput(
+                f"found a {type(by_stage).__name__} for the optimizers, expected one for each stage: {{stage: optimizer}}"
+            )
         if not max_norm > 0 or not 0 < loss_scale < math.inf:
             raise InvalidInput(f"found max_norm={max_norm} and loss_scale={loss_scale}, expected numbers above 0")
         self.by_stage = dict(by_stage)
@@ -102,8 +108,14 @@ def check_updates(plan: Plan, modules: Mapping[int, nn.Module], optimizers: Stag
     if replicas_of(plan.problem) or plan.problem.data_parallel is not None:
         raise Unsupported(f"plan {plan.name!r} has replicas and updates; steps overlap in one pipeline only")
     _check_norms(plan, updates.versions, optimizers)
-    if sorted(optimizers.by_stage) != sorted(modules):
-        raise InvalidInput(f"optimizers were given for stages {sorted(optimizers.by_stage)}, expected {sorted(modules)}")
+    trained = sorted(stage for stage, module in modules.items() if any(weight.requires_grad for weight in module.parameters()))
+    if {*optimizers.by_stage} != {*trained}:
+        raise InvalidInput(
+            f"optimizers were given for stages {sorted(optimizers.by_stage, key=str)}, expected {trained}, those of this"
+            " rank with weights that require grad"
+        )
+    for stage, optimizer in optimizers.by_stage.items():
+        _check_optimizer(stage, optimizer)
     owner: dict[nn.Parameter, int] = {}
     for stage, module in modules.items():
         found = sharded(module)
@@ -114,7 +126,10 @@ def check_updates(plan: Plan, modules: Mapping[int, nn.Module], optimizers: Stag
             raise Unsupported(
                 f"stage {stage} shares the weight {next(iter(ties))} with another rank; steps overlap without tied weights"
             )
+        if stage not in optimizers.by_stage:
+            continue
         given = {weight for group in optimizers.by_stage[stage].param_groups for weight in group["params"]}
+        places: dict[int, str] = {}
         own = {weight: name for name, weight in module.named_parameters() if weight.requires_grad}
         if given != own.keys():
             missing = next((name for weight, name in own.items() if weight not in given), None)
@@ -123,9 +138,26 @@ def check_updates(plan: Plan, modules: Mapping[int, nn.Module], optimizers: Stag
         for weight, name in own.items():
             if is_lazy(weight):
                 raise InvalidInput(f"stage {stage} has the weight {name!r} without a shape yet; run its module once before load")
+            same = places.setdefault(weight.data_ptr(), name) if weight.numel() and weight.device.type != "meta" else name
+            if same != name:
+                raise Unsupported(
+                    f"stage {stage} has the weights {same!r} and {name!r} in one memory, which versions would take apart; make them"
+                    " one nn.Parameter"
+                )
             other = owner.setdefault(weight, stage)
             if other != stage:
                 raise Unsupported(f"stages {other} and {stage} share the weight {name!r}; steps overlap without tied weights")
+
+
+def _check_optimizer(stage: int, optimizer: torch.optim.Optimizer) -> None:
+    if not hasattr(optimizer, "param_groups"):
+        raise InvalidInput(f"stage {stage}: found a {type(optimizer).__name__} for an optimizer, expected a torch.optim.Optimizer")
+    wants = [one.name for one in signature(type(optimizer).step).parameters.values() if one.default is one.empty][1:]
+    if "closure" in wants:
+        raise Unsupported(
+            f"the optimizer of stage {stage} is {type(optimizer).__name__}, whose step runs the model again (closure); where steps"
+            " overlap, give one that steps on gradients alone"
+        )
 
 
 def _check_norms(plan: Plan, versions: Versions, optimizers: StageOptimizers) -> None:

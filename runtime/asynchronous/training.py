@@ -54,7 +54,7 @@ class UpdatingTraining(Training):
         share = self.optimizers.loss_scale / updates.microbatches
         self._even = [Seeds(share, f"{self.optimizers.loss_scale:g}/{updates.microbatches}")] * self.plan.problem.microbatches
         if updates.versions is Versions.BOUNDED:
-            self._unseen = self.stages.keys() - self._recomputed.keys()
+            self._unseen = self.optimizers.by_stage.keys() - self._recomputed.keys()
         for buffers in self._recomputed.values():
             buffers.compares = updates.versions is not Versions.BOUNDED  # the second forward reads newer weights there
 
@@ -94,7 +94,9 @@ class UpdatingTraining(Training):
         op, updates = instruction.op, self._updates
         if updates is None:
             return super().run(instruction, value)
-        weights, step = self._weights[op.stage], op.microbatch // updates.microbatches
+        weights, step = self._weights.get(op.stage), op.microbatch // updates.microbatches
+        if weights is None:  # nothing of the stage is trained
+            return () if op.kind is Kind.U else self._ran(instruction, step, super().run(instruction, value))
         if op.kind is Kind.U:
             self._due[op.stage].append(op.microbatch)
             while self._due[op.stage] and (self._norms is None or self._norms.has(self._due[op.stage][0])):
@@ -107,8 +109,14 @@ class UpdatingTraining(Training):
             given = self._watched(instruction, value)
         else:
             given = super().run(instruction, value)
+        return self._ran(instruction, step, given)
+
+    def _ran(self, instruction: Instruction, step: int, given: Value) -> Value:
+        """After an op of this step, which gives this."""
+        op = instruction.op
         if op.kind in (Kind.W, Kind.BW) and instruction.last:
-            weights.ended(op.microbatch)
+            if op.stage in self._weights:
+                self._weights[op.stage].ended(op.microbatch)
             if self._norms is not None:
                 self._norms.ended(step)
         return given
@@ -119,7 +127,8 @@ class UpdatingTraining(Training):
         self._unseen.discard(stage)
         source = inputs_of(self._batch.inputs[instruction.op.microbatch]) if stage in self._first else value
         inputs = [tensor for tensor in source if tensor is not None]
-        with refusing_copies(stage, self.modules[stage].parameters(), inputs):
+        weights = [weight for weight in self.modules[stage].parameters() if weight.requires_grad]  # others do not change
+        with refusing_copies(stage, weights, inputs):
             return super().run(instruction, value)
 
     def _update_until(self, stage: int, step: float) -> None:

@@ -15,7 +15,8 @@ norm and other parametrizations. A stage that is recomputed has no such copies, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
@@ -24,7 +25,8 @@ from schedc.ir import Kind, Versions
 from schedc.runtime.stage.autograd import forget_cast_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections import OrderedDict
+    from collections.abc import Iterator, Mapping, Sequence
 
     from schedc.ir import Op, Updates
     from schedc.runtime.asynchronous.corrections import Correction
@@ -124,9 +126,9 @@ class StageWeights:
             self._forget(*(version for version in self._versions if version < step - 1))
         if factor is None:
             self._versions[step] = before
-        else:
-            alone = mode is Versions.BOUNDED or (mode is Versions.STASH and self._newest not in self._reads.values())
-            self._make(step, gradients, factor, in_place=alone)
+        else:  # several versions may be one memory, where an update was not made
+            unread = mode is Versions.STASH and all(self._versions[version] is not before for version in self._reads.values())
+            self._make(step, gradients, factor, in_place=unread or mode is Versions.BOUNDED)
         if mode is Versions.BOUNDED or (mode is Versions.STASH and self._newest not in self._reads.values()):
             self._forget(self._newest)
         self._newest = step
@@ -153,14 +155,8 @@ class StageWeights:
         for alias, memory, gradient in zip(self._aliases, self._masters, gradients, strict=True):
             alias.data = memory
             alias.grad = gradient if gradient is None or factor == 1 else gradient.mul_(factor)
-        rates = [group["lr"] for group in self._optimizer.param_groups if "lr" in group]
-        for group in self._optimizer.param_groups:
-            for each in self._corrections:
-                if "lr" in group:
-                    group["lr"] = each.learning_rate(group["lr"], self._delay, self._number)
-        self._optimizer.step()
-        for group, rate in zip((one for one in self._optimizer.param_groups if "lr" in one), rates, strict=True):
-            group["lr"] = rate
+        with self._corrected_rates():
+            self._optimizer.step()
         for alias in self._aliases:
             alias.grad = None
         read = self._predicted(before)
@@ -170,6 +166,27 @@ class StageWeights:
             read = self._versions[self._newest]
         self._versions[step] = read
         forget_cast_weights()
+
+    @contextmanager
+    def _corrected_rates(self) -> Iterator[None]:
+        """A context for the optimizer's step; its hooks after the step find its own learning rates, as a schedule sets the next."""
+        groups = [group for group in self._optimizer.param_groups if "lr" in group] if self._corrections else []
+        rates = [group["lr"] for group in groups]
+
+        def restore(*_: object) -> None:
+            while rates:
+                groups[len(rates) - 1]["lr"] = rates.pop()
+
+        for group in groups:
+            for each in self._corrections:
+                group["lr"] = each.learning_rate(group["lr"], self._delay, self._number)
+        hook = self._optimizer.register_step_post_hook(restore)
+        cast("OrderedDict[int, object]", self._optimizer._optimizer_step_post_hooks).move_to_end(hook.id, last=False)
+        try:
+            yield
+        finally:
+            hook.remove()
+            restore()
 
     def _predicted(self, before: Tensors) -> Tensors:
         """What ops read of the newest version: itself, or where a correction reads ahead, other tensors."""
@@ -196,8 +213,9 @@ class StageWeights:
 
 
 def _alias(weight: nn.Parameter) -> nn.Parameter:
-    """Another parameter in the same memory, which counts its changes by itself."""
+    """Another parameter in the same memory, with what the job has noted at it, which counts its changes by itself."""
     alias = nn.Parameter(weight.data, requires_grad=weight.requires_grad)
+    alias.__dict__.update(weight.__dict__)
     if getattr(weight, "grad_dtype", weight.dtype) != weight.dtype:
         alias.grad_dtype = weight.grad_dtype
     return alias

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 from inputs.asynchronous_plans import period_plan, random_plan, synchronous_plan
 from inputs.plans import plan_of
 from runs import asynchronous_runs
@@ -20,7 +21,7 @@ from schedc.formats.trace_file import read_trace
 from schedc.ir import Schedule, Updates, Versions, token
 from schedc.ir.ops import parse_op
 from schedc.lower.run import run_of
-from schedc.runtime.asynchronous.norms import check_slack
+from schedc.runtime.asynchronous.norms import check_slack, square_of
 from schedc.runtime.emulation.emulate import emulate, emulate_adapting
 from schedc.verify.schedule.checks import verify_schedule
 
@@ -94,6 +95,27 @@ def test_a_step_of_infinite_gradients_makes_no_update(two: Ranks, mode: Versions
     for said in two.run(asynchronous_runs.skipping, period_plan(2, 3, mode), per_stage=per_stage, skips=False):
         assert said.startswith("NonFiniteLoss: run 0: the loss of microbatch 6"), said
         assert said.endswith("load the last checkpoint, or give StageOptimizers skip_nonfinite=True")
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_an_update_that_is_not_made_shares_its_version(four: Ranks, step: int) -> None:
+    """The version before is read until the end of the drain, where updates follow each other without an F between them."""
+    for found in four.run(asynchronous_runs.skipping, period_plan(4, 1, STASH), per_stage=True, step=step):
+        assert isinstance(found, list), found
+        assert max(found) < EXACT
+
+
+def test_a_schedule_of_learning_rates(two: Ranks) -> None:
+    for found in two.run(asynchronous_runs.scheduled, period_plan(2, 1, STASH)):
+        assert isinstance(found, list), found
+        assert max(found) < EXACT
+
+
+@BY_MODE
+def test_a_stage_without_anything_to_train(two: Ranks, mode: Versions) -> None:
+    for found in two.run(asynchronous_runs.partly_frozen, period_plan(2, 3, mode)):
+        assert isinstance(found, list), found
+        assert max(found) < EXACT
 
 
 @pytest.mark.parametrize("mode", [STASH, pytest.param(TWO_BUFFERED, marks=pytest.mark.slow)])
@@ -180,6 +202,13 @@ def test_a_norm_of_all_stages_that_would_wait_for_itself() -> None:
             check_slack(plan)
 
 
+def test_the_norm_of_sparse_gradients() -> None:
+    """As embeddings with sparse=True have them: two entries for one row."""
+    rows, values = torch.tensor([[1, 1, 3]]), torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    sparse = torch.sparse_coo_tensor(rows, values, (4, 2), check_invariants=True)
+    assert square_of([sparse, None]).item() == pytest.approx(16 + 36 + 25 + 36)
+
+
 def test_refusals(two: Ranks) -> None:
     plan = period_plan(2, 1, STASH)
     for lines in two.run(asynchronous_runs.refused, plan, synchronous_plan(plan)):
@@ -204,11 +233,16 @@ EXPECTED = (
     "no optimizers were given",
     "lacks its weight '0.",
     "optimizers were given for stages []",
+    "LBFGS, whose step runs the model again (closure)",
+    "found a LBFGS for the optimizers, expected one for each stage",
+    "found a list for an optimizer",
+    "in one memory, which versions would take apart",
     "a norm of all stages would stall them",
     "kind=ChoosingPipe",
     "steps overlap in one pipeline only",
     "load with optimizers=",
     "ranks do not adapt where steps overlap",
+    "found ReducedRate(0), expected a number of updates",
     "takes no weights, divide_by or scale",
     "no optimizers were given",
 )

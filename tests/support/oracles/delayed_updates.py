@@ -127,6 +127,8 @@ class DelayedTraining:
         self.optimizers = [optimizer_of(stage, [*piece.parameters()]) for stage, piece in enumerate(pieces)]
         self.skipped = skipped
         self.updates = 0
+        self.schedules: list[torch.optim.lr_scheduler.LRScheduler] = []
+        """Of learning rates, which go on after each update."""
 
     def run(self, inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> torch.Tensor:
         """All steps, on a microbatch each: their losses."""
@@ -164,6 +166,8 @@ class DelayedTraining:
                 if self.predicts:
                     made = {name: weight + delays[stage] * (weight - before[name]) for name, weight in made.items()}
                 self.versions[stage][step] = made
+            for schedule in self.schedules:
+                schedule.step()
             self.updates += 1
         return torch.stack(losses)
 

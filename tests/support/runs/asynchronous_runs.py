@@ -26,7 +26,7 @@ from runs.harness import (
     weights_of,
     whole_model,
 )
-from schedc.ir import token
+from schedc.ir import Versions, token
 from schedc.lower.run import run_of
 from schedc.runtime.asynchronous.corrections import Correction, ReducedRate, WeightPrediction
 from schedc.runtime.asynchronous.optimizers import StageOptimizers
@@ -125,6 +125,34 @@ def errors(rank: int, plan: Plan, way: Way, steps: Sequence[int]) -> list[float]
     return found
 
 
+def scheduled(rank: int, plan: Plan) -> list[float]:
+    """As `errors`, with learning rates that halve after each update, beside a correction of them."""
+    run, way = run_of(plan, 4), Way(slow=3)
+    stages, oracle = make_stages(run, rank), oracle_of(run, way)
+    optimizers = optimizers_of(stages, way)
+    for optimizer in (*optimizers.by_stage.values(), *oracle.optimizers):
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        if optimizer in oracle.optimizers:
+            oracle.schedules.append(schedule)
+        else:
+            optimizer.register_step_post_hook(lambda *_, schedule=schedule: schedule.step())
+    with load(run, stages, optimizers=optimizers) as pipe:
+        return trained(pipe, oracle, 0) + trained(pipe, oracle, 1)
+
+
+def partly_frozen(rank: int, plan: Plan) -> list[float]:
+    """As `errors`, where nothing of stage 0 is trained, so that it has no optimizer."""
+    run, way = run_of(plan, 4), Way()
+    stages, oracle = make_stages(run, rank), oracle_of(run, way)
+    oracle.optimizers[0] = torch.optim.SGD(oracle.pieces[0].parameters(), lr=0)
+    if rank == 0:
+        stages[0].requires_grad_(False)
+    given = optimizers_of({stage: module for stage, module in stages.items() if stage}, way)
+    given.skip_nonfinite, given.per_stage = True, plan.problem.updates.versions is not Versions.TWO_BUFFERED  # type: ignore[union-attr]
+    with load(run, stages, optimizers=given) as pipe:
+        return trained(pipe, oracle, 0) + trained(pipe, oracle, 1)
+
+
 def versions_held(rank: int, plan: Plan, steps: int) -> dict[int, int]:
     """The most versions of each stage of this rank that a run has at once."""
     run, most = run_of(plan, steps), dict[int, int]()
@@ -153,24 +181,24 @@ def versions_held(rank: int, plan: Plan, steps: int) -> dict[int, int]:
     return most
 
 
-def skipping(rank: int, plan: Plan, *, per_stage: bool, skips: bool = True) -> list[float]:
-    """A run in which the loss of a microbatch of step 2 is infinite: errors of the weights, if that step makes no update."""
-    run = run_of(plan, 5)
+def skipping(rank: int, plan: Plan, *, per_stage: bool, skips: bool = True, step: int = 2) -> list[float]:
+    """A run in which the loss of a microbatch of a step is infinite: errors of the weights, if that step makes no update."""
+    run = run_of(plan, 6)
     count, numbers = plan.problem.microbatches, iter(range(run.problem.microbatches))
 
     def infinite(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return loss_fn(logits, targets) * (math.inf if next(numbers) == 2 * count else 1)
+        return loss_fn(logits, targets) * (math.inf if next(numbers) == step * count else 1)
 
     stages = make_stages(run, rank)
     given = optimizers_of(stages, Way(), skip_nonfinite=skips, loss_scale=8.0)
     given.per_stage = per_stage
     oracle = oracle_of(run, Way())
-    oracle.skipped = [2]
+    oracle.skipped = [step]
     with load(run, stages, optimizers=given, loss_fn=infinite) as pipe:
         batch = make_batch(run, 0)
         losses = pipe.step(*batch)
         oracle.run(*(each.chunk(run.problem.microbatches) for each in batch))
-    assert not math.isfinite(losses[2])
+    assert not math.isfinite(losses[step])
     return weight_errors(stages, oracle.pieces)
 
 
@@ -243,8 +271,12 @@ def refused(rank: int, plan: Plan, synchronous: Plan) -> list[str]:
     run, lines = run_of(plan, 3), list[str]()
     stages = make_stages(run, rank)
     given = optimizers_of(stages, Way())
+    twins = make_stages(run, rank)
+    for module in twins.values():
+        module.register_parameter("twin", nn.Parameter(next(module.parameters()).data))
     joint = Orders()
     joint.joint = True
+    closures = {stage: torch.optim.LBFGS(module.parameters()) for stage, module in stages.items()}
     frozen = {stage: torch.optim.SGD(weights_of({stage: stages[stage]})[1:], lr=0.1) for stage in stages}
     for path, options in (
         (run, {}),
@@ -254,6 +286,10 @@ def refused(rank: int, plan: Plan, synchronous: Plan) -> list[str]:
         (run, {"optimizers": given if rank else None}),
         (run, {"optimizers": frozen}),
         (run, {"optimizers": {}}),
+        (run, {"optimizers": closures}),
+        (run, {"optimizers": closures[rank]}),
+        (run, {"optimizers": {rank: [*stages[rank].parameters()]}}),
+        (run, {"stages": twins, "optimizers": optimizers_of(twins, Way())}),
         (run, {"optimizers": optimizers_of(stages, Way(max_norm=1.0))}),
         (run, {"optimizers": given, "kind": ChoosingPipe}),
         (run, {"optimizers": given, "replicas": schedc.runtime.ReplicaHooks()}),
@@ -261,7 +297,9 @@ def refused(rank: int, plan: Plan, synchronous: Plan) -> list[str]:
         (run, {"optimizers": given, "observe": joint}),
     ):
         with noting(lines):
-            load(path, stages, **options)
+            load(path, **{"stages": stages, **options})
+    with noting(lines):
+        ReducedRate(0)
     with noting(lines), load(run, stages, optimizers=given) as pipe:
         pipe.step(*make_batch(run, 0), weights=[1.0] * run.problem.microbatches)
     with load(synchronous, stages) as pipe:
