@@ -289,7 +289,6 @@ def refused(rank: int, plan: Plan, synchronous: Plan) -> list[str]:
         (run, {"optimizers": closures}),
         (run, {"optimizers": closures[rank]}),
         (run, {"optimizers": {rank: [*stages[rank].parameters()]}}),
-        (run, {"stages": twins, "optimizers": optimizers_of(twins, Way())}),
         (run, {"optimizers": optimizers_of(stages, Way(max_norm=1.0))}),
         (run, {"optimizers": given, "kind": ChoosingPipe}),
         (run, {"optimizers": given, "replicas": schedc.runtime.ReplicaHooks()}),
@@ -297,7 +296,9 @@ def refused(rank: int, plan: Plan, synchronous: Plan) -> list[str]:
         (run, {"optimizers": given, "observe": joint}),
     ):
         with noting(lines):
-            load(path, **{"stages": stages, **options})
+            load(path, stages, **options)
+    with noting(lines):
+        load(run, twins, optimizers=optimizers_of(twins, Way()))
     with noting(lines):
         ReducedRate(0)
     with noting(lines), load(run, stages, optimizers=given) as pipe:
