@@ -113,6 +113,13 @@ def test_unroll_says_what_it_cannot_do(period: Path, tmp_path: Path) -> None:
         unroll_plan(read_plan(period), 10**7)
 
 
+def test_what_json_says(tmp_path: Path) -> None:
+    done = schedc("compile", JOB, "-o", tmp_path / "plan.json", "--method", "pipedream-2bw", "--json")
+    found = json.loads(done.stdout)
+    assert (found["delays"], found["versions"]) == ([1] * 4, [2] * 4)
+    assert found["makespan_ns"] == found["objective_ns"] >= found["lower_bound_ns"] > 0
+
+
 def test_what_the_file_says(period: Path) -> None:
     file = json.loads(period.read_text())
     assert file["pipeline"]["updates"] == {"versions": "2bw", "microbatches": 8, "is_period": True}

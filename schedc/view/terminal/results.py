@@ -98,7 +98,9 @@ def compiled_json(compiled: Compiled) -> dict[str, Any]:
     """The object of `compile --json`."""
     costs = "makespan_ns stage_span_ns objective objective_ns lower_bound_ns"
     return {
-        **picked(compiled.plan.certificate, f"{costs} gap bound scope"),
+        **picked(
+            compiled.plan.certificate, f"{costs} gap bound scope{' delays versions' if compiled.plan.problem.updates else ''}"
+        ),
         **picked(compiled, "layouts seconds ended solver_log"),
         **picked(compiled.plan.made_by, "method reproducible"),
         "candidates": [
