@@ -9,6 +9,7 @@ until there is none.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate, pairwise
@@ -89,22 +90,32 @@ def steady_state(problem: Problem, schedule: Schedule) -> Steady:
 
 
 def _relax(edges: list[Edge], nodes: int, ratio: Fraction) -> tuple[list[int], list[Edge] | None]:
-    """The earliest starts, times the ratio's denominator, at which all edges hold; or a cycle that is longer than the ratio."""
+    """The earliest starts, times the ratio's denominator, at which all edges hold; or a cycle that is longer than the ratio.
+
+    Nodes that have got later are looked at in turn (Bellman-Ford with a queue); now and then, whether one of them did so by itself.
+    """
     period, scale = ratio.numerator, ratio.denominator
-    lengths = [edge.time_ns * scale - edge.periods * period for edge in edges]
-    starts = [0] * nodes
-    came_by = [-1] * nodes
-    while True:
-        changed = -1
-        for number, (edge, length) in enumerate(zip(edges, lengths, strict=True)):
-            start = starts[edge.before] + length
-            if start > starts[edge.after]:
-                starts[edge.after], came_by[edge.after], changed = start, number, edge.after
-        if changed < 0:
-            return starts, None
-        cycle = _cycle_of(edges, came_by)
-        if cycle is not None:
-            return starts, cycle
+    after: list[list[tuple[int, int, int]]] = [[] for _ in range(nodes)]  # by node: number of the edge, its end, its length
+    for number, edge in enumerate(edges):
+        after[edge.before].append((number, edge.after, edge.time_ns * scale - edge.periods * period))
+    starts, came_by = [0] * nodes, [-1] * nodes
+    waiting, is_waiting, looked = deque(range(nodes)), [True] * nodes, 0
+    while waiting:
+        node = waiting.popleft()
+        is_waiting[node] = False
+        start = starts[node]
+        for number, end, length in after[node]:
+            if start + length > starts[end]:
+                starts[end], came_by[end] = start + length, number
+                if not is_waiting[end]:
+                    is_waiting[end] = True
+                    waiting.append(end)
+        looked += 1
+        if looked % nodes == 0:
+            cycle = _cycle_of(edges, came_by)
+            if cycle is not None:
+                return starts, cycle
+    return starts, None
 
 
 def _cycle_of(edges: list[Edge], came_by: list[int]) -> list[Edge] | None:
