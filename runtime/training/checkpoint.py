@@ -67,13 +67,16 @@ def save_checkpoint(pipe: Pipe, path: Path | str, optimizer: Optimizers | None =
     Args:
         pipe: this rank's.
         path: a new folder, which all processes see.
-        optimizer: of all this process's weights, one or several; None: its state is not saved.
+        optimizer: of all this process's weights, one or several; None: its state is not saved. A rank without weights to train has
+            an empty list.
         model: this rank's layers, under the names that they have in the whole model; None: `layers_of(pipe)`.
 
     Raises:
         SchedcError: on all ranks: it cannot be saved, and why.
     """
     from torch.distributed.checkpoint.state_dict_saver import save
+
+    optimizer = optimizer or None
 
     def checked() -> dict[str, Any]:
         if (Path(path) / METADATA).exists():
@@ -107,6 +110,7 @@ def load_checkpoint(pipe: Pipe, path: Path | str, optimizer: Optimizers | None =
         pipe: this rank's.
         path: the folder.
         optimizer: of all this process's weights, of the kind that was saved, one or several; None: weights and buffers alone.
+            An empty list as for `save_checkpoint`.
         model: as for `save_checkpoint`.
 
     Raises:
@@ -115,6 +119,8 @@ def load_checkpoint(pipe: Pipe, path: Path | str, optimizer: Optimizers | None =
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict, set_optimizer_state_dict
     from torch.distributed.checkpoint.state_dict_loader import load
+
+    optimizer = optimizer or None
 
     def checked() -> tuple[dict[str, Any], dict[str, Any], nn.Module]:
         if not (Path(path) / METADATA).is_file():

@@ -112,8 +112,8 @@ def test_a_schedule_of_learning_rates(two: Ranks) -> None:
 
 
 @BY_MODE
-def test_a_stage_without_anything_to_train(two: Ranks, mode: Versions) -> None:
-    for found in two.run(asynchronous_runs.partly_frozen, period_plan(2, 3, mode)):
+def test_a_stage_without_anything_to_train(two: Ranks, tmp_path: Path, mode: Versions) -> None:
+    for found in two.run(asynchronous_runs.partly_frozen, period_plan(2, 3, mode), str(tmp_path / "saved")):
         assert isinstance(found, list), found
         assert max(found) < EXACT
 

@@ -140,8 +140,8 @@ def scheduled(rank: int, plan: Plan) -> list[float]:
         return trained(pipe, oracle, 0) + trained(pipe, oracle, 1)
 
 
-def partly_frozen(rank: int, plan: Plan) -> list[float]:
-    """As `errors`, where nothing of stage 0 is trained, so that it has no optimizer."""
+def partly_frozen(rank: int, plan: Plan, path: str) -> list[float]:
+    """As `errors`, where nothing of stage 0 is trained, so that it has no optimizer; with a checkpoint between two runs."""
     run, way = run_of(plan, 4), Way()
     stages, oracle = make_stages(run, rank), oracle_of(run, way)
     oracle.optimizers[0] = torch.optim.SGD(oracle.pieces[0].parameters(), lr=0)
@@ -149,8 +149,15 @@ def partly_frozen(rank: int, plan: Plan) -> list[float]:
         stages[0].requires_grad_(False)
     given = optimizers_of({stage: module for stage, module in stages.items() if stage}, way)
     given.skip_nonfinite, given.per_stage = True, plan.problem.updates.versions is not Versions.TWO_BUFFERED  # type: ignore[union-attr]
+    model, optimizers = nn.ModuleDict({str(stage): module for stage, module in stages.items()}), [*given.by_stage.values()]
     with load(run, stages, optimizers=given) as pipe:
-        return trained(pipe, oracle, 0) + trained(pipe, oracle, 1)
+        found = trained(pipe, oracle, 0)
+        save_checkpoint(pipe, path, optimizers, model=model)
+        with torch.no_grad():
+            for weight in weights_of(stages):
+                weight.fill_(0.1)
+        load_checkpoint(pipe, path, optimizers, model=model)
+        return found + trained(pipe, oracle, 1)
 
 
 def versions_held(rank: int, plan: Plan, steps: int) -> dict[int, int]:
