@@ -12,6 +12,7 @@ from schedc.analysis.bounds.lower_bounds import Bound, bounds_in_time
 from schedc.analysis.gap import relative_gap
 from schedc.analysis.simulation.engines import Transfers, simulate_engine
 from schedc.analysis.simulation.online import not_before, simulate_online
+from schedc.analysis.simulation.unroll import run_problem
 from schedc.compile.certify import first_of
 from schedc.errors import CheckFailed, Infeasible
 from schedc.ir import BoundName, Conditions, LinkTrace, Plan, Problem, Schedule, Scope
@@ -114,12 +115,15 @@ def moved_ops(planned: Sequence[Sequence[Any]], ran: Sequence[Sequence[Any]]) ->
 
 
 def problem_for(plan: Plan, job: Job) -> tuple[Problem | None, tuple[Violation, ...]]:
-    """The problem that the job makes in the plan's layout where it leaves the layout open, else its own.
+    """The problem that the job makes in the plan's layout where it leaves the layout open, else its own; for a run, as many steps.
 
     Returns:
         The problem, or None with the violations that keep the plan's layout from being one of the job's.
     """
     if job.open_layout is None:
+        ours, theirs = plan.problem.updates, job.problem.updates
+        if ours is not None and theirs is not None and not ours.is_period and ours.microbatches == theirs.microbatches:
+            return run_problem(job.problem, plan.problem.microbatches // ours.microbatches), ()
         return job.problem, ()
     layout = plan.problem.layout
     if layout is None:

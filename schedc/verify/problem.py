@@ -7,9 +7,10 @@ plan and a job need the same pipeline for simulating the one under the other's c
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from enum import Enum
 from itertools import pairwise
 
-from schedc.ir import BLOCKS, DURATIONS, MOST_OPS, Objective, Plan, Problem
+from schedc.ir import BLOCKS, DURATIONS, MOST_OPS, Objective, Plan, Problem, Updates
 from schedc.verify.network import NETWORK
 from schedc.verify.violation import Checks, Found, Violation, absent, negative, path_faults, repeated, too_few
 
@@ -279,9 +280,22 @@ def _differences(ours: Problem, theirs: Problem, names: tuple[str, ...], section
         mine, other = getattr(ours, name), getattr(theirs, name)
         if mine == other:
             continue
-        place, message = f"{section}.{name}", f"the plan has {mine!r}, the job {other!r}"
-        if isinstance(mine, tuple) and isinstance(other, tuple) and len(mine) == len(other):
-            at = next(index for index, pair in enumerate(zip(mine, other, strict=True)) if pair[0] != pair[1])
-            place, message = f"{section}.{name}[{at}]", f"the plan has {mine[at]!r}, the job {other[at]!r}"
+        place, mine, other = _first_difference(f"{section}.{name}", mine, other)
+        message = f"the plan has {_value(mine)}, the job {_value(other)}"
         found.append(Violation(f"same-{section}", place, f"{message}; compile the job again"))
     return found
+
+
+def _first_difference(place: str, mine: object, other: object) -> tuple[str, object, object]:
+    """Where two different values first differ, with what is there in each: an entry of both, a field of both, or all."""
+    if isinstance(mine, tuple) and isinstance(other, tuple) and len(mine) == len(other):
+        parts = [(f"{place}[{index}]", *pair) for index, pair in enumerate(zip(mine, other, strict=True))]
+    elif isinstance(mine, Updates) and isinstance(other, Updates):
+        parts = [(f"{place}.{each.name}", getattr(mine, each.name), getattr(other, each.name)) for each in fields(Updates)]
+    else:
+        return place, mine, other
+    return _first_difference(*next(part for part in parts if part[1] != part[2]))
+
+
+def _value(value: object) -> str:
+    return repr(value.value if isinstance(value, Enum) else value)

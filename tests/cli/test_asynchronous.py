@@ -127,3 +127,20 @@ def test_what_the_file_says(period: Path) -> None:
     assert file["costs"]["version_bytes"] == [2 * 2**30] * 4
     assert file["certificate"]["delays"] == [1] * 4
     assert all(rank["channels"] == [] for rank in file["ranks"])
+
+
+def test_a_job_says_what_its_periods_and_runs_cost(period: Path, tmp_path: Path) -> None:
+    """A run is as many steps of its job; a period is timed as such a run."""
+    run = tmp_path / "run.json"
+    assert "a run of 1 step\n" in schedc("unroll", period, "--steps", 1, "-o", run).stdout
+    assert schedc("verify", run, "--job", JOB).returncode == 0
+    for plan in (period, run):
+        assert schedc("simulate", plan, "--job", JOB).stdout == schedc("simulate", plan).stdout != ""
+        slower = schedc("simulate", plan, "--job", JOB, "--set", 'topology.within.latency="80 ms"')
+        assert (slower.returncode, slower.stderr) == (0, "")
+    other = schedc("verify", period, "--job", JOB, "--set", "pipeline.versions=stash")
+    assert "costs.updates.versions: same-costs: the plan has '2bw', the job 'stash'" in other.stdout + other.stderr
+
+
+def test_the_table_of_methods_calls_a_period_a_period() -> None:
+    assert schedc("templates", JOB).stdout.splitlines()[1].split()[:2] == ["method", "period"]

@@ -60,9 +60,15 @@ def unroll(problem: Problem, schedule: Schedule, steps: int) -> tuple[Problem, S
         )
         for order in schedule.orders
     )
-    run = replace(
+    return run_problem(problem, steps), replace(schedule, orders=orders)
+
+
+def run_problem(problem: Problem, steps: int) -> Problem:
+    """The problem of a run of this many steps; `problem` is one step of a run without end."""
+    assert problem.updates is not None
+    return replace(
         problem,
-        microbatches=steps * count,
+        microbatches=steps * problem.microbatches,
         stages=tuple(
             replace(
                 stage,
@@ -75,6 +81,5 @@ def unroll(problem: Problem, schedule: Schedule, steps: int) -> tuple[Problem, S
             for stage in problem.stages
         ),
         path_of=problem.path_of * steps,
-        updates=replace(updates, is_period=False),
+        updates=replace(problem.updates, is_period=False),
     )
-    return run, replace(schedule, orders=orders)

@@ -30,4 +30,4 @@ def templates_command(
         return
     problem = read_job(job, values, layout).problem
     candidates = time_methods(problem, tuple(TEMPLATES if problem.updates is None else OVERLAPPING_TEMPLATES))
-    show(shown_candidates(candidates, None, f"{problem.name}: the known schedules", objective=problem.objective))
+    show(shown_candidates(candidates, None, f"{problem.name}: the known schedules", problem=problem))

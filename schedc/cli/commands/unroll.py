@@ -26,4 +26,4 @@ def unroll_command(
     run = unroll_plan(read_plan(plan), steps)
     write_output(output, plan_json(run))
     if str(output) != "-":
-        show([f"{run.name}: a run of {steps} steps", *certificate_lines(run), written_to(output)])
+        show([f"{run.name}: a run of {steps} step{'s' if steps > 1 else ''}", *certificate_lines(run), written_to(output)])

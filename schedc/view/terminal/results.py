@@ -55,9 +55,10 @@ def _worth(known: Certificate | OwnLayout, of_whole_blocks: bool, where: str, bo
     return f"{worth}{where} (lower bound {duration(bound_ns)}, by {bound_by})"
 
 
-def shown_candidates(candidates: Sequence[Candidate], best: str | None, title: str, *, objective: Objective) -> Iterator[Block]:
+def shown_candidates(candidates: Sequence[Candidate], best: str | None, title: str, *, problem: Problem) -> Iterator[Block]:
     """How each method did, the best by the objective first, then those that could not and why."""
-    spans = objective is Objective.STAGE_SPAN
+    objective, spans = problem.objective, problem.objective is Objective.STAGE_SPAN
+    first = "period" if problem.updates is not None and problem.updates.is_period else "makespan"
     solved = sorted((c for c in candidates if c.objective_ns is not None), key=lambda c: c.objective_ns or 0)
     chosen = next((c for c in solved if best in (c.method, c.method.partition("{")[0])), None)
     rows = [
@@ -71,7 +72,7 @@ def shown_candidates(candidates: Sequence[Candidate], best: str | None, title: s
         )
         for candidate in solved
     ]
-    numbers = right("makespan", *((objective,) if spans else ()), "over best", "took", wrap="never")
+    numbers = right(first, *((objective,) if spans else ()), "over best", "took", wrap="never")
     yield Table(title=title, columns=[*left("method"), *numbers, Column("", wrap="never")], rows=rows, may_go=["took"])
     for candidate in candidates:
         if candidate.objective_ns is None:
@@ -83,7 +84,7 @@ def shown_compiled(compiled: Compiled, report: LayoutReport, output: Path, *, in
     plan = compiled.plan
     yield from _shown_layout(report, is_chosen=compiled.layout is not None)
     title, best = f"{plan.name}: {len(compiled.candidates)} candidates", compiled.chosen or plan.made_by.method
-    yield from shown_candidates(compiled.candidates, best, title, objective=plan.problem.objective)
+    yield from shown_candidates(compiled.candidates, best, title, problem=plan.problem)
     yield from certificate_lines(plan)
     late = ", interrupted" if interrupted and compiled.ended != "interrupted" else ""  # what came when the search was over
     yield f"{written_to(output)} in {compiled.seconds:.2f} s: {compiled.ended}{late}"
