@@ -28,7 +28,7 @@ def run_of(plan: Plan, steps: int) -> Plan:
     if not plan.is_period:
         raise InvalidInput(f"{plan.name}: the plan's steps do not overlap; it runs as it is, once for each step")
     most = MOST_OPS // plan.problem.num_ops
-    if not 1 <= steps <= most:
+    if not isinstance(steps, int) or not 1 <= steps <= most:
         raise InvalidInput(f"{plan.name}: found {steps} steps, expected 1 to {most} of a run")
     problem, schedule = unroll(plan.problem, plan.schedule(), steps)
     timeline, held = simulate(problem, schedule), versions_of(problem, schedule)

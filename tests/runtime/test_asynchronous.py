@@ -229,6 +229,7 @@ EXPECTED = (
     "no optimizers were given; give load optimizers=, by stage",
     "has no updates, as its steps do not overlap; give load no optimizers",
     "is one period of steps that overlap; give load steps=, how many a run has",
+    "found 2.5 steps, expected 1 to",
     "the plan's steps do not overlap",
     "no optimizers were given",
     "lacks its weight '0.",

@@ -289,6 +289,7 @@ def refused(rank: int, plan: Plan, synchronous: Plan) -> list[str]:
         (run, {}),
         (synchronous, {"optimizers": given}),
         (plan, {"optimizers": given}),
+        (plan, {"optimizers": given, "steps": 2.5}),
         (synchronous, {"optimizers": given, "steps": 3}),
         (run, {"optimizers": given if rank else None}),
         (run, {"optimizers": frozen}),
