@@ -84,10 +84,14 @@ class ModuloModel:
 
     @property
     def sorted(self) -> bool:
-        """Whether alike microbatches run in order: not where stashed versions count, and fused and split backwards mix."""
+        """Whether alike microbatches run in order: not where fused and split backwards mix, and when a backward has ended matters.
+
+        It does where stashed versions count, and where a mode's rule says how updates and microbatches follow each other: sorting
+        the last backwards apart from their forwards could move a W behind an update.
+        """
         updates, stages = self.problem.updates, self.problem.stages
         assert updates is not None
-        counts = updates.versions is Versions.STASH and any(stage.version_bytes for stage in stages)
+        counts = updates.versions is not Versions.STASH or any(stage.version_bytes for stage in stages)
         return not (counts and self.fused and self.problem.microbatches > 1)
 
     def moment(self, turns: int = 0) -> tuple[cp_model.IntVar, cp_model.IntVar, cp_model.IntVar]:

@@ -13,10 +13,11 @@ from schedc.analysis.simulation.versions import versions_of
 from schedc.errors import InvalidInput
 from schedc.ir import MOST_OPS, BoundName, Certificate, Plan
 from schedc.lower.plan import lower
+from schedc.verify.problem import verify_problem
 
 
 def run_of(plan: Plan, steps: int) -> Plan:
-    """The plan of a run of this many steps. Its bound is the work of its busiest rank.
+    """The plan of a run of this many steps. Its bound is the work of its busiest rank, without updates.
 
     Args:
         plan: of a period, verified.
@@ -31,6 +32,8 @@ def run_of(plan: Plan, steps: int) -> Plan:
     if not isinstance(steps, int) or not 1 <= steps <= most:
         raise InvalidInput(f"{plan.name}: found {steps} steps, expected 1 to {most} of a run")
     problem, schedule = unroll(plan.problem, plan.schedule(), steps)
+    if violations := verify_problem(problem):
+        raise InvalidInput(f"{plan.name}: a run of {steps} steps: {violations[0]}")
     timeline, held = simulate(problem, schedule), versions_of(problem, schedule)
     work_ns = [0] * problem.ranks
     for stage, microbatch in plan.problem.blocks():

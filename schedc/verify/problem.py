@@ -227,7 +227,7 @@ def check_size(problem: Problem) -> Found:
 @CHECKS
 def check_length(problem: Problem) -> Found:
     """All work and transfers one after the other stay far below 2^63 ns, where times in 64 bits would wrap around."""
-    work_ns = sum(max(stage.durations_ns(kind)) for stage in problem.stages for kind in BLOCKS)
+    work_ns = sum(stage.update_ns + sum(max(stage.durations_ns(kind)) for kind in BLOCKS) for stage in problem.stages)
     largest = max((max(stage.message_bytes, stage.gradient_message_bytes) for stage in problem.stages), default=0)
     transfers_ns = sum(link.latency_ns + link.occupancy_ns(largest) for link in problem.links)
     whole_ns = problem.microbatches * (work_ns + 2 * len(problem.stages) * transfers_ns)

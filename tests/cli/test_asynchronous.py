@@ -144,3 +144,12 @@ def test_a_job_says_what_its_periods_and_runs_cost(period: Path, tmp_path: Path)
 
 def test_the_table_of_methods_calls_a_period_a_period() -> None:
     assert schedc("templates", JOB).stdout.splitlines()[1].split()[:2] == ["method", "period"]
+
+
+def test_a_run_that_takes_too_many_nanoseconds_is_refused_in_one_line(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    made = schedc("compile", JOB, "-o", plan, "--method", "pipedream-2bw", "--set", "pipeline.update=9000000 s")
+    assert made.returncode == 0, made.stderr
+    done = schedc("unroll", plan, "--steps", 2000, "-o", tmp_path / "run.json")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "a run of 2000 steps: stages: length: expected a step below 2^62 ns" in done.stderr

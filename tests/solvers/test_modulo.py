@@ -58,9 +58,10 @@ def test_bound_list_scheduler_and_proof_hold_against_brute_force(seed: int) -> N
 
 
 @pytest.mark.slow
-def test_brute_force_of_two_hundred_finds_what_cp_sat_proves() -> None:
-    equal = sum(check_against_brute_force(tiny_period(Random(seed))) for seed in range(100, 320))
-    assert equal >= 120  # of the others the best reach over more steps than brute force tries
+@pytest.mark.parametrize("first", range(100, 148, 16))
+def test_brute_force_finds_what_cp_sat_proves(first: int) -> None:
+    equal = sum(check_against_brute_force(tiny_period(Random(seed))) for seed in range(first, first + 16))
+    assert equal >= 8  # of the others the best reach over more steps than brute force tries
 
 
 @pytest.mark.parametrize("seed", range(12))
