@@ -217,7 +217,7 @@ def workload() -> Workload:
 
 
 def by_stages(stages: int) -> tuple[int, ...]:
-    """The delay of each block where so many stages have stashed weights."""
+    """The delay of each block where this many stages have stashed weights."""
     each = BLOCKS // stages
     return tuple(stages - 1 - block // each for block in range(BLOCKS))
 

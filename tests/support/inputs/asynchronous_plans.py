@@ -94,7 +94,7 @@ def synchronous_plan(plan: Plan) -> Plan:
 
 
 def random_plan(seed: int, ranks: int, versions: Versions) -> Plan:
-    """A period on so many ranks, in random order, several stages on some ranks, backwards fused and split."""
+    """A period on this many ranks, in random order, several stages on some ranks, backwards fused and split."""
     random = Random(seed)
     while True:
         problem, schedule = random_period(random, versions=versions)

@@ -30,7 +30,7 @@ class TooMany(Exception):
 
 
 def least_period(problem: Problem, *, depth: int, upper: int, most: int = 400_000) -> int | None:
-    """The least period of at most `upper` in which ops of the other steps are at most so many ahead; None: there is none.
+    """The least period of at most `upper` in which ops of the other steps are at most this many ahead; None: there is none.
 
     Raises:
         TooMany: there are more combinations than `most`.

@@ -115,7 +115,7 @@ def weight_errors(stages: Mapping[int, nn.Module], pieces: Sequence[nn.Module]) 
 
 
 def errors(rank: int, plan: Plan, way: Way, steps: Sequence[int]) -> list[float]:
-    """Runs of so many steps each, one after the other: the relative errors of each."""
+    """Runs of this many steps each, one after the other: the relative errors of each."""
     run = run_of(plan, steps[0])
     stages, found = make_stages(run, rank), []
     optimizers, oracle = optimizers_of(stages, way), oracle_of(run, way)
