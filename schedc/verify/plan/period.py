@@ -21,6 +21,8 @@ Place: TypeAlias = tuple[int, int]
 """Rank and index of an op in its order; its transfer is (-1 - rank, index)."""
 Wait: TypeAlias = tuple[Place, Place, int, int]
 """What begins at least this many ns after what, of how many periods before."""
+ROUNDS = 32
+"""So often somebody may get later before it is looked whether that is because of themselves."""
 
 
 def repeat(plan: Plan) -> Replay:
@@ -42,18 +44,26 @@ def repeat(plan: Plan) -> Replay:
 
 def is_period(problem: Problem, schedule: Schedule, period_ns: int) -> bool:
     """Whether all ops can repeat every `period_ns`; never where they wait for each other in a cycle."""
-    waits = [(before, after, time_ns - periods * period_ns) for before, after, time_ns, periods in _waits(problem, schedule)]
-    begin = dict.fromkeys((place for wait in waits for place in wait[:2]), 0)
+    waiting: dict[Place, list[tuple[Place, int]]] = {}
+    for before, after, time_ns, periods in _waits(problem, schedule):
+        waiting.setdefault(before, []).append((after, time_ns - periods * period_ns))
+        waiting.setdefault(after, [])
+    begin = dict.fromkeys(waiting, 0)
     reason: dict[Place, Place] = {}
-    while True:
-        late = [(before, after, begin[before] + gap) for before, after, gap in waits if begin[before] + gap > begin[after]]
-        if not late:
-            return True
-        for before, after, earliest in late:
-            if earliest > begin[after]:
-                begin[after], reason[after] = earliest, before
-        if _has_cycle(reason):
+    moved, rounds = list(waiting), 0
+    while moved:
+        rounds += 1
+        later: dict[Place, None] = {}  # in the order in which they have got later
+        for before in moved:
+            for after, gap in waiting[before]:
+                if begin[before] + gap > begin[after]:
+                    begin[after], reason[after] = begin[before] + gap, before
+                    later[after] = None
+        # A way of reasons without a cycle is no longer than there are places, so one that goes on has a cycle at last.
+        if rounds % ROUNDS == 0 and _has_cycle(reason):
             return False
+        moved = list(later)
+    return True
 
 
 def _has_cycle(reason: dict[Place, Place]) -> bool:
