@@ -52,8 +52,8 @@ MEANWHILE_S = 4.0
 LAST_RESORTS = (ONE_RULE, "sequential")
 """What makes a good schedule soonest, and what always makes one; where the time is up and there is none yet, nothing ends them."""
 
-OVERLAPPING = "steady"
-"""The same where steps overlap."""
+OVERLAPPING = "one-by-one"
+"""What always makes a schedule at once where steps overlap."""
 
 NOTHING_BETTER = "found nothing better"
 """Of a search that worked."""

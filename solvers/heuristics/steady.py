@@ -25,7 +25,7 @@ from schedc.errors import CheckFailed, Unsupported
 from schedc.ir import Kind, Op, Problem, Resource, Schedule
 from schedc.models.modulo import needs_of, schedule_of_starts
 from schedc.solvers.common.method import Constructive
-from schedc.solvers.templates.overlapping import one_f_one_b
+from schedc.solvers.templates.overlapping import one_by_one, one_f_one_b
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
@@ -75,20 +75,6 @@ def rating(problem: Problem, schedule: Schedule) -> tuple[int, int, int]:
     return period_ns, sum(versions_of(problem, schedule).delays), sum(peak_bytes(problem, schedule))
 
 
-def one_by_one(problem: Problem) -> Schedule:
-    """Each microbatch goes there and back before the next begins, and each update follows the last: nothing is under way longer."""
-    orders: list[list[Op]] = [[] for _ in range(problem.ranks)]
-    for microbatch in range(problem.microbatches):
-        path = problem.path(microbatch)
-        for stage in path:
-            orders[problem.stages[stage].rank].append(Op(Kind.F, stage, microbatch))
-        for stage in reversed(path):
-            orders[problem.stages[stage].rank].append(Op(Kind.BW, stage, microbatch))
-    for stage, costs in enumerate(problem.stages):
-        orders[costs.rank].append(Op(Kind.U, stage, 0))
-    return Schedule(orders=tuple(map(tuple, orders)))
-
-
 def _sound(problem: Problem, schedule: Schedule) -> bool:
     """Whether the period keeps its mode's rule and the memory limits."""
     return not verify_schedule(problem, schedule)
@@ -127,7 +113,7 @@ def _drained(problem: Problem, path: tuple[int, ...], *, split: bool) -> Iterato
 
 
 def _round_trips(problem: Problem, path: tuple[int, ...], period_ns: int, *, fused: bool) -> list[int]:
-    """Per stage along the path, how many are under way at least, on average, at this period: so many as a round trip lasts."""
+    """Per stage along the path, how many are under way at least, on average, at this period: what passes during a round trip."""
     backward, trip_ns = Kind.BW if fused else Kind.B, 0
     counts: list[int] = []
     hops_ns: dict[int, int] = defaultdict(int)

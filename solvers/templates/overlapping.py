@@ -6,11 +6,25 @@ from typing import TYPE_CHECKING, ClassVar
 
 from schedc.errors import Unsupported
 from schedc.ir import Kind, Op, Problem, Schedule, Versions
-from schedc.solvers.common.method import Template
+from schedc.solvers.common.method import Constructive, Template
 from schedc.solvers.templates.shape import LINE, grid_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+
+class OneByOne(Constructive, frozen=True):
+    """Every microbatch goes there and back before the next begins, and the updates follow: slow, and there for any problem.
+
+    It keeps every mode's rule. Where a limit has ended the others before there was a plan, it is the plan.
+    """
+
+    name, place = "one-by-one", 205
+    steps_overlap = True
+
+    def construct(self, problem: Problem) -> Schedule:
+        """The period."""
+        return one_by_one(problem)
 
 
 class PipeDream(Template, frozen=True):
@@ -54,6 +68,20 @@ class PipeDream2BW(PipeDream, frozen=True):
     summary = "as pipedream; holds at most n + 1 activations, of n microbatches a step, and two versions"
     source = "Narayanan et al., 2021, section 3.1"
     modes: ClassVar[tuple[Versions, ...]] = (Versions.TWO_BUFFERED,)
+
+
+def one_by_one(problem: Problem) -> Schedule:
+    """Each microbatch goes there and back before the next begins, and each update follows the last: nothing is under way longer."""
+    orders: list[list[Op]] = [[] for _ in range(problem.ranks)]
+    for microbatch in range(problem.microbatches):
+        path = problem.path(microbatch)
+        for stage in path:
+            orders[problem.stages[stage].rank].append(Op(Kind.F, stage, microbatch))
+        for stage in reversed(path):
+            orders[problem.stages[stage].rank].append(Op(Kind.BW, stage, microbatch))
+    for stage, costs in enumerate(problem.stages):
+        orders[costs.rank].append(Op(Kind.U, stage, 0))
+    return Schedule(orders=tuple(map(tuple, orders)))
 
 
 def one_f_one_b(problem: Problem, counts: Mapping[int, int], *, later: int = -1) -> Schedule:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -153,3 +154,16 @@ def test_a_run_that_takes_too_many_nanoseconds_is_refused_in_one_line(tmp_path: 
     done = schedc("unroll", plan, "--steps", 2000, "-o", tmp_path / "run.json")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "a run of 2000 steps: stages: length: expected a step below 2^62 ns" in done.stderr
+
+
+def test_a_search_that_takes_too_long_costs_no_plan(tmp_path: Path) -> None:
+    """`pipedream` does not exist for a wave, and `steady` takes long there."""
+    text = JOB.read_text()
+    for name in ("forward", "backward_input", "backward_weight"):
+        text = re.sub(rf"(?m)^{name} = .*$", f'{name} = "7000003 ns"', text)
+    (tmp_path / "job.toml").write_text(text)
+    values = ["--set", "pipeline.placement=wave", "--set", "pipeline.chunks=2", "--set", "pipeline.microbatches=60"]
+    done = schedc("compile", tmp_path / "job.toml", "-o", tmp_path / "plan.json", "--time-limit", "100ms", *values)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"(?m)^one-by-one", done.stdout)
+    assert verify_plan(read_plan(tmp_path / "plan.json")) == ()

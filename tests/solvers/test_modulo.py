@@ -18,8 +18,8 @@ from schedc.errors import Unsupported
 from schedc.ir import BoundName, Versions
 from schedc.solvers.common.base import Limits, SolverStatus
 from schedc.solvers.exact.modulo import solve_modulo
-from schedc.solvers.heuristics.steady import SteadyList, one_by_one, rating
-from schedc.solvers.templates.overlapping import PipeDream, PipeDream2BW, one_f_one_b
+from schedc.solvers.heuristics.steady import SteadyList, rating
+from schedc.solvers.templates.overlapping import PipeDream, PipeDream2BW, one_by_one, one_f_one_b
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
