@@ -44,15 +44,19 @@ def condensed_layouts(
         InvalidInput: `top_k` makes more than `MOST_WANTED` layouts.
     """
     layers, stages = len(workload.layers), len(running.ranks)
-    if top_k is None:
-        fitting = (count for count in range(layers, stages, -1) if comb(count - 1, stages - 1) <= most)
-        top_k = next(fitting, min(stages, layers))
     times_ns = [
         _time_ns(layer, running.ranks[bisect_right(running.cuts, at) - 1], workload, conditions, links)
         for at, layer in enumerate(workload.layers)
     ]
-    # A block ends where the next one begins; the last block ends with the model.
-    starts = [layer + 1 for layer in critical_layers(times_ns, top_k) if layer + 1 < layers]
+
+    def starts_with(wanted: int) -> list[int]:
+        """Where blocks begin, but the first: behind each critical layer; the last block ends with the model."""
+        return [layer + 1 for layer in critical_layers(times_ns, wanted) if layer + 1 < layers]
+
+    if top_k is None:
+        fitting = (wanted for wanted in range(layers, stages, -1) if comb(len(starts_with(wanted)), stages - 1) <= most)
+        top_k = next(fitting, min(stages, layers))
+    starts = starts_with(top_k)
     if (count := comb(len(starts), stages - 1)) > MOST_WANTED:
         fits = next(wanted for wanted in range(top_k, 0, -1) if comb(wanted, stages - 1) <= MOST_WANTED)
         raise InvalidInput(f"top_k: found {top_k}, which makes {count} layouts of {stages} stages, expected at most {fits}")

@@ -11,7 +11,7 @@ import pytest
 from inputs.few_plans import few_plan
 from inputs.plans import plan_of
 
-from schedc.adapt.condensation import critical_layers
+from schedc.adapt.condensation import condensed_layouts, critical_layers
 from schedc.adapt.repartition import RepartitionMethod, repartition
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
@@ -24,6 +24,7 @@ from schedc.ir.ops import Kind
 from schedc.ir.workload import Device, Layer, Workload
 from schedc.lower.problem import problem_of, problem_under, static_bytes
 from schedc.solvers.heuristics.rule_table import RuleTable
+from schedc.solvers.layout.layout_arrays import LayoutArrays
 from schedc.verify.plan.checks import verify_plan
 
 RANKS, LAYERS, STEPS = 3, 9, 100
@@ -232,6 +233,17 @@ def test_more_critical_layers_than_can_be_tried_are_refused() -> None:
     plan = plan_of(start, RuleTable()(start))
     with pytest.raises(InvalidInput, match=r"^top_k: found 600, which makes 179101 layouts of 3 stages, expected at most 447$"):
         repartition(plan, many, slow(1, 2.0), steps=STEPS, method="condensation", top_k=600)
+
+
+@pytest.mark.parametrize("dear_end", [False, True])
+def test_without_a_number_of_critical_layers_there_are_as_many_layouts_as_said(*, dear_end: bool) -> None:
+    """Whether or not the last layer is critical, behind which no block begins."""
+    given = workload(Random(1))
+    layers = tuple(replace(given.layers[at % 9], position=(at, at + 1)) for at in range(80))
+    last = replace(layers[-1], forward_ns=(10**9 if dear_end else 1,))
+    many = replace(given, layers=(*layers[:-1], last))
+    running = LayoutArrays((0, 20, 50, 80), (0, 1, 2), (False,) * 3)
+    assert 1800 < len({*condensed_layouts(running, many, AS_PLANNED, [], None, 2000)}) <= 2000
 
 
 def test_refusals() -> None:
