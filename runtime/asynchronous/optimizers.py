@@ -1,4 +1,4 @@
-"""What a job gives for runs of steps that overlap: an optimizer for each stage, and how gradients are treated before its step.
+"""What a job gives for runs of steps that overlap: optimizers for each stage, and how gradients are treated before its step.
 
 Here also: whether they fit a plan and this rank's stages.
 """
@@ -6,7 +6,7 @@ Here also: whether they fit a plan and this rank's stages.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from inspect import signature
 from typing import TYPE_CHECKING
 
@@ -18,8 +18,6 @@ from schedc.runtime.common.program import replicas_of
 from schedc.runtime.stage.apart import sharded
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import torch
     from torch import nn
 
@@ -31,7 +29,7 @@ class StageOptimizers:
 
     def __init__(
         self,
-        by_stage: Mapping[int, torch.optim.Optimizer],
+        by_stage: Mapping[int, torch.optim.Optimizer | Sequence[torch.optim.Optimizer]],
         *,
         max_norm: float = math.inf,
         per_stage: bool = False,
@@ -44,7 +42,8 @@ class StageOptimizers:
 
         Args:
             by_stage: of each stage of this rank that has weights that require grad, an optimizer of all of these, and of the loss
-                function's with a last stage. In a run each of its parameter groups has `delay`, the stage's in updates.
+                function's with a last stage; or several, each of some of them. In a run each of their parameter groups has `delay`,
+                the stage's in updates.
             max_norm: to which the gradients of a step are clipped before an update, as `torch.nn.utils.clip_grad_norm_` does: those
                 of the whole model, under `2bw`, where a norm has a step's time to come; infinite: they are not clipped.
             per_stage: `max_norm` and `skip_nonfinite` are of each stage by itself, as they must be under `stash` and `bounded`.
@@ -69,7 +68,18 @@ class StageOptimizers:
         self.loss_scale = loss_scale
         self.corrections = tuple(corrections)
         self.updates = first_update
-        """How many updates each stage has made, over all runs."""
+        """How many updates each stage has made, over all runs that are whole: one that has failed counts none of its own. A job
+        that loads a checkpoint sets it to the checkpoint's."""
+
+    def of(self, stage: int) -> tuple[torch.optim.Optimizer, ...]:
+        """Those of a stage; none where nothing of it is trained."""
+        given = self.by_stage.get(stage, ())
+        return tuple(given) if isinstance(given, Sequence) else (given,)
+
+    @property
+    def all(self) -> list[torch.optim.Optimizer]:
+        """Those of all stages, for `save_checkpoint` and `load_checkpoint`."""
+        return [optimizer for stage in self.by_stage for optimizer in self.of(stage)]
 
     @property
     def looks_at_norms(self) -> bool:
@@ -114,8 +124,8 @@ def check_updates(plan: Plan, modules: Mapping[int, nn.Module], optimizers: Stag
             f"optimizers were given for stages {sorted(optimizers.by_stage, key=str)}, expected {trained}, those of this"
             " rank with weights that require grad"
         )
-    for stage, optimizer in optimizers.by_stage.items():
-        _check_optimizer(stage, optimizer)
+    for stage in trained:
+        _check_optimizers(stage, optimizers.of(stage))
     owner: dict[nn.Parameter, int] = {}
     for stage, module in modules.items():
         found = sharded(module)
@@ -128,13 +138,14 @@ def check_updates(plan: Plan, modules: Mapping[int, nn.Module], optimizers: Stag
             )
         if stage not in optimizers.by_stage:
             continue
-        given = {weight for group in optimizers.by_stage[stage].param_groups for weight in group["params"]}
+        given = {weight for one in optimizers.of(stage) for group in one.param_groups for weight in group["params"]}
         places: dict[int, str] = {}
         own = {weight: name for name, weight in module.named_parameters() if weight.requires_grad}
         if given != own.keys():
             missing = next((name for weight, name in own.items() if weight not in given), None)
             what = f"lacks its weight {missing!r}" if missing else "has a weight that is not of the stage, or is frozen"
-            raise InvalidInput(f"the optimizer of stage {stage} {what}; give it all weights of the stage that require grad")
+            one = "optimizer" if len(optimizers.of(stage)) == 1 else "list of optimizers"
+            raise InvalidInput(f"the {one} of stage {stage} {what}; give it all weights of the stage that require grad")
         for weight, name in own.items():
             if is_lazy(weight):
                 raise InvalidInput(f"stage {stage} has the weight {name!r} without a shape yet; run its module once before load")
@@ -149,15 +160,23 @@ def check_updates(plan: Plan, modules: Mapping[int, nn.Module], optimizers: Stag
                 raise Unsupported(f"stages {other} and {stage} share the weight {name!r}; steps overlap without tied weights")
 
 
-def _check_optimizer(stage: int, optimizer: torch.optim.Optimizer) -> None:
-    if not hasattr(optimizer, "param_groups"):
-        raise InvalidInput(f"stage {stage}: found a {type(optimizer).__name__} for an optimizer, expected a torch.optim.Optimizer")
-    wants = [one.name for one in signature(type(optimizer).step).parameters.values() if one.default is one.empty][1:]
-    if "closure" in wants:
-        raise Unsupported(
-            f"the optimizer of stage {stage} is {type(optimizer).__name__}, whose step runs the model again (closure); where steps"
-            " overlap, give one that steps on gradients alone"
-        )
+def _check_optimizers(stage: int, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    known: set[torch.Tensor] = set()
+    for optimizer in optimizers:
+        if not hasattr(optimizer, "param_groups"):
+            raise InvalidInput(
+                f"stage {stage}: found a {type(optimizer).__name__} for an optimizer, expected a torch.optim.Optimizer"
+            )
+        wants = [one.name for one in signature(type(optimizer).step).parameters.values() if one.default is one.empty][1:]
+        if "closure" in wants:
+            raise Unsupported(
+                f"the optimizer of stage {stage} is {type(optimizer).__name__}, whose step runs the model again (closure); where"
+                " steps overlap, give one that steps on gradients alone"
+            )
+        for weight in (weight for group in optimizer.param_groups for weight in group["params"]):
+            if weight in known:
+                raise InvalidInput(f"two optimizers of stage {stage} have the same weight; give each weight to one of them")
+            known.add(weight)
 
 
 def _check_norms(plan: Plan, versions: Versions, optimizers: StageOptimizers) -> None:

@@ -65,8 +65,8 @@ class UpdatingTraining(Training):
         if updates is None:
             return
         delays = self.plan.certificate.delays
-        for stage, optimizer in given.by_stage.items():
-            self._weights[stage] = StageWeights(optimizer, updates, delays[stage], given.corrections, given.updates)
+        for stage in given.by_stage:
+            self._weights[stage] = StageWeights(given.of(stage), updates, delays[stage], given.corrections, given.updates)
             self._due[stage] = []
         if given.looks_at_norms and not given.per_stage:
             assert self.groups is not None

@@ -16,7 +16,7 @@ norm and other parametrizations. A stage that is recomputed has no such copies, 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -36,23 +36,28 @@ NONE = -1
 
 
 class StageWeights:
-    """Those of one stage; from `begin` to `end` of a run its parameters and its optimizer are this object's."""
+    """Those of one stage; from `begin` to `end` of a run its parameters and its optimizers are this object's."""
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, updates: Updates, delay: int, corrections: Sequence[Correction], number: int
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        updates: Updates,
+        delay: int,
+        corrections: Sequence[Correction],
+        number: int,
     ) -> None:
         """Begin a run.
 
         Args:
-            optimizer: of all weights of the stage.
+            optimizers: of all weights of the stage, each of which has one.
             updates: of the plan.
             delay: of the stage, in updates; the parameter groups have it as `delay` until `end`.
             corrections: of the delay.
             number: of the run's first update.
         """
-        self._optimizer, self._updates, self._delay, self._corrections = optimizer, updates, delay, corrections
+        self._optimizers, self._updates, self._delay, self._corrections = optimizers, updates, delay, corrections
         self._number = number
-        self._weights: list[nn.Parameter] = [weight for group in optimizer.param_groups for weight in group["params"]]
+        self._weights: list[nn.Parameter] = [weight for group in self._groups() for weight in group["params"]]
         self._ahead = any(each.reads_ahead for each in corrections)
         self._newest = -1
         self._masters: Tensors = [weight.data for weight in self._weights]
@@ -67,8 +72,8 @@ class StageWeights:
         self._adding = NONE
         """The step whose gradients are in `.grad`, or `NONE`."""
         self._aliases = [_alias(weight) for weight in self._weights]
-        _replace(optimizer, dict(zip(self._weights, self._aliases, strict=True)))
-        for group in optimizer.param_groups:
+        self._replace(dict(zip(self._weights, self._aliases, strict=True)))
+        for group in self._groups():
             group["delay"] = delay
         for weight in self._weights:
             weight.grad = None
@@ -140,23 +145,24 @@ class StageWeights:
             self._show(self._masters)
             for weight in self._weights:
                 weight.grad = None
-            _replace(self._optimizer, dict(zip(self._aliases, self._weights, strict=True)))
-            for group in self._optimizer.param_groups:
+            self._replace(dict(zip(self._aliases, self._weights, strict=True)))
+            for group in self._groups():
                 group.pop("delay", None)
             self._aliases.clear()
             self._versions.clear()
             self._gradients.clear()
 
     def _make(self, step: int, gradients: Sequence[torch.Tensor | None], factor: float, *, in_place: bool) -> None:
-        """The optimizer's step."""
+        """The optimizers' steps."""
         before = self._masters
         in_place = in_place and not self._ahead
         self._masters = before if in_place else [each.clone() for each in before]
         for alias, memory, gradient in zip(self._aliases, self._masters, gradients, strict=True):
             alias.data = memory
             alias.grad = gradient if gradient is None or factor == 1 else gradient.mul_(factor)
-        with self._corrected_rates():
-            self._optimizer.step()
+        for optimizer in self._optimizers:
+            with self._corrected_rates(optimizer):
+                optimizer.step()
         for alias in self._aliases:
             alias.grad = None
         read = self._predicted(before)
@@ -168,9 +174,9 @@ class StageWeights:
         forget_cast_weights()
 
     @contextmanager
-    def _corrected_rates(self) -> Iterator[None]:
-        """A context for the optimizer's step; its hooks after the step find its own learning rates, as a schedule sets the next."""
-        groups = [group for group in self._optimizer.param_groups if "lr" in group] if self._corrections else []
+    def _corrected_rates(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        """A context for an optimizer's step; its hooks after the step find its own learning rates, as a schedule sets the next."""
+        groups = [group for group in optimizer.param_groups if "lr" in group] if self._corrections else []
         rates = [group["lr"] for group in groups]
 
         def restore(*_: object) -> None:
@@ -180,13 +186,25 @@ class StageWeights:
         for group in groups:
             for each in self._corrections:
                 group["lr"] = each.learning_rate(group["lr"], self._delay, self._number)
-        hook = self._optimizer.register_step_post_hook(restore)
-        cast("OrderedDict[int, object]", self._optimizer._optimizer_step_post_hooks).move_to_end(hook.id, last=False)
+        hook = optimizer.register_step_post_hook(restore)
+        cast("OrderedDict[int, object]", optimizer._optimizer_step_post_hooks).move_to_end(hook.id, last=False)
         try:
             yield
         finally:
             hook.remove()
             restore()
+
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self._optimizers for group in optimizer.param_groups]
+
+    def _replace(self, others: Mapping[torch.Tensor, nn.Parameter]) -> None:
+        """Let the optimizers go on with other parameters."""
+        for group in self._groups():
+            group["params"][:] = [others[weight] for weight in group["params"]]
+        for optimizer in self._optimizers:
+            entries = [(others.get(key, key), entry) for key, entry in optimizer.state.items()]
+            optimizer.state.clear()
+            optimizer.state.update(entries)
 
     def _predicted(self, before: Tensors) -> Tensors:
         """What ops read of the newest version: itself, or where a correction reads ahead, other tensors."""
@@ -219,12 +237,3 @@ def _alias(weight: nn.Parameter) -> nn.Parameter:
     if getattr(weight, "grad_dtype", weight.dtype) != weight.dtype:
         alias.grad_dtype = weight.grad_dtype
     return alias
-
-
-def _replace(optimizer: torch.optim.Optimizer, others: Mapping[torch.Tensor, nn.Parameter]) -> None:
-    """Let an optimizer go on with other parameters."""
-    for group in optimizer.param_groups:
-        group["params"][:] = [others[weight] for weight in group["params"]]
-    entries = [(others.get(key, key), entry) for key, entry in optimizer.state.items()]
-    optimizer.state.clear()
-    optimizer.state.update(entries)

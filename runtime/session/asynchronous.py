@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from schedc.errors import InvalidInput, Unsupported
-from schedc.ir import Plan
+from schedc.ir import Plan, Updates
 from schedc.runtime.asynchronous.optimizers import StageOptimizers
 from schedc.runtime.asynchronous.training import UpdatingTraining
 from schedc.runtime.common.failure import NonFiniteLoss
@@ -18,13 +18,19 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from schedc.runtime.stage.batches import Batch
+    from schedc.runtime.session.beginning import Given
     from schedc.runtime.stage.training import Training
-    from schedc.runtime.stage.weighing import Weights
 
 
 class AsynchronousPipe(Pipe):
-    """One rank's part of a plan whose steps overlap; after a `swap` also of one whose steps do not, with which it is a `Pipe`."""
+    """One rank's part of a plan whose steps overlap; after a `swap` also of one whose steps do not, with which it is a `Pipe`.
+
+    `step` runs all steps of the plan, updates included, from empty to empty. It takes the batch of each step's microbatches, one
+    after the other, and no weights, `divide_by` or `scale`: microbatches of a step count the same, and `StageOptimizers` has a
+    `loss_scale`. It gives each step's mean of its microbatches' losses, float64 [steps] without graph, the same on all ranks. The
+    modules' parameters are the weights after the last update then, and their `.grad` is None. After `NonFiniteLoss` the pipe is
+    open, but updates have been made of such losses, unless `StageOptimizers` skips them.
+    """
 
     optimizers: StageOptimizers
 
@@ -36,56 +42,32 @@ class AsynchronousPipe(Pipe):
         if not alone:
             raise Unsupported("a swap_group was given; pipelines whose steps overlap do not move together")
 
-    def step(
-        self,
-        inputs: Batch | None = None,
-        targets: Batch | None = None,
-        *,
-        weights: Weights | None = None,
-        divide_by: float | None = None,
-        scale: float = 1.0,
-    ) -> torch.Tensor:
-        """Run all steps of the plan, updates included, from empty to empty.
+    def _look_at(self, given: Given) -> None:
+        """As `Pipe._look_at`; and let a run's norms know the ranks."""
+        if self.plan.problem.updates is None:
+            return
+        if not given.is_even:
+            raise InvalidInput("a run of steps that overlap takes no weights, divide_by or scale; StageOptimizers has a loss_scale")
+        if self.steps.ties:
+            raise Unsupported("weights of several ranks are tied; steps overlap without tied weights")
+        cast("UpdatingTraining", self.steps.training).groups = self.groups
 
-        Args:
-            inputs: as for `Pipe.step`, of all steps: the batch of each step's microbatches, one after the other.
-            targets: the same.
-            weights: None, as `divide_by`: microbatches of a step count the same.
-            divide_by: None.
-            scale: 1; `StageOptimizers` has a `loss_scale`.
-
-        Returns:
-            Each step's mean of its microbatches' losses, float64 [steps] without graph, the same on all ranks. The modules'
-            parameters are the weights after the last update, and their `.grad` is None.
-
-        Raises:
-            SchedcError: as `Pipe.step`. After `NonFiniteLoss` the pipe is open, but updates have been made of such losses, unless
-                `StageOptimizers` skips them.
-        """
-        updates = self.plan.problem.updates
+    def _found(self, error: NonFiniteLoss, updates: Updates | None) -> None:
+        """As `Pipe._found`; in a run it is none where such steps make no updates."""
         if updates is None:
-            return super().step(inputs, targets, weights=weights, divide_by=divide_by, scale=scale)
-        steps = self.plan.problem.microbatches // updates.microbatches
-        with self._closing_on_errors():
-            if weights is not None or divide_by is not None or scale != 1:
-                raise InvalidInput(
-                    "a run of steps that overlap takes no weights, divide_by or scale; StageOptimizers has a loss_scale"
-                )
-            if self.steps.ties:
-                raise Unsupported("weights of several ranks are tied; steps overlap without tied weights")
-            cast("UpdatingTraining", self.steps.training).groups = self.groups
-        try:
-            super().step(inputs, targets)
-        except NonFiniteLoss as error:
-            if not self.optimizers.skip_nonfinite:
-                found = str(error).partition("; zero")[0].removeprefix("step ")  # of pipes without updates: what to do is another
-                raise NonFiniteLoss(
-                    f"run {found}; updates were made of it, load the last checkpoint, or give StageOptimizers skip_nonfinite=True"
-                ) from error
-        return self.losses.reshape(steps, updates.microbatches).mean(1)
+            raise error
+        if not self.optimizers.skip_nonfinite:
+            found = str(error).partition("; zero")[0].removeprefix("step ")  # of pipes without updates: what to do is another
+            raise NonFiniteLoss(
+                f"run {found}; updates were made of it, load the last checkpoint, or give StageOptimizers skip_nonfinite=True"
+            )
+
+    def _loss_of(self, total: torch.Tensor, updates: Updates | None) -> torch.Tensor:
+        """As `Pipe._loss_of`; of a run, each step's mean."""
+        return total if updates is None else self.losses.reshape(-1, updates.microbatches).mean(1)
 
 
-def pipe_with(optimizers: StageOptimizers | Mapping[int, torch.optim.Optimizer], kind: type[Pipe]) -> type[AsynchronousPipe]:
+def pipe_with(optimizers: StageOptimizers | Mapping[int, Any], kind: type[Pipe]) -> type[AsynchronousPipe]:
     """The class of a pipe with these optimizers.
 
     Raises:

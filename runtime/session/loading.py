@@ -59,7 +59,7 @@ def load(
     queues: int = QUEUES,
     wrap: Callable[[Problem, Groups, torch.device], Wrap] | None = None,
     kind: type[Pipe] = Pipe,
-    optimizers: StageOptimizers | Mapping[int, torch.optim.Optimizer] | None = None,
+    optimizers: StageOptimizers | Mapping[int, torch.optim.Optimizer | Sequence[torch.optim.Optimizer]] | None = None,
     steps: int | None = None,
 ) -> Pipe:
     """Make this process one rank of the plan. All ranks call it together; it refuses on all of them, or on none.
@@ -91,8 +91,8 @@ def load(
             the device of this rank's stages. `schedc.runtime.emulation.injected.inject_links` lets every transfer arrive when the
             plan's links say.
         kind: the class of what this gives.
-        optimizers: of each stage of this rank, for a plan whose steps overlap, and for no other: it has the updates, and what this
-            gives is an `AsynchronousPipe`, whose `step` runs all steps of the plan.
+        optimizers: one or several of each stage of this rank, for a plan whose steps overlap, and for no other: it has the
+            updates, and what this gives is an `AsynchronousPipe`, whose `step` runs all steps of the plan.
         steps: how many of them a run has, where the plan is one period of steps that overlap.
 
     Raises:

@@ -9,7 +9,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from schedc.errors import InvalidInput, SchedcError
-from schedc.ir import Plan
+from schedc.ir import Plan, Updates
 from schedc.runtime.common.failure import BatchRefused, NonFiniteLoss
 from schedc.runtime.execution.runner import PipelineRunner
 from schedc.runtime.session.beginning import Given
@@ -97,8 +97,10 @@ class Pipe:
                 pipe is closed after any exception but these two, so that the other ranks fail as well and do not wait.
         """
         steps, ending, refused = self.steps, self.steps.ending, None
+        given, updates = Given("step", inputs, targets, weights, divide_by, scale), steps.plan.problem.updates
         with self._closing_on_errors():
-            total = steps.run(steps.begin(Given("step", inputs, targets, weights, divide_by, scale)), self._all_have_offered)
+            self._look_at(given)
+            total = steps.run(steps.begin(given), self._all_have_offered)
             if self._swapper is not None and self._swapper.pending and steps.offered:
                 refused = self._swapper.settle(steps.count, steps.plan, steps.wiring, steps.use)
                 if refused is None and steps.observer is not None:
@@ -106,8 +108,8 @@ class Pipe:
         if refused is not None:
             warnings.warn(f"step {steps.count} goes on with plan {steps.plan.name!r}: {refused}", RuntimeWarning, stacklevel=2)
         if self._check_loss and not math.isfinite(total.item()):
-            raise non_finite(steps.losses, total, ending, steps.count - 1)
-        return total
+            self._found(non_finite(steps.losses, total, ending, steps.count - 1), updates)
+        return self._loss_of(total, updates)
 
     def evaluate(
         self,
@@ -194,6 +196,17 @@ class Pipe:
         """
         self._check_open()
         return self._made_swapper().offer(self.steps.plan, plan)
+
+    def _look_at(self, given: Given) -> None:
+        """Before a step: raise a SchedcError where this class of pipes does not take what the plan that runs is given."""
+
+    def _found(self, error: NonFiniteLoss, updates: Updates | None) -> None:
+        """After a step of a plan with these updates, of which a loss is not finite: raise the error, if it is one."""
+        raise error
+
+    def _loss_of(self, total: torch.Tensor, updates: Updates | None) -> torch.Tensor:
+        """What such a step gives, from the mean of its losses."""
+        return total
 
     def _made_swapper(self) -> PlanSwapper:
         """What moves this rank; made once, whichever thread asks first."""

@@ -118,6 +118,15 @@ def test_a_stage_without_anything_to_train(two: Ranks, tmp_path: Path, mode: Ver
         assert max(found) < EXACT
 
 
+def test_several_optimizers_of_a_stage(two: Ranks, tmp_path: Path) -> None:
+    """Muon for matrices beside AdamW: schedules of both, clipping, corrections; a checkpoint of both."""
+    way = Way("muon and adamw", max_norm=0.02, slow=3, predicts=True)
+    check(two, period_plan(2, 3, TWO_BUFFERED), way, 4)
+    for found in two.run(asynchronous_runs.resumed, period_plan(2, 3, STASH), str(tmp_path / "saved"), way.optimizer):
+        assert isinstance(found, list), found
+        assert max(found) < EXACT
+
+
 @pytest.mark.parametrize("mode", [STASH, pytest.param(TWO_BUFFERED, marks=pytest.mark.slow)])
 def test_a_run_is_evaluated_saved_and_resumed(two: Ranks, tmp_path: Path, mode: Versions) -> None:
     for found in two.run(asynchronous_runs.resumed, period_plan(2, 3, mode, wave=mode is STASH), str(tmp_path / "saved")):
@@ -236,7 +245,8 @@ EXPECTED = (
     "optimizers were given for stages []",
     "LBFGS, whose step runs the model again (closure)",
     "found a LBFGS for the optimizers, expected one for each stage",
-    "found a list for an optimizer",
+    "have the same weight; give each weight to one of them",
+    "found a Parameter for an optimizer",
     "a norm of all stages would stall them",
     "kind=ChoosingPipe",
     "steps overlap in one pipeline only",

@@ -108,7 +108,7 @@ class DelayedTraining:
         plan: Plan,
         pieces: Sequence[nn.Module],
         loss_fn: Callable[[Any, Any], torch.Tensor],
-        optimizer_of: Callable[[int, list[nn.Parameter]], torch.optim.Optimizer],
+        optimizer_of: Callable[[int, list[nn.Parameter]], Any],
         *,
         recompute: Collection[int] = (),
         max_norm: float = math.inf,

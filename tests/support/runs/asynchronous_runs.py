@@ -48,6 +48,32 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
+def muon_beside_adamw(weights: Iterable[nn.Parameter]) -> list[torch.optim.Optimizer]:
+    """Muon for matrices, AdamW for the rest, as users have it."""
+    given = [*weights]
+    matrices, others = [one for one in given if one.dim() == 2], [one for one in given if one.dim() != 2]
+    return [torch.optim.Muon(matrices, lr=0.02), torch.optim.AdamW(others, lr=0.01)]
+
+
+class Joint:
+    """Several optimizers as one."""
+
+    def __init__(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        self.optimizers = optimizers
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [group for one in self.optimizers for group in one.param_groups]
+
+    def step(self) -> None:
+        for one in self.optimizers:
+            one.step()
+
+    def zero_grad(self) -> None:
+        for one in self.optimizers:
+            one.zero_grad()
+
+
 class Way(NamedTuple):
     """How a plan is run."""
 
@@ -66,12 +92,17 @@ def optimizers_of(stages: dict[int, nn.Module], way: Way, **options: Any) -> Sta
     if way.slow:
         corrections.append(ReducedRate(way.slow))
     return StageOptimizers(
-        {stage: OPTIMIZERS[way.optimizer](module.parameters()) for stage, module in stages.items()},
+        {stage: of_weights(way, module.parameters()) for stage, module in stages.items()},
         max_norm=way.max_norm,
         per_stage=way.per_stage,
         corrections=corrections,
         **options,
     )
+
+
+def of_weights(way: Way, weights: Iterable[nn.Parameter]) -> Any:
+    """An optimizer, or several."""
+    return muon_beside_adamw(weights) if way.optimizer == "muon and adamw" else OPTIMIZERS[way.optimizer](weights)
 
 
 def pipemare(updates: int, rate: float, delay: int, number: int) -> float:
@@ -85,7 +116,7 @@ def oracle_of(run: Plan, way: Way) -> DelayedTraining:
         run,
         [*whole_model(run)],
         loss_fn,
-        lambda _, weights: OPTIMIZERS[way.optimizer](weights),
+        lambda _, weights: Joint(muon_beside_adamw(weights)) if "and" in way.optimizer else of_weights(way, weights),
         recompute=[at for at, stage in enumerate(run.problem.stages) if way.recompute or stage.recompute],
         max_norm=way.max_norm,
         per_stage=way.per_stage,
@@ -130,7 +161,7 @@ def scheduled(rank: int, plan: Plan) -> list[float]:
     run, way = run_of(plan, 4), Way(slow=3)
     stages, oracle = make_stages(run, rank), oracle_of(run, way)
     optimizers = optimizers_of(stages, way)
-    for optimizer in (*optimizers.by_stage.values(), *oracle.optimizers):
+    for optimizer in (*optimizers.all, *oracle.optimizers):
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
         if optimizer in oracle.optimizers:
             oracle.schedules.append(schedule)
@@ -149,7 +180,7 @@ def partly_frozen(rank: int, plan: Plan, path: str) -> list[float]:
         stages[0].requires_grad_(False)
     given = optimizers_of({stage: module for stage, module in stages.items() if stage}, way)
     given.skip_nonfinite, given.per_stage = True, plan.problem.updates.versions is not Versions.TWO_BUFFERED  # type: ignore[union-attr]
-    model, optimizers = nn.ModuleDict({str(stage): module for stage, module in stages.items()}), [*given.by_stage.values()]
+    model, optimizers = nn.ModuleDict({str(stage): module for stage, module in stages.items()}), given.all
     with load(run, stages, optimizers=given) as pipe:
         found = trained(pipe, oracle, 0)
         save_checkpoint(pipe, path, optimizers, model=model)
@@ -165,7 +196,7 @@ def versions_held(rank: int, plan: Plan, steps: int) -> dict[int, int]:
     run, most = run_of(plan, steps), dict[int, int]()
     stages = make_stages(run, rank)
     optimizers = optimizers_of(stages, Way())
-    stage_of = {optimizer: stage for stage, optimizer in optimizers.by_stage.items()}
+    stage_of = {optimizer: stage for stage in stages for optimizer in optimizers.of(stage)}
     update, delays = StageWeights.update, set[tuple[int, int]]()
     for optimizer, stage in stage_of.items():
         optimizer.register_step_pre_hook(
@@ -174,7 +205,7 @@ def versions_held(rank: int, plan: Plan, steps: int) -> dict[int, int]:
 
     def counting(weights: StageWeights, step: int, factor: float | None) -> None:
         update(weights, step, factor)
-        stage = stage_of[weights._optimizer]
+        stage = stage_of[weights._optimizers[0]]
         most[stage] = max(most.get(stage, 1), weights.versions)
 
     StageWeights.update = counting  # type: ignore[method-assign,assignment]
@@ -209,9 +240,9 @@ def skipping(rank: int, plan: Plan, *, per_stage: bool, skips: bool = True, step
     return weight_errors(stages, oracle.pieces)
 
 
-def resumed(rank: int, plan: Plan, path: str) -> list[float]:
+def resumed(rank: int, plan: Plan, path: str, optimizer: str = "adamw") -> list[float]:
     """A run, an evaluation and a checkpoint; then other modules, which load it, and a run: errors against two runs in one go."""
-    run, way = run_of(plan, 3), Way("adamw", slow=5)
+    run, way = run_of(plan, 3), Way(optimizer, slow=5)
     oracle, found = oracle_of(run, way), []
     for number in range(2):
         stages = make_stages(run, rank)
@@ -220,7 +251,7 @@ def resumed(rank: int, plan: Plan, path: str) -> list[float]:
                 for weight in weights_of(stages):
                     weight.fill_(0.1)
         given = optimizers_of(stages, way, first_update=3 * number)
-        optimizers = [*given.by_stage.values()]
+        optimizers = given.all
         model = nn.ModuleDict({str(stage): module for stage, module in stages.items()})
         with load(run, stages, optimizers=given) as pipe:
             if number:
@@ -263,11 +294,11 @@ def switching(rank: int, plan: Plan, synchronous: Plan) -> list[float]:
 
     with load(run, stages, optimizers=given) as pipe:
         moved(pipe, synchronous, lambda number: found.extend(trained(pipe, oracle, number)))
-        step_together(pipe, 2, given.by_stage.values())
-        moved(pipe, run, lambda number: step_together(pipe, 3 + number, given.by_stage.values()))
+        step_together(pipe, 2, given.all)
+        moved(pipe, run, lambda number: step_together(pipe, 3 + number, given.all))
         found += trained(pipe, oracle, 5)
     with load(synchronous, stages) as pipe:
-        step_together(pipe, 6, given.by_stage.values())
+        step_together(pipe, 6, given.all)
     with load(run, stages, optimizers=given) as pipe:
         found += trained(pipe, oracle, 7)
     return found
@@ -296,6 +327,7 @@ def refused(rank: int, plan: Plan, synchronous: Plan) -> list[str]:
         (run, {"optimizers": {}}),
         (run, {"optimizers": closures}),
         (run, {"optimizers": closures[rank]}),
+        (run, {"optimizers": {rank: [given.by_stage[rank], given.by_stage[rank]]}}),
         (run, {"optimizers": {rank: [*stages[rank].parameters()]}}),
         (run, {"optimizers": optimizers_of(stages, Way(max_norm=1.0))}),
         (run, {"optimizers": given, "kind": ChoosingPipe}),
@@ -369,7 +401,7 @@ def failing(rank: int, plan: Plan) -> str:
         on_forward(stages, 4, cannot_go_on)
     with noting(lines, Exception), load(run, stages, optimizers=given) as pipe:
         pipe.step(*make_batch(run, 0))
-    ((optimizer,), (group,)) = given.by_stage.values(), next(iter(given.by_stage.values())).param_groups
+    ((optimizer,), (group,)) = given.all, given.all[0].param_groups
     assert [id(weight) for weight in group["params"]] == [id(weight) for weight in weights]
     assert optimizer.state.keys() == set(weights)
     assert "delay" not in group
