@@ -129,10 +129,11 @@ class _Draw:
         return cost
 
 
-def random_job(random: Random, *, most_ops: int = 40, may_be_open: bool = False) -> Job:
+def random_job(random: Random, *, most_ops: int = 40, may_be_open: bool = False, may_overlap: bool = False) -> Job:
     """A valid job whose step has at most `most_ops` blocks; feasible but for a few whose memory is below one microbatch.
 
-    Where it `may_be_open`, a few leave placement, partition or recomputation to the compiler; they have no one Problem.
+    Where it `may_be_open`, a few leave placement, partition or recomputation to the compiler; they have no one Problem. Where it
+    `may_overlap`, steps of some do.
     """
     draw = _Draw(random)
     while True:
@@ -178,6 +179,8 @@ def random_job(random: Random, *, most_ops: int = 40, may_be_open: bool = False)
     _differing_microbatches(draw, job)
     if may_be_open and pipeline.get("placement") != "bidirectional" and pipeline["semantics"] != "torch":
         _left_open(draw, job, most_ops)
+    if may_overlap and draw.chance(0.2):
+        _overlapping(draw, job, placed, bandwidth)
     if pipeline["semantics"] == "schedc":
         del pipeline["semantics"]
     return {key: value for key, value in job.items() if value or key != "extra"}
@@ -254,6 +257,37 @@ def _left_open(draw: _Draw, job: Job, most_ops: int) -> None:
         else:
             for layer in profile["layers"]:
                 layer.setdefault("message", draw.size(1, 5))
+
+
+def _overlapping(draw: _Draw, job: Job, placed: Placement, bandwidth: bool) -> None:
+    """Steps that overlap, where the rest of the job lets them."""
+    random, pipeline = draw.random, job["pipeline"]
+    is_open = "auto" in (pipeline.get(key) for key in ("placement", "partition", "recompute"))
+    if is_open or len(placed.paths) > 1 or pipeline["semantics"] == "torch":
+        return
+    pipeline |= {"mode": "asynchronous", "versions": random.choice(["stash", "2bw", "bounded"])}
+    if pipeline["versions"] == "bounded":
+        pipeline["most_delay"] = random.choice([0, 1, 1, 2, 5])
+    if draw.chance(0.7):
+        pipeline["update"] = draw.many(lambda: draw.duration(0), [len(placed.rank_of_stage)])
+    if {"limit", "capacity"} & {*job.get("memory", ())} and draw.chance(0.8):
+        job["memory"]["version"] = draw.many(lambda: f"{draw.held(0)} B", [len(placed.rank_of_stage)])
+    for key in ("data_parallel", "objective"):
+        job.pop(key, None)
+    job["extra"].pop("trunks", None)
+    given = job["extra"].get("topology") or job.get("topology")
+    if given is not None:  # no period has an order of what several ranks send to several
+        for key in ("sites", "between", "site_link"):
+            given.pop(key, None)
+        links = [given[key] for key in ("within", "between") if key in given] + given.get("link", [])
+        for link in links:
+            link.pop("trunk", None)
+            if draw.chance(0.3):
+                link["holds_latency"] = True
+        if draw.chance(0.3):
+            given["inbound"] = True
+        if "path" not in job.get("topology", {}) and not given:
+            job.pop("topology", None)
 
 
 def _pipeline(draw: _Draw) -> tuple[dict[str, Any], Placement]:

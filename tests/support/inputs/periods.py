@@ -48,7 +48,7 @@ def random_period(random: Random, *, largest: int = 50, versions: Versions | Non
         memory_limit_bytes=(None,) * ranks,
         updates=Updates(versions=mode, microbatches=count, is_period=True, most_delay=99 if mode is Versions.BOUNDED else None),
     )
-    return problem, _period(random, problem)
+    return problem, any_period(random, problem)
 
 
 def _stage(random: Random, rank: int, count: int, largest: int) -> Stage:
@@ -82,7 +82,7 @@ def _link(random: Random, source: int, destination: int, largest: int, trunk: st
     )
 
 
-def _period(random: Random, problem: Problem) -> Schedule:
+def any_period(random: Random, problem: Problem) -> Schedule:
     """Ops of each rank in random order; steps such that each is after what it needs, and one step later on another rank."""
     count, two_buffered = problem.microbatches, problem.updates is not None and problem.updates.versions is Versions.TWO_BUFFERED
     split = {block: random.random() < 0.5 for block in problem.blocks()}

@@ -22,6 +22,7 @@ from inputs.random_layouts import random_layout
 from inputs.tiny_problems import random_schedule
 
 from oracles.brute_force import SearchTooLarge, optimum, timing
+from oracles.fuzz_periods import check_period
 from schedc.analysis.bounds.lower_bounds import lower_bounds
 from schedc.analysis.bounds.residency import minimum_limit_bytes
 from schedc.analysis.simulation.memory import peak_bytes
@@ -107,7 +108,7 @@ class Finding:
 
 
 @dataclass
-class _Checks:
+class Checks:
     """What has been checked and found of one job."""
 
     seed: str
@@ -185,7 +186,7 @@ def check_job(
         terminal: run the command line, too.
         thorough: every constructive method, not a few.
     """
-    checks = _Checks(seed, counts, thorough)
+    checks = Checks(seed, counts, thorough)
     with checks.step("front end"):
         job = load_job(write_job(text, directory))
         if job.open_layout is not None:
@@ -197,6 +198,10 @@ def check_job(
         _count_features(problem, counts)
         if violations := verify_problem(problem):
             checks.fail("front end: verify_problem", violations[0])
+        elif problem.updates is not None:
+            check_period(problem, checks, costly=costly)
+            if terminal:
+                _terminal_period(directory, checks)
         else:
             known = _cheap(problem, checks)
             if costly and sum(3 for _ in problem.blocks()) <= SOLVER_OPS:
@@ -229,6 +234,9 @@ def _count_features(problem: Problem, counts: Counter[str]) -> None:
         "torch": not problem.cut_blocks,
         "durations by microbatch": differ,
         "microbatches that differ, in any order": differ and not problem.in_order,
+        "steps that overlap": problem.updates is not None,
+        "one wire into a rank": len(trunks) > len(set(trunks)) and problem.updates is not None,
+        "a latency that holds its link": any(link.setup_ns for link in problem.links),
         "recomputation": any(stage.recompute for stage in problem.stages),
     }
     counts.update(f"feature {name}" for name, there in features.items() if there)
@@ -243,7 +251,7 @@ class _Known:
     objective_ns: int
 
 
-def _cheap(problem: Problem, checks: _Checks) -> list[_Known]:
+def _cheap(problem: Problem, checks: Checks) -> list[_Known]:
     """The cheap checks; returns the schedules that are valid."""
     thorough, random = checks.thorough, checks.random("schedules")
     infeasible = too_little_memory(problem)
@@ -317,7 +325,7 @@ def _for_brute_force(problem: Problem, parts: tuple[Parts, ...] = ()) -> bool:
     return all(min(each.durations_ns(time)) > 0 for each in parts for time in problem.stages[each.stage].durations_ns(each.kind))
 
 
-def _check_timing(problem: Problem, schedule: Schedule, timeline: Timeline, checks: _Checks) -> None:
+def _check_timing(problem: Problem, schedule: Schedule, timeline: Timeline, checks: Checks) -> None:
     """The simulator against the brute force's."""
     if not _for_brute_force(problem, schedule.parts):
         return
@@ -344,7 +352,7 @@ def _plan(problem: Problem, schedule: Schedule, timeline: Timeline, bounds: dict
     return lower(problem, schedule, timeline, certificate=certificate, made_by=MadeBy(schedc="0", method="fuzz"))
 
 
-def _check_plan(plan: Plan, timeline: Timeline, bounds: dict[BoundName, int], checks: _Checks, *, text: bool) -> None:
+def _check_plan(plan: Plan, timeline: Timeline, bounds: dict[BoundName, int], checks: Checks, *, text: bool) -> None:
     """The verifier accepts it, the replay has the simulator's times to the op, and its text gives it back."""
     checks.counts["plans"] += 1
     if violations := verify_plan(plan, bounds=bounds):
@@ -361,7 +369,7 @@ def _check_plan(plan: Plan, timeline: Timeline, bounds: dict[BoundName, int], ch
             checks.fail("text: another plan comes back", content[:200])
 
 
-def _compile_twice(problem: Problem, method: str, limits: Limits, checks: _Checks) -> None:
+def _compile_twice(problem: Problem, method: str, limits: Limits, checks: Checks) -> None:
     """The whole compiler, with the same bytes twice where it says that the plan can be made again."""
     found = []
     with checks.step(f"compile {method}", Infeasible, NoPlanFound, Unsupported):
@@ -374,14 +382,14 @@ def _compile_twice(problem: Problem, method: str, limits: Limits, checks: _Check
             checks.fail(f"compile {method.partition('{')[0]}: not the same bytes twice", found[0][:400])
 
 
-def _searches(problem: Problem, checks: _Checks) -> None:
+def _searches(problem: Problem, checks: Checks) -> None:
     """One or two searches as the driver runs them, with limits that do not depend on the machine."""
     random = checks.random("searches")
     for search in SEARCHES if checks.thorough else random.sample(SEARCHES, 2):
         _compile_twice(problem, search, Limits(deterministic=0.2, workers=1), checks)
 
 
-def _open_layout(job: Job, checks: _Checks, *, costly: bool) -> None:
+def _open_layout(job: Job, checks: Checks, *, costly: bool) -> None:
     """A job that leaves the layout open: no layout drawn by chance has a schedule below the plan's bound; the plan is what it says.
 
     What the plan says is found out from the layout alone: the front end's workload in it is the plan's problem, the replay has the
@@ -428,7 +436,7 @@ def _open_layout(job: Job, checks: _Checks, *, costly: bool) -> None:
         _check_open_plan(job, found[0], known, checks)
 
 
-def _check_open_plan(job: Job, compiled: Compiled, known: list[tuple[Layout, int]], checks: _Checks) -> None:
+def _check_open_plan(job: Job, compiled: Compiled, known: list[tuple[Layout, int]], checks: Checks) -> None:
     """What a plan says whose layout was chosen."""
     workload, plan, layout = job.workload, compiled.plan, compiled.layout
     assert job.open_layout is not None
@@ -457,7 +465,7 @@ def _check_open_plan(job: Job, compiled: Compiled, known: list[tuple[Layout, int
         checks.fail("open: another plan comes back", content[:200])
 
 
-def _terminal_open(directory: Path, checks: _Checks) -> None:
+def _terminal_open(directory: Path, checks: Checks) -> None:
     """The command line on a job that leaves the layout open."""
     job, plan = directory / "fuzz.toml", directory / "fuzz.plan.json"
     if _run(["compile", job, "-o", plan, "--method", "greedy"], checks):
@@ -467,7 +475,22 @@ def _terminal_open(directory: Path, checks: _Checks) -> None:
             checks.fail(f"terminal, open, {command[0]}: status", command)
 
 
-def _solvers(problem: Problem, known: list[_Known], checks: _Checks) -> None:
+def _terminal_period(directory: Path, checks: Checks) -> None:
+    """The command line on a job whose steps overlap, and on a run of its plan."""
+    job, plan, run = directory / "fuzz.toml", directory / "fuzz.plan.json", directory / "run.plan.json"
+    for command in (["bounds", job], ["templates", job], ["compile", job, "-o", plan, "--method", "steady"]):
+        status = _run(command, checks)
+    if status:
+        return
+    for command in (
+        *(["show", plan], ["verify", plan, "--job", job], ["simulate", plan], ["unroll", plan, "--steps", "3", "-o", run]),
+        *(["show", run], ["verify", run, "--job", job], ["simulate", run, "--json"]),
+    ):
+        if _run(command, checks):
+            checks.fail(f"terminal, overlapping, {command[0]}: status", command)
+
+
+def _solvers(problem: Problem, known: list[_Known], checks: Checks) -> None:
     """CP-SAT and MILP against each other, against brute force, and against every schedule that is known."""
     whole = [entry for entry in known if not entry.schedule.parts]
     best_ns: int | None = None
@@ -521,7 +544,7 @@ def _solvers(problem: Problem, known: list[_Known], checks: _Checks) -> None:
             checks.fail("cpsat against milp", f"{both[0].lower_bound_ns} against {both[1].lower_bound_ns} ns")
 
 
-def _terminal(directory: Path, checks: _Checks) -> None:
+def _terminal(directory: Path, checks: Checks) -> None:
     """The command line on the job as it is on disk, and on the plan of what its extra makes of it."""
     job, plan = directory / "fuzz.toml", directory / "fuzz.plan.json"
     for command in (["bounds", job], ["templates", job], ["compile", job, "-o", plan, "--method", "greedy"]):
@@ -544,7 +567,7 @@ def _terminal(directory: Path, checks: _Checks) -> None:
                     checks.fail(f"terminal {command[0]}: status", command)
 
 
-def _run(command: list[object], checks: _Checks) -> int:
+def _run(command: list[object], checks: Checks) -> int:
     """The exit status of the command line."""
     out, err = io.StringIO(), io.StringIO()
     with checks.step(f"terminal {command[0]}"), redirect_stdout(out), redirect_stderr(err):
