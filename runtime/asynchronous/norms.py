@@ -1,11 +1,15 @@
 """The norm of a step's gradients over all ranks, which comes while the next step runs; whether a plan leaves it that time.
 
 Under 2bw the weights that step k makes are first read by step k + 2. So the norm is exchanged once a rank has ended its backwards
-of step k, and waited for where the update is read: at the latest before a stage's first F of step k + 2.
+of step k, and waited for where the update is read: at the latest before a stage's first F of step k + 2. Before it come the sums
+of replicas, and of weights that several ranks have: all of that is for a thread, as the next of them begins when the one before has
+come, while the rank's own thread may wait for what another rank sends only once it has the norm.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,13 +18,18 @@ from schedc.errors import Unsupported
 from schedc.ir import Kind, Op, Plan, token
 from schedc.runtime.common.failure import with_others
 from schedc.runtime.transports.gloo import finish
+from schedc.runtime.transports.helpers import SerialExecutor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, MutableMapping, Sequence
+    from concurrent.futures import Future
+    from contextlib import AbstractContextManager
 
-    import torch.distributed as dist
+    from torch import nn
 
     from schedc.runtime.common.groups import Groups
+    from schedc.runtime.replicas.buckets import Bucket, GradientSum
+    from schedc.runtime.replicas.copies import TiedSums
 
 
 def square_of(gradients: Iterable[torch.Tensor | None]) -> torch.Tensor:
@@ -33,21 +42,64 @@ def square_of(gradients: Iterable[torch.Tensor | None]) -> torch.Tensor:
     return torch.stack(found).sum().cpu() if found else torch.zeros((), dtype=torch.float64)
 
 
-class GlobalNorms:
-    """Those of one run, on one rank."""
+class StageSum:
+    """A stage's gradients of a step, which its weights have no more: their sums over replicas are under way."""
 
-    def __init__(self, groups: Groups, left: Sequence[int], square: Callable[[int], torch.Tensor]) -> None:
+    def __init__(
+        self, sums: Sequence[tuple[Bucket, GradientSum]], gradients: MutableMapping[nn.Parameter, torch.Tensor | None]
+    ) -> None:
+        """Take what is under way, by bucket, and the gradients that no bucket has."""
+        self._sums = [*sums]
+        self._gradients = gradients
+
+    def has_come(self) -> bool:
+        """Whether `wait` would not wait."""
+        return all(one.has_come() for _, one in self._sums)
+
+    def wait(self) -> MutableMapping[nn.Parameter, torch.Tensor | None]:
+        """The sums by weight, None where no replica has a gradient; the same mapping each time.
+
+        Raises:
+            TransferFailed: a replica is lost, or too late.
+        """
+        while self._sums:
+            bucket, total = self._sums[0]
+            self._gradients.update(zip(bucket.first_weights, total.wait(), strict=True))
+            del self._sums[0]
+        return self._gradients
+
+
+class GlobalNorms:
+    """Those of one run, on one rank, and the sums of tied weights; a thread exchanges them, step after step as on all ranks."""
+
+    def __init__(
+        self,
+        groups: Groups,
+        left: Sequence[int],
+        sums: Callable[[int], Sequence[StageSum]],
+        ties: Sequence[TiedSums],
+        device: torch.device,
+    ) -> None:
         """Take what is to be done.
 
         Args:
             groups: of the pipeline.
             left: per step, how many blocks' backwards this rank has to run.
-            square: gives `square_of` of all of this rank's gradients of a step, which are whole.
+            sums: gives those of this rank's stages of a step, which are whole.
+            ties: sum the gradients of weights that other ranks have as well, after the replicas' sums.
+            device: of the gradients.
         """
         self._groups = groups
         self._left = [*left]
-        self._square = square
-        self._begun: list[tuple[torch.Tensor, dist.Work]] = []
+        self._sums = sums
+        self._ties = ties
+        self._elsewhere = {weight for tie in ties for weight in tie.counted_elsewhere}
+        self._begun: list[Future[float]] = []
+        self._thread = SerialExecutor()
+        self._stream: AbstractContextManager[object] = nullcontext()
+        """Where the thread's device work goes."""
+        if device.type != "cpu":
+            self._stream = torch.accelerator.current_stream(device)
         self._begin()
 
     def ended(self, step: int) -> None:
@@ -56,28 +108,35 @@ class GlobalNorms:
         self._begin()
 
     def has(self, step: int) -> bool:
-        """Whether the norm is there: `square` does not wait."""
-        return step < len(self._begun) and self._begun[step][1].is_completed()
+        """Whether all is exchanged: `square` does not wait."""
+        return step < len(self._begun) and self._begun[step].done()
 
     def square(self, step: int) -> float:
-        """The square of the norm over all ranks.
+        """The square of the norm over all ranks; the gradients of tied weights are summed then.
 
         Raises:
-            TransferFailed: another rank has ended, or does not answer.
+            TransferFailed: another rank or a replica has ended, or does not answer.
         """
-        total, work = self._begun[step]
-        rank, limit_s = self._groups.rank, self._groups.timeout_s
-        late = f"no answer in {limit_s:g} s; it is stuck or slower than the timeout_s given to load"
-        with with_others(f"rank {rank} waits for the norm of step {step}", "one of them has ended or failed", late):
-            finish(work, limit_s)
-        return total.item()
+        return self._begun[step].result()
 
     def _begin(self) -> None:
         """Exchange what is whole, in the order of the steps: the same on all ranks."""
         while len(self._begun) < len(self._left) and not self._left[len(self._begun)]:
-            total = self._square(len(self._begun))
-            with with_others(f"rank {self._groups.rank} exchanges the norm of a step", "one of them has ended or failed"):
-                self._begun.append((total, self._groups.all.allreduce([total])))
+            step = len(self._begun)
+            self._begun.append(self._thread.submit(partial(self._exchange, step, self._sums(step))))
+
+    def _exchange(self, step: int, sums: Sequence[StageSum]) -> float:
+        """As `square`; in the thread."""
+        rank, limit_s = self._groups.rank, self._groups.timeout_s
+        with self._stream:
+            gradients = [one.wait() for one in sums]
+            for tie in self._ties:
+                tie.add_up(gradients)
+            total = square_of(one for found in gradients for weight, one in found.items() if weight not in self._elsewhere)
+        late = f"no answer in {limit_s:g} s; it is stuck or slower than the timeout_s given to load"
+        with with_others(f"rank {rank} waits for the norm of step {step}", "one of them has ended or failed", late):
+            finish(self._groups.all.allreduce([total]), limit_s)
+        return total.item()
 
 
 def check_slack(plan: Plan) -> None:
@@ -94,14 +153,14 @@ def check_slack(plan: Plan) -> None:
     ending = _last_parts(orders)
     for op in ending:
         left[op.microbatch // count] += 1
-    at, done = [0] * len(orders), set[tuple[bool, int, int]]()
+    at, done, whole = [0] * len(orders), set[tuple[bool, int, int]](), 0  # steps whose norms, exchanged in turn, all ranks begin
 
     def runs(op: Op) -> bool:
         step, path = op.microbatch // count, problem.path(op.microbatch)
         place = path.index(op.stage)
         if op.kind is Kind.F:
             comes = not place or (True, path[place - 1], op.microbatch) in done
-            return comes and (step < 2 or not left[step - 2])
+            return comes and step - 2 < whole
         return op.kind is Kind.W or place == len(path) - 1 or (False, path[place + 1], op.microbatch) in done
 
     moved = True
@@ -114,6 +173,8 @@ def check_slack(plan: Plan) -> None:
                 moved = True
                 if op in ending:
                     left[op.microbatch // count] -= 1
+                    while whole < steps and not left[whole]:
+                        whole += 1
                 if op.kind in (Kind.F, Kind.B, Kind.BW):
                     done.add((op.kind is Kind.F, op.stage, op.microbatch))
     for rank, order in enumerate(orders):

@@ -116,7 +116,10 @@ def check_updates(plan: Plan, modules: Mapping[int, nn.Module], optimizers: Stag
             f"plan {plan.name!r} has updates, as its steps overlap, and no optimizers were given; give load optimizers=, by stage"
         )
     if replicas_of(plan.problem) or plan.problem.data_parallel is not None:
-        raise Unsupported(f"plan {plan.name!r} has replicas and updates; steps overlap in one pipeline only")
+        raise Unsupported(
+            f"plan {plan.name!r} has replicas and updates; steps overlap in pipelines that do not know of each other, with a"
+            " data_parallel_group"
+        )
     _check_norms(plan, updates.versions, optimizers)
     trained = sorted(stage for stage, module in modules.items() if any(weight.requires_grad for weight in module.parameters()))
     if {*optimizers.by_stage} != {*trained}:

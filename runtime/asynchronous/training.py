@@ -8,21 +8,22 @@ from typing import TYPE_CHECKING
 
 from schedc.ir import Kind, Versions
 from schedc.runtime.asynchronous.copies import refusing_copies
-from schedc.runtime.asynchronous.norms import GlobalNorms, square_of
+from schedc.runtime.asynchronous.norms import GlobalNorms, StageSum, square_of
 from schedc.runtime.asynchronous.weights import StageWeights
 from schedc.runtime.stage.batches import inputs_of
 from schedc.runtime.stage.losses import Seeds
 from schedc.runtime.stage.training import Training
+from schedc.runtime.transports.choice import stage_device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import torch
 
     from schedc.runtime.asynchronous.optimizers import StageOptimizers
     from schedc.runtime.common.boundary import Value
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.program import Instruction
+    from schedc.runtime.replicas.copies import TiedSums
+    from schedc.runtime.replicas.updates import UpdateCollectives
     from schedc.runtime.stage.batches import Microbatches
     from schedc.runtime.stage.losses import Losses
 
@@ -41,18 +42,26 @@ class UpdatingTraining(Training):
         """A step's loss is the mean over its microbatches, not over those of the run."""
         super().__post_init__()
         self.groups: Groups | None = None
-        """Of the pipeline; set before a run."""
+        """Of the pipeline; set before a run, as the others here."""
+        self.collectives: UpdateCollectives | None = None
+        """With the replicas, if there are any."""
+        self.ties: Sequence[TiedSums] = ()
+        """Of weights that other ranks have as well."""
         self._updates = updates = self.plan.problem.updates
         self._weights: dict[int, StageWeights] = {}
         self._due: dict[int, list[int]] = {}
         """Per stage, the steps whose update waits for its norm, ascending."""
+        self._left: dict[tuple[int, int], int] = {}
+        """Per stage and step, how many blocks' backwards have not ended."""
+        self._sums: dict[tuple[int, int], StageSum] = {}
+        """Per stage and step, gradients that are exchanged."""
         self._norms: GlobalNorms | None = None
         self._unseen: set[int] = set()
         """Stages whose F has not run yet, and is to be watched."""
         if updates is None:
             return
-        share = self.optimizers.loss_scale / updates.microbatches
-        self._even = [Seeds(share, f"{self.optimizers.loss_scale:g}/{updates.microbatches}")] * self.plan.problem.microbatches
+        scale, count = self.optimizers.loss_scale, updates.microbatches * self.replicas
+        self._even = [Seeds(scale / count, f"{scale:g}/{count}")] * self.plan.problem.microbatches
         if updates.versions is Versions.BOUNDED:
             self._unseen = self.optimizers.by_stage.keys() - self._recomputed.keys()
         for buffers in self._recomputed.values():
@@ -68,12 +77,15 @@ class UpdatingTraining(Training):
         for stage in given.by_stage:
             self._weights[stage] = StageWeights(given.of(stage), updates, delays[stage], given.corrections, given.updates)
             self._due[stage] = []
-        if given.looks_at_norms and not given.per_stage:
+        left = [0] * (self.plan.problem.microbatches // updates.microbatches)
+        self._left.clear()
+        for stage, microbatch in self.plan.problem.blocks():
+            step = microbatch // updates.microbatches
+            left[step] += stage in self.stages
+            self._left[stage, step] = self._left.get((stage, step), 0) + 1
+        if (given.looks_at_norms and not given.per_stage) or self.ties:
             assert self.groups is not None
-            left = [0] * (self.plan.problem.microbatches // updates.microbatches)
-            for stage, microbatch in self.plan.problem.blocks():
-                left[microbatch // updates.microbatches] += stage in self.stages
-            self._norms = GlobalNorms(self.groups, left, self._square)
+            self._norms = GlobalNorms(self.groups, left, self._sums_of, self.ties, stage_device(self.stages))
 
     def finish(self) -> None:
         """As `Training.finish`; all updates have been made then."""
@@ -98,9 +110,10 @@ class UpdatingTraining(Training):
         if weights is None:  # nothing of the stage is trained
             return () if op.kind is Kind.U else self._ran(instruction, step, super().run(instruction, value))
         if op.kind is Kind.U:
-            self._due[op.stage].append(op.microbatch)
-            while self._due[op.stage] and (self._norms is None or self._norms.has(self._due[op.stage][0])):
-                self._update(op.stage, self._due[op.stage].pop(0))
+            due = self._due[op.stage]
+            due.append(op.microbatch)
+            while due and (updates.versions is not Versions.TWO_BUFFERED or self._has(op.stage, due[0])):
+                self._update(op.stage, due.pop(0))
             return ()
         if op.kind is Kind.F and instruction.first:
             self._update_until(op.stage, step - 2)
@@ -117,6 +130,11 @@ class UpdatingTraining(Training):
         if op.kind in (Kind.W, Kind.BW) and instruction.last:
             if op.stage in self._weights:
                 self._weights[op.stage].ended(op.microbatch)
+                self._left[op.stage, step] -= 1
+                if not self._left[op.stage, step] and (self.collectives is not None or self._norms is not None):
+                    gradients = self._weights[op.stage].take(step)
+                    begun = [] if self.collectives is None else self.collectives.sums_of(op.stage, gradients)
+                    self._sums[op.stage, step] = StageSum(begun, gradients)
             if self._norms is not None:
                 self._norms.ended(step)
         return given
@@ -139,8 +157,12 @@ class UpdatingTraining(Training):
     def _update(self, stage: int, step: int) -> None:
         weights, given = self._weights[stage], self.optimizers
         factor: float | None = 1 / given.loss_scale
+        found = None if self._norms is None else self._norms.square(step)
+        if (stage, step) in self._sums:
+            weights.give(step, self._sums.pop((stage, step)).wait())
         if given.looks_at_norms:
-            found = self._norms.square(step) if self._norms is not None else square_of(weights.gradients(step)).item()
+            if found is None:
+                found = square_of(weights.gradients(step)).item()
             if math.isfinite(found):
                 norm = math.sqrt(found) / given.loss_scale
                 factor = min(given.max_norm / (norm + EPSILON), 1.0) / given.loss_scale
@@ -148,11 +170,18 @@ class UpdatingTraining(Training):
                 factor = None
         weights.update(step, factor)
 
-    def _square(self, step: int) -> torch.Tensor:
-        return square_of(gradient for weights in self._weights.values() for gradient in weights.gradients(step))
+    def _has(self, stage: int, step: int) -> bool:
+        """Whether `_update` does not wait."""
+        if self._norms is not None:
+            return self._norms.has(step)
+        return (stage, step) not in self._sums or self._sums[stage, step].has_come()
+
+    def _sums_of(self, step: int) -> list[StageSum]:
+        return [self._sums[stage, step] for stage in self._weights]
 
     def _give_back(self) -> None:
         for weights in self._weights.values():
             weights.end()
         self._weights.clear()
+        self._sums.clear()
         self._norms = None

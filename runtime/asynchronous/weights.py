@@ -112,6 +112,21 @@ class StageWeights:
         """Those of a step, in the order of the optimizer's weights."""
         return [weight.grad for weight in self._weights] if step == self._adding else self._gradients[step]
 
+    def take(self, step: int) -> dict[nn.Parameter, torch.Tensor | None]:
+        """Take out those of a step, which are whole, by weight."""
+        gradients = dict(zip(self._weights, self.gradients(step), strict=True))
+        if step == self._adding:
+            self._adding = NONE
+            for weight in self._weights:
+                weight.grad = None
+        else:
+            del self._gradients[step]
+        return gradients
+
+    def give(self, step: int, gradients: Mapping[nn.Parameter, torch.Tensor | None]) -> None:
+        """Put back what was taken out, or what has become of it."""
+        self._gradients[step] = [gradients[weight] for weight in self._weights]
+
     def update(self, step: int, factor: float | None) -> None:
         """Make a version.
 
@@ -119,13 +134,7 @@ class StageWeights:
             step: whose gradients are whole.
             factor: what to multiply them by; None: the new version is like the one before.
         """
-        gradients = self.gradients(step)
-        if step == self._adding:
-            self._adding = NONE
-            for weight in self._weights:
-                weight.grad = None
-        else:
-            del self._gradients[step]
+        gradients = [*self.take(step).values()]
         before, mode = self._versions[self._newest], self._updates.versions
         if mode is Versions.TWO_BUFFERED:
             self._forget(*(version for version in self._versions if version < step - 1))

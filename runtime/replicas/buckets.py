@@ -1,15 +1,11 @@
-"""What replicas of a stage share: gradients that they sum, weights of which each owns a part, buffers that the first one gives.
+"""What replicas of a stage share: gradients that they sum, weights of which each owns a part.
 
 A bucket is a set of weights of one stage whose gradients have one type; they travel in one flat tensor. `Bucket` sums whole
-gradients. `ShardedBucket` is for ZeRO 1: each replica of a stage owns an equal share of its weights, gets the gradients of that
-share alone, and updates it. The weights of a stage that have one type lie in one flat tensor, of which the modules' parameters
-become views; its shares are cut by number of elements, across weights where that is how it comes out. A replica's share is an
-`nn.Parameter` for each weight, or piece of a weight, that lies in it: what the optimizer works on (Rajbhandari et al., ZeRO,
-section 5.1; as in Megatron's distributed optimizer).
-
-`SharedBuffers` are buffers such as batch norm's statistics: each replica changes its own in a step, and the first one's hold for
-all, as with DistributedDataParallel. Before a step, an evaluation and a checkpoint they are sent from the first replica to the
-others; those that are not saved with a model (tables, masks) are left alone.
+gradients, those in `.grad` or others, each time in a `GradientSum`. `ShardedBucket` is for ZeRO 1: each replica of a stage owns an
+equal share of its weights, gets the gradients of that share alone, and updates it. The weights of a stage that have one type lie in
+one flat tensor, of which the modules' parameters become views; its shares are cut by number of elements, across weights where that
+is how it comes out. A replica's share is an `nn.Parameter` for each weight, or piece of a weight, that lies in it: what the
+optimizer works on (Rajbhandari et al., ZeRO, section 5.1; as in Megatron's distributed optimizer).
 
 What starts something with other processes, or waits for it, raises `TransferFailed` where one of them is lost or too late.
 """
@@ -29,7 +25,7 @@ from schedc.runtime.common.failure import with_others
 from schedc.runtime.transports.gloo import finish
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 
 T = TypeVar("T")
 
@@ -127,7 +123,7 @@ class Bucket:
         self._partners = partners
         self._doing = doing
         self._before: list[list[torch.Tensor | None]] = []
-        self._sum: tuple[torch.Tensor, dist.Work] | None = None
+        self._sum: GradientSum | None = None
 
     def begin(self) -> None:
         """Before a step: put aside gradients from before it, which are summed already."""
@@ -135,26 +131,38 @@ class Bucket:
         self._let_go()
 
     def start(self) -> None:
-        """Start to sum what the step has added; behind the gradients goes for each how many processes have one."""
-        first = self._weights[0][0]
-        used = torch.tensor([any(weight.grad is not None for weight in same) for same in self._weights], device="cpu")
-        flat = torch.cat([*map(_flat_sum, self._weights), used.to(first.device, gradient_type(first))])
+        """Start to sum what the step has added."""
+        given = {weight: weight.grad for same in self._weights for weight in same}
         self._let_go()
-        self._sum = flat, self._partners.start(lambda: self._partners.group.allreduce([flat]), self._doing)
+        self._sum = self.sum_of(given)
+
+    def sum_of(self, gradients: MutableMapping[nn.Parameter, torch.Tensor | None]) -> GradientSum:
+        """Start to sum these gradients of the bucket's weights, which leave the mapping; what is of other weights stays.
+
+        Raises:
+            TransferFailed: one of the partners is lost.
+        """
+        given = [[gradients.pop(weight) for weight in same] for same in self._weights]
+        first = self._weights[0][0]
+        used = torch.tensor([any(each is not None for each in same) for same in given], device="cpu")
+        flat = torch.cat([*map(_flat_sum, self._weights, given), used.to(first.device, gradient_type(first))])
+        del given
+        return GradientSum(flat, [same[0].shape for same in self._weights], self._partners, self._doing)
 
     def finish(self) -> None:
         """Wait for the sum, and give it to the weights."""
         assert self._sum is not None
-        flat, work = self._sum
-        self._partners.wait(work, self._doing)
-        self._sum = None
-        sizes = [weight.numel() for weight, *_ in self._weights]
-        *sums, used = torch.split(flat, [*sizes, len(sizes)])
-        for same, total, some, before in zip(self._weights, sums, (used > 0).tolist(), self._before, strict=True):
+        totals, self._sum = self._sum.wait(), None
+        for same, total, before in zip(self._weights, totals, self._before, strict=True):
             for number, (weight, old) in enumerate(zip(same, before, strict=True)):
-                own = (total.clone() if number else total).view(weight.shape) if some else None
+                own = total.clone() if number and total is not None else total
                 weight.grad = old if own is None else own if old is None else old.add_(own)
         self._before = []
+
+    @property
+    def first_weights(self) -> list[nn.Parameter]:
+        """In the order of `GradientSum.wait`."""
+        return [first for first, *_ in self._weights]
 
     def _let_go(self) -> None:
         for same in self._weights:
@@ -162,10 +170,34 @@ class Bucket:
                 weight.grad = None
 
 
-def _flat_sum(same: Sequence[nn.Parameter]) -> torch.Tensor:
+class GradientSum:
+    """One all-reduce of a bucket's gradients, under way; behind them goes for each how many processes have one."""
+
+    def __init__(self, flat: torch.Tensor, shapes: Sequence[torch.Size], partners: Partners, doing: str) -> None:
+        """Start it; as `Bucket.sum_of`."""
+        self._flat, self._shapes, self._partners, self._doing = flat, shapes, partners, doing
+        self._work = partners.start(lambda: partners.group.allreduce([flat]), doing)
+
+    def has_come(self) -> bool:
+        """Whether `wait` would not wait."""
+        return self._work.is_completed()
+
+    def wait(self) -> list[torch.Tensor | None]:
+        """The sums, by weight; None: nobody has a gradient.
+
+        Raises:
+            TransferFailed: one of the partners is lost, or too late.
+        """
+        self._partners.wait(self._work, self._doing)
+        *sums, used = torch.split(self._flat, [*(shape.numel() for shape in self._shapes), len(self._shapes)])
+        some = (used > 0).tolist()
+        return [total.view(shape) if any_ else None for total, shape, any_ in zip(sums, self._shapes, some, strict=True)]
+
+
+def _flat_sum(same: Sequence[nn.Parameter], gradients: Sequence[torch.Tensor | None]) -> torch.Tensor:
     """The gradients of a weight on this process, added up."""
     first = same[0]
-    given = [weight.grad for weight in same if weight.grad is not None]
+    given = [each for each in gradients if each is not None]
     if not given:
         return torch.zeros(first.numel(), dtype=gradient_type(first), device=first.device)
     return (torch.stack(given).sum(0) if len(given) > 1 else given[0]).reshape(-1)
@@ -283,50 +315,3 @@ class ShardedBucket:
             total, before = share[start:stop], shard.weight.grad
             if used[number]:
                 shard.weight.grad = total if before is None else before.add_(total)
-
-
-def saved_buffers(module: nn.Module) -> Iterator[torch.Tensor]:
-    """The buffers of a module that are saved with it, in its order."""
-    for owner in module.modules():
-        for name, tensor in owner._buffers.items():
-            if tensor is not None and name not in owner._non_persistent_buffers_set:
-                yield tensor
-
-
-class SharedBuffers:
-    """Those of one set of replicas, as one process sees it."""
-
-    def __init__(self, modules: Sequence[nn.Module], partners: Partners, doing: str, first: int = 0) -> None:
-        """Take the replicas that this process has, the processes that have some, and the number of the one with the first."""
-        self._modules = modules
-        self._partners = partners
-        self._doing = doing
-        self._first = first
-        tensors = (*modules[0].parameters(), *saved_buffers(modules[0]))
-        elsewhere = (tensor.device for tensor in tensors if tensor.device.type != "cpu")
-        self._device = next(elsewhere, torch.device("cpu"))
-        """That of the weights, which the group is for: a stage may have buffers, such as counters, on the CPU besides."""
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether there are any."""
-        return any(True for _ in saved_buffers(self._modules[0]))
-
-    def share(self) -> None:
-        """Send those of the first replica to the others, and take them."""
-        saved = (tensor.detach().to(self._device) for tensor in saved_buffers(self._modules[0]))
-        own = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in saved]
-        if not own:
-            return
-        flat, group = torch.cat(own), self._partners.group
-        if group.size() > 1:
-            options = dist.BroadcastOptions()
-            options.rootRank = self._first
-            self._partners.wait(self._partners.start(lambda: group.broadcast([flat], options), self._doing), self._doing)
-        with torch.no_grad():
-            for module in self._modules[group.rank() == self._first :]:
-                at = 0
-                for tensor in saved_buffers(module):
-                    size = tensor.numel() * tensor.element_size()
-                    tensor.copy_(flat[at : at + size].clone().view(tensor.dtype).view(tensor.shape))  # cloned: aligned
-                    at += size

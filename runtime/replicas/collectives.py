@@ -14,7 +14,8 @@ import torch
 from schedc.errors import InvalidInput
 from schedc.ir import Plan
 from schedc.runtime.common.hooks import ReplicaHooks, check_same_way
-from schedc.runtime.replicas.buckets import Bucket, Shard, ShardedBucket, SharedBuffers, by_gradient_type, check_known
+from schedc.runtime.replicas.buckets import Bucket, Shard, ShardedBucket, by_gradient_type, check_known
+from schedc.runtime.replicas.buffers import SharedBuffers
 from schedc.runtime.replicas.pipelines import check_same_collectives, queue_of
 
 if TYPE_CHECKING:

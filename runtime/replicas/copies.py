@@ -18,10 +18,11 @@ from schedc.errors import CheckFailed, InvalidInput, Unsupported
 from schedc.ir import Plan, Problem
 from schedc.runtime.common.hooks import ReplicaHooks, shards_of
 from schedc.runtime.common.program import replicas_of
-from schedc.runtime.replicas.buckets import Bucket, Partners, SharedBuffers, by_gradient_type, check_known, saved_buffers
+from schedc.runtime.replicas.buckets import Bucket, Partners, by_gradient_type, check_known
+from schedc.runtime.replicas.buffers import SharedBuffers, saved_buffers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 
     from torch import nn
 
@@ -267,6 +268,22 @@ class TiedSums:
             )
         for bucket in self._sums:
             bucket.begin()
+
+    def add_up(self, gradients: Sequence[MutableMapping[nn.Parameter, torch.Tensor | None]]) -> None:
+        """Sum other gradients than `.grad`, and put the sums in their place: where steps overlap, those of one step.
+
+        Args:
+            gradients: of the stages, by weight.
+
+        Raises:
+            TransferFailed: another rank is lost.
+        """
+        for bucket in self._sums:
+            own = {weight: found for found in gradients for weight in bucket.first_weights if weight in found}
+            given = {weight: found.pop(weight) for weight, found in own.items()}
+            totals = bucket.sum_of(given).wait()
+            for weight, total in zip(bucket.first_weights, totals, strict=True):
+                own[weight][weight] = total
 
     def end_step(self) -> None:
         """After a step, and after the sums over replicas: those over ranks of this pipeline.

@@ -10,6 +10,7 @@ from schedc.ir import Plan, Updates
 from schedc.runtime.asynchronous.optimizers import StageOptimizers
 from schedc.runtime.asynchronous.training import UpdatingTraining
 from schedc.runtime.common.failure import NonFiniteLoss
+from schedc.runtime.replicas.updates import UpdateCollectives
 from schedc.runtime.session.pipe import Pipe
 
 if TYPE_CHECKING:
@@ -27,9 +28,9 @@ class AsynchronousPipe(Pipe):
 
     `step` runs all steps of the plan, updates included, from empty to empty. It takes the batch of each step's microbatches, one
     after the other, and no weights, `divide_by` or `scale`: microbatches of a step count the same, and `StageOptimizers` has a
-    `loss_scale`. It gives each step's mean of its microbatches' losses, float64 [steps] without graph, the same on all ranks. The
-    modules' parameters are the weights after the last update then, and their `.grad` is None. After `NonFiniteLoss` the pipe is
-    open, but updates have been made of such losses, unless `StageOptimizers` skips them.
+    `loss_scale`. It gives each step's mean of its microbatches' losses, with data parallelism over all pipelines, float64 [steps]
+    without graph, the same on all ranks. The modules' parameters are the weights after the last update then, and their `.grad` is
+    None. After `NonFiniteLoss` the pipe is open, but updates have been made of such losses, unless `StageOptimizers` skips them.
     """
 
     optimizers: StageOptimizers
@@ -50,7 +51,9 @@ class AsynchronousPipe(Pipe):
             raise InvalidInput("a run of steps that overlap takes no weights, divide_by or scale; StageOptimizers has a loss_scale")
         if self.steps.ties:
             raise Unsupported("weights of several ranks are tied; steps overlap without tied weights")
-        cast("UpdatingTraining", self.steps.training).groups = self.groups
+        training = cast("UpdatingTraining", self.steps.training)
+        training.groups = self.groups
+        training.collectives = self.hooks if isinstance(self.hooks, UpdateCollectives) else None
 
     def _found(self, error: NonFiniteLoss, updates: Updates | None) -> None:
         """As `Pipe._found`; in a run it is none where such steps make no updates."""
@@ -64,7 +67,13 @@ class AsynchronousPipe(Pipe):
 
     def _loss_of(self, total: torch.Tensor, updates: Updates | None) -> torch.Tensor:
         """As `Pipe._loss_of`; of a run, each step's mean."""
-        return total if updates is None else self.losses.reshape(-1, updates.microbatches).mean(1)
+        if updates is None:
+            return total
+        means = self.losses.reshape(-1, updates.microbatches).mean(1)
+        if isinstance(self.hooks, UpdateCollectives):
+            with self._closing_on_errors():
+                return self.hooks.mean_of(means)
+        return means
 
 
 def pipe_with(optimizers: StageOptimizers | Mapping[int, Any], kind: type[Pipe]) -> type[AsynchronousPipe]:

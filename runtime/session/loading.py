@@ -108,8 +108,8 @@ def load(
 
         kind = pipe_with(optimizers, kind)
     updating = getattr(kind, "optimizers", None)
-    if (data_parallel_group is not None or replicas is not None) and updating is not None:
-        raise Unsupported("load was given optimizers and replicas; steps overlap in one pipeline only")
+    if replicas is not None and updating is not None:
+        raise Unsupported("load was given optimizers and replicas, which know no steps that overlap; give data_parallel_group=")
     groups = Groups(timeout_s, pipeline_group)
     pipelines: Pipelines | None = None
     peers: SwapGroup | None = None
@@ -174,9 +174,11 @@ def load(
             set_gradient_type(trained.values(), grad_dtype)
         hooks = ReplicaHooks() if replicas is None else replicas
         if pipelines is not None:
-            from schedc.runtime.replicas.collectives import ReplicaCollectives
-
-            hooks = ReplicaCollectives(checked, groups.rank, trained, pipelines)
+            if updating is None:
+                from schedc.runtime.replicas.collectives import ReplicaCollectives as Collectives
+            else:
+                from schedc.runtime.replicas.updates import UpdateCollectives as Collectives
+            hooks = Collectives(checked, groups.rank, trained, pipelines)
         elif replicas_of(checked.problem):
             from schedc.runtime.replicas.copies import ReplicaSums
 

@@ -260,9 +260,13 @@ class Pipe:
         self.close()
 
     def _hang_up(self) -> None:
-        """Let ranks that wait for this one's words know at once that it closes."""
-        if self._open and self.groups.size > 1:
-            hang_up(self.groups.all)
+        """Let ranks that wait for this one's words know at once that it closes.
+
+        A sum that only this rank has begun ends, too: gloo's thread waits for it, and who collects the closed group for the thread.
+        """
+        for groups in (self.groups, *self.groups.beside) if self._open else ():
+            if groups.size > 1:
+                hang_up(groups.all)
 
     @contextmanager
     def _closing_on_errors(self) -> Iterator[None]:

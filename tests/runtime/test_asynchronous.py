@@ -249,7 +249,7 @@ EXPECTED = (
     "found a Parameter for an optimizer",
     "a norm of all stages would stall them",
     "kind=ChoosingPipe",
-    "steps overlap in one pipeline only",
+    "which know no steps that overlap; give data_parallel_group=",
     "load with optimizers=",
     "ranks do not adapt where steps overlap",
     "in one memory, which versions would take apart",

@@ -12,7 +12,8 @@ from runs import replicated_runs
 from runs.processes import without_teller
 from torch import nn
 
-from schedc.runtime.replicas.buckets import Partners, SharedBuffers
+from schedc.runtime.replicas.buckets import Partners
+from schedc.runtime.replicas.buffers import SharedBuffers
 
 if TYPE_CHECKING:
     from runs.processes import Ranks
