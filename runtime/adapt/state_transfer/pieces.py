@@ -19,7 +19,7 @@ from schedc.runtime.session.building import bounds_of_stages, layers_of_stage
 from schedc.runtime.transports.choice import stage_device
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 
 PLAIN = (int, float, bool, str, type(None))
@@ -205,10 +205,16 @@ def restore(
 
 def empty(stages: Mapping[int, nn.Module], optimizer: torch.optim.Optimizer) -> None:
     """Let go of all values of stages and optimizer, whoever else has the modules."""
-    for module in stages.values():
-        for tensor in (*module.parameters(), *module.buffers()):
-            tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    let_go(stages.values())
     optimizer.state.clear()
+
+
+def let_go(modules: Iterable[nn.Module]) -> None:
+    """Let go of the values of modules and of their gradients, whoever else has them."""
+    for module in modules:
+        for tensor in (*module.parameters(), *module.buffers()):
+            tensor.grad = None
+            tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
 
 
 def add_random(manifest: Manifest, piece: int, stages: Mapping[int, nn.Module]) -> None:

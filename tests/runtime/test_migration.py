@@ -1,0 +1,115 @@
+"""Layers that move while training goes on: no step is lost, and all is as if the new layout had been there from the start."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from inputs.asynchronous_plans import period_plan
+from inputs.few_plans import made_by
+from runs import migration_runs
+from runs.processes import DEAD, rank_processes
+
+from schedc.ir import Versions
+from schedc.lower.run import run_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from runs.processes import Ranks
+
+    from schedc.ir import Plan
+
+
+EXACT = 1e-12
+
+
+def merged(results: list[Any]) -> dict[str, Any]:
+    """The values of all ranks."""
+    for result in results:
+        assert isinstance(result, dict), result
+    return {name: value for result in results for name, value in result["values"].items()}
+
+
+def same(one: Any, other: Any, *, exact: bool) -> bool:
+    """Whether they are equal, but for the order in which a norm of all ranks adds up."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key], exact=exact) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(same(*pair, exact=exact) for pair in zip(one, other, strict=True))
+    return bool(one == other or (not exact and abs(one - other) < EXACT))
+
+
+def check(ranks: Ranks, layouts: list[Plan], moves: dict[int, Plan], steps: int, kind: str, **options: Any) -> None:
+    """The losses of a job in which layers move are those with the last layout, and so is all that the ranks have at the end."""
+    usual = ranks.run(migration_runs.trained, layouts[-1], {}, steps, kind, **options)
+    moved = ranks.run(migration_runs.trained, layouts[0], moves, steps, kind, **options)
+    assert same(merged(moved), merged(usual), exact="max_norm" not in options)
+    assert all(same(each["losses"], usual[0]["losses"], exact="max_norm" not in options) for each in moved)
+    assert all(len(each["took"]) == len(moves) and each["took"] == moved[0]["took"] for each in moved), moved[0]["took"]
+
+
+@pytest.mark.parametrize(("method", "kind"), [("1f1b", "adamw"), ("zb-h1", "sgd")])
+def test_a_layer_moves_between_two_ranks(two: Ranks, method: str, kind: str) -> None:
+    one, other = (made_by(method, 2, 3, counts=counts) for counts in ([4, 2], [3, 3]))
+    check(two, [one, other], {1: other}, 12, kind, max_norm=0.1, accumulated=2)
+
+
+def test_layers_of_several_ranks_move_at_once_and_on(four: Ranks) -> None:
+    plans = [made_by("zb-h1", 4, 5, counts=counts) for counts in ([2, 2, 1, 1], [1, 1, 2, 2], [1, 2, 2, 1])]
+    check(four, plans, {1: plans[1], 12: plans[2]}, 26, "adamw", max_norm=0.1)
+
+
+@pytest.mark.parametrize("mode", [Versions.STASH, Versions.TWO_BUFFERED])
+def test_where_steps_overlap(two: Ranks, mode: Versions) -> None:
+    one, other = (with_layers(run_of(period_plan(2, 3, mode), 4), counts) for counts in ([4, 2], [3, 3]))
+    way: dict[str, Any] = {"max_norm": 0.1, "per_stage": mode is Versions.STASH}
+    moved = two.run(migration_runs.overlapping, one, {1: other}, range(8), "adamw", **way)
+    ((took,), *_) = [each["took"] for each in moved]
+    if mode is Versions.STASH:  # the delays of layers are those of their stages: the same layouts in turn
+        begun = two.run(migration_runs.overlapping, one, {}, range(took + 1), "adamw", **way)
+        usual = two.run(migration_runs.overlapping, other, {}, range(took + 1, 8), "adamw", merged(begun), **way)
+    else:
+        begun = [{"losses": []}] * 2
+        usual = two.run(migration_runs.overlapping, other, {}, range(8), "adamw", **way)
+    assert same(merged(moved), merged(usual), exact=False)
+    assert same(moved[1]["losses"], begun[1]["losses"] + usual[1]["losses"], exact=False)
+
+
+def with_layers(plan: Plan, counts: list[int]) -> Plan:
+    """With this many layers in each stage."""
+    firsts = [sum(counts[:at]) for at in range(len(counts) + 1)]
+    stages = tuple(replace(stage, layers=(firsts[at], firsts[at + 1])) for at, stage in enumerate(plan.problem.stages))
+    return replace(plan, problem=replace(plan.problem, stages=stages))
+
+
+def test_refusals(two: Ranks) -> None:
+    """Training goes on with the old layout."""
+    one, other = (made_by("1f1b", 2, 3, counts=counts) for counts in ([4, 2], [3, 3]))
+    for to, way, expected in (
+        (made_by("1f1b", 2, 3, counts=[3, 2]), "", "CheckFailed: rank 0 refuses the migration: plan 'test' is for 5 layers, plan"),
+        (made_by("1f1b", 2, 3), "", "CheckFailed: rank 0 refuses the migration: plan 'test' does not say which layers"),
+        (other, "changed", "rank 1: shift of layer 3 is not what the optimizer's steps alone make of it;"),
+        (other, "slow", "rank 0: rank 0 sends gradients more slowly to rank 1 than it makes them"),
+    ):
+        for lines in two.run(migration_runs.refused, one, to, way):
+            assert isinstance(lines, list), lines
+            assert lines[0].startswith(expected), lines
+            assert len(lines) == (3 if way else 2)
+            assert lines[-1] is True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1, 3])
+def test_a_killed_rank_ends_all(tmp_path: Path, victim: int) -> None:
+    """The source, the destination, a bystander."""
+    one, other = (made_by("1f1b", 4, 4, counts=counts) for counts in ([3, 1, 1, 1], [2, 2, 1, 1]))
+    with rank_processes(4, tmp_path) as ranks:
+        said = ranks.run(migration_runs.killed, one, other, victim)
+    assert said[victim] == DEAD
+    for rank, line in enumerate(said):
+        if rank != victim:
+            assert line.startswith("TransferFailed: "), said
+            assert line.endswith(" running"), said
+            assert "\n" not in line

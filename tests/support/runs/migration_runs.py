@@ -1,0 +1,168 @@
+"""What rank processes run in the tests of migration: training while layers move, beside training that has one layout all along."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from runs.exchange_runs import builder, optimizer_of
+from runs.harness import load, make_batch, noting, on_forward
+from runs.pipeline_runs import ENDS
+from schedc.runtime.adapt.migration import Migration, begin_migration
+from schedc.runtime.adapt.state_transfer.stream import Inlet
+from schedc.runtime.asynchronous.optimizers import StageOptimizers
+from schedc.runtime.training.clipping import clip_grad_norm_
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import nn
+
+    from schedc.ir import Plan
+
+SMALL = 256
+
+
+def values_of(stages: Mapping[int, nn.Module], plan: Plan, state_of: Mapping[Any, Any]) -> dict[str, Any]:
+    """By layer, all values and the optimizer's state."""
+    found: dict[str, Any] = {}
+    for stage, module in stages.items():
+        for number, layer in enumerate(module.children(), plan.problem.stages[stage].layers[0]):  # type: ignore[index]
+            for name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
+                state = {
+                    key: one.tolist() if isinstance(one, torch.Tensor) else one for key, one in state_of.get(tensor, {}).items()
+                }
+                found[f"{number}.{name}"] = tensor.to(torch.float64).tolist(), state
+    return found
+
+
+def trained(
+    rank: int,
+    plan: Plan,
+    moves: Mapping[int, Plan],
+    steps: int,
+    kind: str,
+    *,
+    max_norm: float | None = None,
+    accumulated: int = 1,
+    dtype: torch.dtype = torch.float64,
+    **options: Any,
+) -> dict[str, Any]:
+    """Train; before the steps in `moves` a migration to another plan begins."""
+    build = builder(0.0, dtype)
+    stages, losses, took = build(plan, rank), list[float](), list[int]()
+    optimizer = optimizer_of(kind, stages)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    migration: Migration | None = None
+    with load(plan, stages) as pipe:
+        for step in range(steps):
+            if step in moves:
+                migration = begin_migration(pipe, optimizer, moves[step], build=build, chunk_bytes=SMALL, **options)
+            for part in range(accumulated):
+                losses.append(pipe.step(*make_batch(plan, step * accumulated + part)).item())
+            if max_norm is not None:
+                clip_grad_norm_(pipe, max_norm)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            if migration is not None:
+                migration.between_steps()
+                if migration.state == "done" and len(took) < len(moves):
+                    took.append(migration.boundaries)
+                    migration = None
+        assert pipe.stages is stages
+        return {"losses": losses, "took": took, "values": values_of(stages, pipe.plan, optimizer.state)}
+
+
+def optimizers_of(stages: Mapping[int, nn.Module], kind: str, **options: Any) -> StageOptimizers:
+    """One for each stage."""
+    return StageOptimizers({stage: optimizer_of(kind, {stage: module}) for stage, module in stages.items()}, **options)
+
+
+def overlapping(
+    rank: int, plan: Plan, moves: Mapping[int, Plan], runs: range, kind: str, begin: Any = None, **options: Any
+) -> dict[str, Any]:
+    """As `trained`, in runs of steps that overlap; plans are those of runs. `begin` are values to begin with."""
+    build = builder(0.0)
+    stages, losses, took = build(plan, rank), list[float](), list[int]()
+    given = optimizers_of(stages, kind, **options)
+    distinct: Any = given.by_stage
+    for stage, module in stages.items() if begin else ():
+        for number, layer in enumerate(module.children(), plan.problem.stages[stage].layers[0]):  # type: ignore[index]
+            for name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
+                value, state = begin[f"{number}.{name}"]
+                tensor.data.copy_(torch.tensor(value, dtype=torch.float64).reshape(tensor.shape))
+                if state:
+                    kept = {key: torch.tensor(one, dtype=torch.float64) for key, one in state.items()}
+                    distinct[stage].state[tensor] = kept | {"step": kept["step"].float()}
+    migration: Migration | None = None
+    with load(plan, stages, optimizers=given) as pipe:
+        for number in runs:
+            if number in moves:
+                migration = begin_migration(pipe, None, moves[number], build=build, chunk_bytes=SMALL)
+            losses += pipe.step(*make_batch(plan, number)).tolist()
+            if migration is not None:
+                migration.between_steps()
+                if migration.state == "done" and not took:
+                    took.append(migration.boundaries)
+        state = {key: value for one in distinct.values() for key, value in one.state.items()}
+        return {"losses": losses, "took": took, "values": values_of(stages, pipe.plan, state)}
+
+
+def refused(rank: int, plan: Plan, other: Plan, way: str) -> list[Any]:
+    """What a migration says to what it cannot do; the loss of the step after it, and whether the stages are as before."""
+    build, lines = builder(), list[Any]()
+    stages = build(plan, rank)
+    optimizer = optimizer_of("adamw", stages)
+    before = {stage: [*module.children()] for stage, module in stages.items()}
+    receive: Any = Inlet._run
+    if way == "slow" and rank == 1:
+
+        def late(inlet: Inlet) -> None:
+            time.sleep(0.5)
+            receive(inlet)
+
+        Inlet._run = late  # type: ignore[method-assign,assignment]
+    with load(plan, stages) as pipe, warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        with noting(lines):
+            migration = begin_migration(pipe, optimizer, other, build=build, most_behind=2 if way == "slow" else 64)
+        for step in range(5000):
+            loss = pipe.step(*make_batch(plan, step))
+            optimizer.step()
+            optimizer.zero_grad()
+            if way == "changed" and rank == 0 and step == 0:
+                with torch.no_grad():
+                    for weight in [*stages[0].children()][-1].parameters():
+                        weight.mul_(1.5)
+            if lines:
+                break
+            migration.between_steps()
+            if migration.state != "running":
+                break
+        if way == "slow" and rank == 1:
+            Inlet._run = receive  # type: ignore[method-assign]
+        lines += [migration.reason or migration.state] if not lines else []
+        lines += [str(one.message) for one in warned if one.category is RuntimeWarning][:1]
+        lines.append(loss.isfinite().item() and {stage: [*module.children()] for stage, module in stages.items()} == before)
+    return lines
+
+
+def killed(rank: int, plan: Plan, other: Plan, victim: int) -> str:
+    """A rank is killed while layers move; what the others say."""
+    build, lines = builder(), list[str]()
+    stages = build(plan, rank)
+    optimizer = optimizer_of("adamw", stages)
+    if rank == victim:
+        on_forward(stages, 8, ENDS["kill"])
+    with noting(lines), load(plan, stages, timeout_s=20) as pipe:
+        migration = begin_migration(pipe, optimizer, other, build=build, chunk_bytes=8)
+        for step in range(30):
+            pipe.step(*make_batch(plan, step))
+            optimizer.step()
+            optimizer.zero_grad()
+            migration.between_steps()
+    return f"{lines[0]} {migration.state}" if lines else "went on"
