@@ -15,9 +15,8 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
-import zlib
 from collections import defaultdict
-from dataclasses import dataclass, field
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -26,9 +25,11 @@ from torch import nn
 
 from schedc.errors import CheckFailed, InvalidInput, SchedcError, Unsupported
 from schedc.ir import Plan
-from schedc.runtime.adapt.state_transfer.pieces import Manifest, describe, let_go, rank_of_piece, restore
-from schedc.runtime.adapt.state_transfer.stream import Inlet, Outlet, Tensors
-from schedc.runtime.common.boundary import TensorMeta
+from schedc.runtime.adapt.state_transfer.coming import Coming, like
+from schedc.runtime.adapt.state_transfer.leaving import Leaving
+from schedc.runtime.adapt.state_transfer.pieces import Manifest, describe, let_go, rank_of_piece
+from schedc.runtime.adapt.state_transfer.stream import Inlet, Outlet
+from schedc.runtime.common.failure import with_others
 from schedc.runtime.common.hooks import ReplicaHooks
 from schedc.runtime.execution.gate import TrafficGate
 from schedc.runtime.session.acceptance import read
@@ -38,13 +39,15 @@ from schedc.runtime.stage.training import with_loss
 from schedc.runtime.transports.choice import stage_device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from schedc.runtime.session.pipe import Pipe
 
 CHUNK_BYTES = 1 << 20
 REMEDY = "make it with build_stages"
+PATIENCE = 0.8
+"""Of the limit of waits, how long a rank waits for the last gradients: less than the others wait for it."""
 
 
 class _Offer(NamedTuple):
@@ -118,21 +121,6 @@ def _refusal(offers: list[_Offer]) -> str | None:
     return None
 
 
-@dataclass(eq=False)
-class _Coming:
-    """What has come from one rank."""
-
-    source: int
-    inlet: Inlet | None = None
-    replays: dict[int, torch.optim.Optimizer] = field(default_factory=dict)
-    """By the number of the source's optimizer, one of the layers' weights that makes its updates."""
-    weights: dict[tuple[int, str], nn.Parameter] = field(default_factory=dict)
-    ready: bool = False
-    """Whether it has been less than a step behind."""
-    whole: threading.Event = field(default_factory=threading.Event)
-    """Set once the last record has come, or none will."""
-
-
 class Migration:
     """A migration under way, as one rank sees it; `begin_migration` makes it. It is the pipe's swapper until it has ended."""
 
@@ -161,9 +149,11 @@ class Migration:
         self._cut: str | None = None
         """The connection that is lost, which is often because of another rank's failure."""
         self._lock = threading.Lock()
-        self._outlets: dict[int, Outlet] = {}
-        self._coming: dict[int, _Coming] = {}
-        self._hooks: list[Any] = []
+        self._leaving: dict[int, Leaving] = {}
+        """By rank that takes them."""
+        self._coming: dict[int, Coming] = {}
+        """By rank that gives them."""
+        self._ends: list[Outlet | Inlet] = []
 
     def prepare(self, optimizer: torch.optim.Optimizer | None, given: Path | str | Plan) -> _Offer:
         """What this rank says, once it knows all that is to move.
@@ -199,13 +189,15 @@ class Migration:
         self._layers: dict[int, nn.Module] = {}
         for stage, module in pipe.stages.items():
             self._layers |= layers_of_stage(running, stage, module, REMEDY)
-        self._described: dict[int, Manifest] = {}
-        """By the number of the optimizer."""
-        for number, one in enumerate(self._distinct):
+        self._described: list[Manifest] = []
+        """Of each optimizer."""
+        for one in self._distinct:
             pieces = {at: layer for at, layer in self._layers.items() if self._optimizers.get(stage_of[at]) is one}
-            self._described[number] = describe(pieces, one, apart=True)
+            self._described.append(describe(pieces, one, apart=True))
         self._incoming: dict[int, nn.Module] = {}
         if any(piece.destination == rank for piece in self._pieces.values()):
+            if not self._distinct:
+                raise Unsupported("nothing is trained on this rank, which has no optimizer; layers do not migrate to it")
             device = stage_device(pipe.stages)
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
                 built = self._build(plan, rank)
@@ -215,7 +207,7 @@ class Migration:
                 found = layers_of_stage(plan, stage, built[stage], REMEDY)
                 self._incoming |= {at: layer for at, layer in found.items() if at in self._pieces and new[at] == rank}
         self._check_fit(plan, own)
-        return _Offer(None, (plan_digest(running), plan_digest(plan)), tuple(one.settings for one in self._described.values()))
+        return _Offer(None, (plan_digest(running), plan_digest(plan)), tuple(one.settings for one in self._described))
 
     def _check_fit(self, plan: Plan, own: Any) -> None:
         """Refuse where the new stages do not fit the plan, as `load` would."""
@@ -232,7 +224,7 @@ class Migration:
                 if weights and stage not in self._optimizers:
                     raise Unsupported(f"stage {stage} has no optimizer; layers that are trained cannot go there")
                 if weights:
-                    updating.by_stage[stage] = _like(self._optimizers[stage], [weights])
+                    updating.by_stage[stage] = like(self._optimizers[stage], [weights])
             options = {"optimizers": updating}
         pipe._fits(plan, stages=stages, **options)  # type: ignore[call-arg]
         type(pipe).check(plan, with_loss(plan.problem, stages, pipe.steps.loss_fn), alone=True)
@@ -259,135 +251,27 @@ class Migration:
                 continue
             group, peer = pipe.groups.make((source, destination)), source + destination - rank
             lost = partial(self._note, None, f"rank {rank}: the connection to rank {peer} for layers is lost")
+            moving = [at for at, piece in self._pieces.items() if piece == (source, destination)]
             if rank == source:
-                self._outlets[peer] = Outlet(group, self._gate, self._chunk_bytes, lost)
-                self._send_snapshot(peer)
+                outlet = Outlet(group, self._gate, self._chunk_bytes, lost)
+                self._ends.append(outlet)
+                layers = {at: self._layers[at] for at in moving}
+                self._leaving[peer] = Leaving(layers, outlet, self._distinct, self._described, self._note)
             else:
-                coming = self._coming[peer] = _Coming(peer)
-                coming.inlet = Inlet(group, self._chunk_bytes, partial(self._take, coming), lost)
-        for number, one in enumerate(self._distinct):
-            places = self._places(number, one)
-            if places:
-                self._hooks.append(one.register_step_pre_hook(partial(self._captured, number, places)))
+                layers = {at: self._incoming[at] for at in moving}
+                coming = self._coming[peer] = Coming(layers, self._distinct[0], self._note, self._reached)
+                self._ends.append(Inlet(group, self._chunk_bytes, coming.take, lost))
+        self._described.clear()
         if not self._coming:
             self._meet()
 
-    def _leaving(self, peer: int) -> set[int]:
-        rank = self._pipe.groups.rank
-        return {at for at, piece in self._pieces.items() if (piece.source, piece.destination) == (rank, peer)}
-
-    def _places(self, number: int, optimizer: torch.optim.Optimizer) -> list[tuple[int, int, int, tuple[int, str]]]:
-        """Of weights that leave: group, place in it, where to, and which piece's weight of which name."""
-        names: dict[torch.Tensor, tuple[int, tuple[int, str]]] = {}
-        for at, piece in self._pieces.items():
-            if piece.source == self._pipe.groups.rank:
-                names |= {weight: (piece.destination, (at, name)) for name, weight in self._layers[at].named_parameters()}
-        return [
-            (group, place, *names[weight])
-            for group, options in enumerate(optimizer.param_groups)
-            for place, weight in enumerate(options["params"])
-            if weight in names
-        ]
-
-    def _send_snapshot(self, peer: int) -> None:
-        leaving = self._leaving(peer)
-        for number, manifest in self._described.items():
-            weights = {key: weight for key, weight in manifest.weights.items() if key[0] in leaving}
-            kinds = {
-                (at, name): getattr(weight, "grad_dtype", None)
-                for at in leaving
-                for name, weight in self._layers[at].named_parameters()
-                if (at, name) in weights and weight.requires_grad
-            }
-            tensors = {key: value for key, value in manifest.values.items() if key[0] in leaving}
-            if weights or tensors:
-                self._outlets[peer].put(("snapshot", number, weights, kinds), tensors)
-        for manifest in self._described.values():
-            manifest.values.clear()
-
-    def _captured(
-        self,
-        number: int,
-        places: list[tuple[int, int, int, tuple[int, str]]],
-        optimizer: torch.optim.Optimizer,
-        given: tuple[Any, ...],
-        options: dict[str, Any],
-    ) -> None:
-        """Before the optimizer's step: what it is going to see."""
-        if any(one is not None and one is not optimizer for one in (*given, *options.values())):
-            self._note("an optimizer's step was called with arguments, which cannot be repeated on another rank")
-        settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-        gradients: dict[int, Tensors] = {peer: {} for peer in self._outlets}
-        for group, place, peer, key in places:
-            gradient = optimizer.param_groups[group]["params"][place].grad
-            if gradient is not None and gradient.layout is not torch.strided:
-                self._note(f"{key[1]} of layer {key[0]} has sparse gradients; such layers cannot migrate")
-                return
-            if gradient is not None:
-                gradients[peer][key] = gradient
-        for peer in {peer for _, _, peer, _ in places}:
-            self._outlets[peer].put(("update", number, settings), gradients[peer])
-
-    def _take(self, coming: _Coming, note: tuple[Any, ...], tensors: Tensors) -> None:
-        """A record has come; in the thread of its connection."""
-        try:
-            kind, number, *more = note
-            if kind == "snapshot":
-                self._restore(coming, number, tensors, *more)
-            elif kind == "update":
-                self._replay(coming, coming.replays[number], tensors, *more)
-            elif not more[0]:
-                self._caught_up(coming, number)
-            else:
-                self._end(coming, tensors, more[0])
-        except Exception as error:  # for all ranks, when they meet: nothing has moved
-            self._note(f"{type(error).__name__}: {error}")
-
-    def _restore(self, coming: _Coming, number: int, tensors: Tensors, weights: Any, kinds: Mapping[Any, Any]) -> None:
-        pieces = {at: self._incoming[at] for at in sorted({key[0] for key in tensors} | {key[0] for key in weights})}
-        own = {(at, name): weight for at, layer in pieces.items() for name, weight in layer.named_parameters()}
-        groups: list[list[nn.Parameter]] = [[] for _ in self._distinct[0].param_groups]
-        for key, weight in weights.items():
-            if weight.group is not None and key in own:
-                groups[weight.group].append(own[key])
-        replay = coming.replays[number] = _like(self._distinct[0], groups)
-        metas = {key: TensorMeta(value.dtype, tuple(value.shape)) for key, value in tensors.items()}
-        restore(pieces, replay, Manifest(metas, dict(weights), values=dict(tensors)), self._distinct[0])
-        for key, dtype in kinds.items():
-            if dtype is not None and dtype != own[key].dtype:
-                own[key].grad_dtype = dtype
-        coming.weights |= own
-
-    @staticmethod
-    def _replay(coming: _Coming, replay: torch.optim.Optimizer, gradients: Tensors, settings: list[dict[str, Any]]) -> None:
-        for group, options in zip(replay.param_groups, settings, strict=True):
-            group.update(options)
-        for key, gradient in gradients.items():
-            coming.weights[key].grad = gradient.to(coming.weights[key].device)
-        replay.step()
-        replay.zero_grad(set_to_none=True)
-
-    def _caught_up(self, coming: _Coming, boundary: int) -> None:
+    def _reached(self, coming: Coming, boundary: int) -> None:
+        """The updates of a boundary have been made here, too."""
         with self._lock:
             coming.ready = coming.ready or boundary >= self.boundaries - 1
             meets = all(each.ready for each in self._coming.values())
         if meets:
             self._meet()
-
-    def _end(self, coming: _Coming, tensors: Tensors, sums: Mapping[tuple[int, str], int]) -> None:
-        """The last record: buffers as they are, and sums of what updates have made."""
-        buffers = {(at, name): one for at in self._incoming for name, one in self._incoming[at].named_buffers()}
-        with torch.no_grad():
-            for key, value in tensors.items():
-                buffers[key].copy_(value)
-        found = _sums(coming.weights.items(), coming.replays.values())
-        other = next((key for key, one in sums.items() if found.get(key) != one), None)
-        if other is not None:
-            self._note(
-                f"{other[1]} of layer {other[0]} is not what the optimizer's steps alone make of it; move it between two steps with"
-                " schedc.runtime.adapt.state_transfer.exchange.move"
-            )
-        coming.whole.set()
 
     def _note(self, failed: str | None, cut: str | None = None) -> None:
         """Something has failed here: all ranks are to meet, and the old layout goes on."""
@@ -402,11 +286,18 @@ class Migration:
 
     def _meet(self) -> None:
         """Let the others know, by the next loss, that this rank is ready for the boundary at which all decide."""
-        self._pipe.groups.store.set(f"{self._key}/{self._pipe.groups.rank}", "")
+        with suppress(RuntimeError):  # without the store training ends, too, as the rank that looks finds
+            self._pipe.groups.store.set(f"{self._key}/{self._pipe.groups.rank}", "")
 
     def all_have_offered(self) -> bool:
-        """For the pipe, on the rank that looks: whether all are ready."""
-        return self._pipe.groups.store.check([f"{self._key}/{rank}" for rank in range(self._pipe.groups.size)])
+        """For the pipe, on the rank that looks: whether all are ready.
+
+        Raises:
+            TransferFailed: the job's store is lost.
+        """
+        groups = self._pipe.groups
+        with with_others(f"rank {groups.rank} looks who is ready to migrate", "the process that holds the job's store has ended"):
+            return groups.store.check([f"{self._key}/{rank}" for rank in range(groups.size)])
 
     def offer(self, *_: object) -> None:
         """For the pipe's `swap`.
@@ -432,59 +323,47 @@ class Migration:
                 self.boundaries += 1
             if self._gate is not None:
                 self._gate.watch(pipe.steps.wiring.senders.values())
-            for peer, outlet in self._outlets.items():
-                if outlet.waiting > 2 * self._most_behind and self._failed is None:
+            for peer, leaving in self._leaving.items():
+                if leaving.outlet.waiting > 2 * self._most_behind and self._failed is None:
                     self._note(
                         f"rank {pipe.groups.rank} sends gradients more slowly to rank {peer} than it makes them, and is"
                         f" {self._most_behind} steps behind; move the layers between two steps with"
                         " schedc.runtime.adapt.state_transfer.exchange.move, or give a larger most_behind"
                     )
-                self._send_boundary(peer, outlet, last=last)
+                leaving.boundary(self.boundaries, last=last)
             if last:
                 self._settle()
         if self.reason is not None:
             warnings.warn(f"no layer has moved, and training goes on: {self.reason}", RuntimeWarning, stacklevel=2)
 
-    def _send_boundary(self, peer: int, outlet: Outlet, *, last: bool) -> None:
-        if not last:
-            outlet.put(("boundary", self.boundaries, None), {})
-            return
-        layers = {at: self._layers[at] for at in self._leaving(peer)}
-        weights = {(at, name): weight for at, layer in layers.items() for name, weight in layer.named_parameters()}
-        buffers = {(at, name): one for at, layer in layers.items() for name, one in layer.named_buffers()}
-        outlet.put(("boundary", self.boundaries, _sums(weights.items(), self._distinct)), buffers)
-
     def _settle(self) -> None:
         pipe = self._pipe
-        for coming in self._coming.values():
-            if not coming.whole.wait(0.8 * pipe.groups.timeout_s):
-                self._failed = self._failed or f"the last gradients have not come from rank {coming.source} in time"
+        for source, coming in self._coming.items():
+            if not coming.whole.wait(PATIENCE * pipe.groups.timeout_s):
+                self._failed = self._failed or f"the last gradients have not come from rank {source} in time"
         said = pipe.groups.exchange((self._failed, self._cut))
         reasons = [f"rank {rank}: {failed}" for rank, (failed, _) in enumerate(said) if failed]
         reasons += [cut for _, cut in said if cut]
         pipe._swapper = self._former
         if self._gate is not None:
             self._gate.release(pipe.steps.wiring.senders.values())
-        for hook in self._hooks:
-            hook.remove()
+        for leaving in self._leaving.values():
+            leaving.end()
         self.state, self.reason = ("refused", reasons[0]) if reasons else ("done", None)
         self._hang_up()
         if not reasons:
             self._take_over()
 
     def _hang_up(self) -> None:
-        for outlet in self._outlets.values():
-            outlet.close()
-        for coming in self._coming.values():
-            if coming.inlet is not None:
-                coming.inlet.close()
+        for end in self._ends:
+            end.close()
 
     def _take_over(self) -> None:
         """Nothing here waits for another rank but new connections."""
         pipe, plan, steps = self._pipe, self._plan, self._pipe.steps
         groups: dict[nn.Parameter, int] = {}
         state: dict[torch.Tensor, Any] = {}
-        for one in (*self._distinct, *(each for coming in self._coming.values() for each in coming.replays.values())):
+        for one in (*self._distinct, *(each for coming in self._coming.values() for each in coming.optimizers.values())):
             groups |= {weight: number for number, group in enumerate(one.param_groups) for weight in group["params"]}
             state |= one.state
         owned: dict[int, list[nn.Parameter]] = defaultdict(list)
@@ -493,6 +372,8 @@ class Migration:
             module._modules.clear()
             for at, layer in enumerate(layers):
                 module.add_module(str(at), layer)
+                if any(layer is one for one in self._incoming.values()):
+                    layer.train(module.training)
             if stage in self._optimizers:
                 owned[id(self._optimizers[stage])] += module.parameters()
         for one in self._distinct:
@@ -533,31 +414,3 @@ def _check(pipe: Pipe, running: Plan, plan: Plan) -> None:
         raise InvalidInput(f"plan {plan.name!r} has other stages than plan {running.name!r}, or on other ranks; {move}")
     if (old.updates is None) != (new.updates is None):
         raise InvalidInput(f"only one of the plans {plan.name!r} and {running.name!r} has updates; swap before or after")
-
-
-def _like(optimizer: torch.optim.Optimizer, groups: Iterable[list[nn.Parameter]]) -> torch.optim.Optimizer:
-    """An optimizer that does the same, of other weights, without state and hooks."""
-    made: torch.optim.Optimizer = object.__new__(type(optimizer))
-    made.__dict__.update(optimizer.__dict__)
-    made.__dict__.pop("step", None)  # a schedule of learning rates puts one there that counts the other's steps
-    made.state = defaultdict(dict)
-    for name, value in optimizer.__dict__.items():
-        if name.endswith("_hooks"):
-            setattr(made, name, type(value)())
-    made.param_groups = [{**group, "params": weights} for group, weights in zip(optimizer.param_groups, groups, strict=False)]
-    return made
-
-
-def _sums(
-    weights: Iterable[tuple[tuple[int, str], nn.Parameter]], optimizers: Iterable[torch.optim.Optimizer]
-) -> dict[tuple[int, str], int]:
-    """Of each weight, a sum of its bytes and of those of its optimizer's state."""
-    states: dict[torch.Tensor, Any] = {weight: state for one in optimizers for weight, state in one.state.items()}
-    found = {}
-    for key, weight in weights:
-        value = 0
-        for tensor in (weight, *(one for _, one in sorted(states.get(weight, {}).items()) if isinstance(one, torch.Tensor))):
-            memory: Any = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy()
-            value = zlib.crc32(memory, value)
-        found[key] = value
-    return found

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from inputs.asynchronous_plans import period_plan
 from inputs.few_plans import made_by
 from runs import migration_runs
@@ -13,6 +16,8 @@ from runs.processes import DEAD, rank_processes
 
 from schedc.ir import Versions
 from schedc.lower.run import run_of
+from schedc.runtime.execution.gate import TrafficGate
+from schedc.runtime.transports.base import Ends
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,9 +61,53 @@ def test_a_layer_moves_between_two_ranks(two: Ranks, method: str, kind: str) -> 
     check(two, [one, other], {1: other}, 12, kind, max_norm=0.1, accumulated=2)
 
 
+@pytest.mark.slow
 def test_layers_of_several_ranks_move_at_once_and_on(four: Ranks) -> None:
     plans = [made_by("zb-h1", 4, 5, counts=counts) for counts in ([2, 2, 1, 1], [1, 1, 2, 2], [1, 2, 2, 1])]
     check(four, plans, {1: plans[1], 12: plans[2]}, 26, "adamw", max_norm=0.1)
+
+
+def test_at_once_and_without_priority(two: Ranks) -> None:
+    one, other = (made_by("1f1b", 2, 3, counts=counts) for counts in ([2, 4], [3, 3]))
+    check(two, [one, other], {2: other}, 10, "adamw", priority=False, chunk_bytes=None)
+
+
+@pytest.mark.slow
+def test_ranks_that_no_layer_leaves_and_float32(four: Ranks) -> None:
+    """Ranks 0 and 3 give none and get none."""
+    one, other = (made_by("1f1b", 4, 4, counts=counts) for counts in ([1, 3, 1, 1], [1, 2, 2, 1]))
+    check(four, [one, other], {1: other}, 14, "sgd", dtype=torch.float32)
+
+
+class Message:
+    """One that is through when it is said to be."""
+
+    def __init__(self) -> None:
+        self.through = threading.Event()
+
+    def wait(self, timeout_s: float) -> None:
+        assert self.through.wait(timeout_s)
+
+
+def test_the_gate_is_open_while_no_message_is_under_way() -> None:
+    first, second = messages = [Message(), Message()]
+    inner: Any = SimpleNamespace(send=lambda tensor, tag: messages[tag])
+    sender: Any = SimpleNamespace(ends=Ends(inner, inner))
+    gate = TrafficGate()
+    gate.watch([sender])
+    watched = sender.ends.data
+    gate.watch([sender])
+    assert sender.ends.data is watched
+    assert gate.wait(0)
+    sent = [watched.send(torch.zeros(1), tag) for tag in range(2)]
+    first.through.set()
+    sent[0].wait(60)
+    assert not gate.wait(0)
+    second.through.set()
+    sent[1].wait(60)
+    assert gate.wait(60)
+    gate.release([sender])
+    assert sender.ends.data is inner
 
 
 @pytest.mark.parametrize("mode", [Versions.STASH, Versions.TWO_BUFFERED])

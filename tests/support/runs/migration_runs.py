@@ -60,7 +60,7 @@ def trained(
     with load(plan, stages) as pipe:
         for step in range(steps):
             if step in moves:
-                migration = begin_migration(pipe, optimizer, moves[step], build=build, chunk_bytes=SMALL, **options)
+                migration = begin_migration(pipe, optimizer, moves[step], build=build, **{"chunk_bytes": SMALL, **options})
             for part in range(accumulated):
                 losses.append(pipe.step(*make_batch(plan, step * accumulated + part)).item())
             if max_norm is not None:

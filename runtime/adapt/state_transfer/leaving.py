@@ -1,0 +1,102 @@
+"""The layers that leave a rank for another one while it trains: a copy, then the gradients of each step, at last what is left."""
+
+from __future__ import annotations
+
+import zlib
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from torch import nn
+
+    from schedc.runtime.adapt.state_transfer.pieces import Manifest
+    from schedc.runtime.adapt.state_transfer.stream import Outlet, Tensors
+
+Key = tuple[int, str]
+"""A layer's number, and the name of a weight or buffer in it."""
+
+
+class Leaving:
+    """Those for one rank. A record is about `snapshot`, `update` and the number of the optimizer, or `boundary` and its number."""
+
+    def __init__(
+        self,
+        layers: Mapping[int, nn.Module],
+        outlet: Outlet,
+        optimizers: Sequence[torch.optim.Optimizer],
+        described: Sequence[Manifest],
+        failed: Callable[[str], None],
+    ) -> None:
+        """Send a copy of them, and from now on what their optimizers see.
+
+        Args:
+            layers: by number.
+            outlet: where they go.
+            optimizers: of this rank's weights.
+            described: of each, what it has with all its layers.
+            failed: called with the reason where they cannot go.
+        """
+        self._layers, self.outlet, self._optimizers, self._failed = layers, outlet, optimizers, failed
+        self._weights = {(at, name): one for at, layer in layers.items() for name, one in layer.named_parameters()}
+        self._hooks = []
+        keys = {weight: key for key, weight in self._weights.items()}
+        for number, (optimizer, manifest) in enumerate(zip(optimizers, described, strict=True)):
+            weights = {key: weight for key, weight in manifest.weights.items() if key[0] in layers}
+            kinds = {key: getattr(self._weights[key], "grad_dtype", None) for key, one in weights.items() if one.requires_grad}
+            tensors = {key: value for key, value in manifest.values.items() if key[0] in layers}
+            if weights or tensors:
+                outlet.put(("snapshot", number, weights, kinds), tensors)
+            places = [
+                (group, place, keys[weight])
+                for group, options in enumerate(optimizer.param_groups)
+                for place, weight in enumerate(options["params"])
+                if weight in keys
+            ]
+            if places:
+                self._hooks.append(optimizer.register_step_pre_hook(partial(self._sees, number, places)))
+
+    def _sees(
+        self, number: int, places: Sequence[tuple[int, int, Key]], optimizer: Any, given: Sequence[Any], options: Mapping[str, Any]
+    ) -> None:
+        """Before an optimizer's step, whose weights may be others in the same places: those of a run of steps that overlap."""
+        if any(one is not None and one is not optimizer for one in (*given, *options.values())):
+            self._failed("an optimizer's step was called with arguments, which cannot be repeated on another rank")
+        settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+        gradients: Tensors = {}
+        for group, place, key in places:
+            gradient = optimizer.param_groups[group]["params"][place].grad
+            if gradient is not None and gradient.layout is not torch.strided:
+                self._failed(f"{key[1]} of layer {key[0]} has sparse gradients; such layers do not migrate")
+            elif gradient is not None:
+                gradients[key] = gradient
+        self.outlet.put(("update", number, settings), gradients)
+
+    def boundary(self, number: int, *, last: bool) -> None:
+        """After a step; the last one goes with buffers, and with sums of what must be there by now."""
+        if not last:
+            self.outlet.put(("boundary", number, None), {})
+            return
+        buffers = {(at, name): one for at, layer in self._layers.items() for name, one in layer.named_buffers()}
+        self.outlet.put(("boundary", number, sums(self._weights, self._optimizers)), buffers)
+
+    def end(self) -> None:
+        """See nothing more."""
+        for hook in self._hooks:
+            hook.remove()
+
+
+def sums(weights: Mapping[Key, nn.Parameter], optimizers: Iterable[torch.optim.Optimizer]) -> dict[Key, int]:
+    """Of each weight, a sum of its bytes and of those of its optimizer's state."""
+    states: dict[torch.Tensor, Any] = {weight: state for one in optimizers for weight, state in one.state.items()}
+    found = {}
+    for key, weight in weights.items():
+        value = 0
+        for tensor in (weight, *(one for _, one in sorted(states.get(weight, {}).items()) if isinstance(one, torch.Tensor))):
+            memory: Any = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy()
+            value = zlib.crc32(memory, value)
+        found[key] = value
+    return found
