@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from schedc.runtime.asynchronous.cache import VersionCache
     from schedc.runtime.asynchronous.corrections import Correction
 
 
@@ -37,6 +38,7 @@ class StageOptimizers:
         loss_scale: float = 1.0,
         corrections: Sequence[Correction] = (),
         first_update: int = 0,
+        device_bytes: float | None = None,
     ) -> None:
         """Take them.
 
@@ -51,6 +53,9 @@ class StageOptimizers:
             loss_scale: by which gradients are multiplied before they go backwards, and divided before an update (float16).
             corrections: of the delay; each is called with what the one before gives.
             first_update: the number of updates made before, in runs of other jobs.
+            device_bytes: the most bytes of weights on this rank's device, all versions and the newest; others are in the host's
+                memory until they are read again. What an op needs is there in any case: a version, and for an update two. Infinite:
+                `cache.limit_bytes` may be made less later. None: all are on the device.
 
         Raises:
             InvalidInput: a number is out of range, or the optimizers are not given by stage.
@@ -61,12 +66,20 @@ class StageOptimizers:
             )
         if not max_norm > 0 or not 0 < loss_scale < math.inf:
             raise InvalidInput(f"found max_norm={max_norm} and loss_scale={loss_scale}, expected numbers above 0")
+        if device_bytes is not None and not device_bytes >= 0:
+            raise InvalidInput(f"found device_bytes={device_bytes}, expected a number of bytes, at least 0")
         self.by_stage = dict(by_stage)
         self.max_norm = max_norm
         self.per_stage = per_stage
         self.skip_nonfinite = skip_nonfinite
         self.loss_scale = loss_scale
         self.corrections = tuple(corrections)
+        self.cache: VersionCache | None = None
+        """Which versions are on the device, where `device_bytes` was given."""
+        if device_bytes is not None:
+            from schedc.runtime.asynchronous.cache import VersionCache
+
+            self.cache = VersionCache(device_bytes)
         self.updates = first_update
         """How many updates each stage has made, over all runs that are whole: one that has failed counts none of its own. A job
         that loads a checkpoint sets it to the checkpoint's."""

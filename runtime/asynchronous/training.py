@@ -74,8 +74,12 @@ class UpdatingTraining(Training):
         if updates is None:
             return
         delays = self.plan.certificate.delays
+        if given.cache is not None:
+            given.cache.begin((one.op for one in self.program.instructions), updates)
         for stage in given.by_stage:
-            self._weights[stage] = StageWeights(given.of(stage), updates, delays[stage], given.corrections, given.updates)
+            self._weights[stage] = StageWeights(
+                given.of(stage), updates, delays[stage], given.corrections, given.updates, stage=stage, cache=given.cache
+            )
             self._due[stage] = []
         left = [0] * (self.plan.problem.microbatches // updates.microbatches)
         self._left.clear()
@@ -106,6 +110,8 @@ class UpdatingTraining(Training):
         op, updates = instruction.op, self._updates
         if updates is None:
             return super().run(instruction, value)
+        if self.optimizers.cache is not None:
+            self.optimizers.cache.next_op()
         weights, step = self._weights.get(op.stage), op.microbatch // updates.microbatches
         if weights is None:  # nothing of the stage is trained
             return () if op.kind is Kind.U else self._ran(instruction, step, super().run(instruction, value))

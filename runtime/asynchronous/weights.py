@@ -11,6 +11,9 @@ read the newest. Autograd does not object, since the alias that is changed count
 saved as the weight itself or a view of it (linear layers and convolutions, norms, embeddings, attention). A stage that saves
 something computed from weights alone would keep what F has read, and is refused (`copies`): casts of autocast, weight and spectral
 norm and other parametrizations. A stage that is recomputed has no such copies, as its forward runs again on the newest.
+
+With a cache (`cache`), versions are on the host while nothing needs them. Their storages are emptied, so a run has its own from the
+start: what the job holds of the parameters' memory before the run is the job's.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from schedc.ir import Op, Updates
+    from schedc.runtime.asynchronous.cache import VersionCache
     from schedc.runtime.asynchronous.corrections import Correction
 
 Tensors = list[torch.Tensor]
@@ -45,6 +49,9 @@ class StageWeights:
         delay: int,
         corrections: Sequence[Correction],
         number: int,
+        *,
+        stage: int = 0,
+        cache: VersionCache | None = None,
     ) -> None:
         """Begin a run.
 
@@ -54,13 +61,20 @@ class StageWeights:
             delay: of the stage, in updates; the parameter groups have it as `delay` until `end`.
             corrections: of the delay.
             number: of the run's first update.
+            stage: its number.
+            cache: which versions are on the device; None: all.
         """
         self._optimizers, self._updates, self._delay, self._corrections = optimizers, updates, delay, corrections
         self._number = number
+        self.stage, self._cache = stage, cache
         self._weights: list[nn.Parameter] = [weight for group in self._groups() for weight in group["params"]]
         self._ahead = any(each.reads_ahead for each in corrections)
         self._newest = -1
-        self._masters: Tensors = [weight.data for weight in self._weights]
+        self._masters: Tensors = []
+        for weight in self._weights:
+            if cache is not None:
+                weight.data = weight.data.clone()
+            self._masters.append(weight.data)
         self._versions: dict[int, Tensors] = {-1: self._predicted([*self._masters])}
         """What ops read, by version."""
         self._reads: dict[int, int] = {}
@@ -77,11 +91,16 @@ class StageWeights:
             group["delay"] = delay
         for weight in self._weights:
             weight.grad = None
+        self._settle()
 
     @property
     def versions(self) -> int:
         """How many there are."""
         return len(self._versions)
+
+    def names_of(self, memory: Tensors) -> tuple[list[int], bool]:
+        """Which versions these tensors are, and whether the next update is made of them."""
+        return [version for version, each in self._versions.items() if each is memory], memory is self._masters
 
     def read(self, op: Op) -> None:
         """Before an op, or a part of one, but U: let it find the weights that it reads, and the gradients that it adds to."""
@@ -100,6 +119,8 @@ class StageWeights:
             self._adding = step
             for weight, gradient in zip(self._weights, self._gradients.pop(step, [None] * len(self._weights)), strict=True):
                 weight.grad = gradient
+        if self._cache is not None:
+            self._cache.need(self._versions[version])
         self._show(self._versions[version])
 
     def ended(self, microbatch: int) -> None:
@@ -147,10 +168,14 @@ class StageWeights:
             self._forget(self._newest)
         self._newest = step
         self._number += 1
+        self._settle()
 
     def end(self) -> None:
         """End the run, whole or not: the parameters are the newest weights, and the optimizer has them again."""
         if self._aliases:
+            if self._cache is not None:
+                self._cache.need(self._masters)
+                self._cache.keep(self, ())
             self._show(self._masters)
             for weight in self._weights:
                 weight.grad = None
@@ -165,6 +190,9 @@ class StageWeights:
         """The optimizers' steps."""
         before = self._masters
         in_place = in_place and not self._ahead
+        if self._cache is not None:
+            written = [self._versions[self._newest]] if self._updates.versions is Versions.BOUNDED else []
+            self._cache.need(before, *written, copies=(not in_place) + (self._ahead and not written))
         self._masters = before if in_place else [each.clone() for each in before]
         for alias, memory, gradient in zip(self._aliases, self._masters, gradients, strict=True):
             alias.data = memory
@@ -232,11 +260,20 @@ class StageWeights:
                 weight.data = tensor
             forget_cast_weights()
 
+    def _settle(self) -> None:
+        """Let the cache know which versions there are."""
+        if self._cache is not None:
+            there = [self._masters, *self._versions.values()]
+            for memory in there:
+                self._cache.add(self, memory)
+            self._cache.keep(self, there)
+
     def _forget(self, *versions: int) -> None:
         for version in versions:
             memory = self._versions.pop(version)
             if memory is self._there and all(memory is not other for other in self._versions.values()):
                 self._show(self._masters)
+        self._settle()
 
 
 def _alias(weight: nn.Parameter) -> nn.Parameter:

@@ -87,6 +87,42 @@ def test_versions_are_freed(four: Ranks, mode: Versions) -> None:
     assert [one[rank] for rank, one in enumerate(found)] == list(plan.certificate.versions)
 
 
+def check_cached(ranks: Ranks, plan: Plan, way: Way, versions: int, most: int) -> list[tuple[int, int, int]]:
+    """With room for `versions`, there are `most` at a time: per rank as `cached`, but the errors and the peak."""
+    given = []
+    for found in ranks.run(asynchronous_runs.cached, plan, way, 9, versions):
+        assert isinstance(found, tuple), (found, way)
+        errors, (free, peak, evicted, waited_for) = found
+        assert max(errors) < EXACT, way
+        assert peak == min(free, most)
+        assert (evicted > 0) == (free > max(versions, 1))
+        given.append((free, evicted, waited_for))
+    return given
+
+
+def test_versions_in_the_memory_of_the_host(four: Ranks) -> None:
+    """Their storages are empty meanwhile: weights are those of a run that has all of them on the device, whatever the order."""
+    found = check_cached(four, period_plan(4, 1, STASH), Way("adamw"), 3, 3)
+    assert [free for free, *_ in found] == [4, 3, 2, 1]
+    assert not any(waited_for for *_, waited_for in found), "each has come back while the op before its reader ran"
+    assert any(waited_for for *_, waited_for in check_cached(four, period_plan(4, 1, STASH), Way("adamw"), 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("mode", "way", "most"),
+    [
+        (STASH, Way("momentum", recompute=True), 2),
+        (STASH, Way("nadam", max_norm=0.05, per_stage=True), 2),
+        (STASH, Way("momentum", predicts=True), 3),
+        (TWO_BUFFERED, Way("adamw", max_norm=0.02), 2),
+        (BOUNDED, Way("momentum"), 1),
+    ],
+)
+def test_the_host_keeps_what_no_op_reads(two: Ranks, mode: Versions, way: Way, most: int) -> None:
+    for split in (False, True):
+        check_cached(two, period_plan(2, 2, mode, split=split), way, 0, most)
+
+
 @pytest.mark.parametrize(("mode", "per_stage"), [(TWO_BUFFERED, False), (STASH, True)])
 def test_a_step_of_infinite_gradients_makes_no_update(two: Ranks, mode: Versions, *, per_stage: bool) -> None:
     for found in two.run(asynchronous_runs.skipping, period_plan(2, 3, mode), per_stage=per_stage):

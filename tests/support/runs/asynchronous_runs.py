@@ -249,6 +249,34 @@ def stopped(rank: int, plan: Plan) -> str:
     return lines[0]
 
 
+def cached(rank: int, plan: Plan, way: Way, steps: int, versions: int) -> tuple[list[float], list[int]]:
+    """As `errors`, with room for this many versions of the rank's largest stage.
+
+    Returns:
+        The errors; and of a run with room for all and of this one the most bytes of versions, in versions of the largest stage, how
+        many have gone to the host, how many ops had to wait for one.
+    """
+    run = run_of(plan, steps)
+    largest = max(sum(weight.nbytes for weight in module.parameters()) for module in make_stages(run, rank).values())
+    found, peaks, seen = list[float](), list[int](), (0, 0)
+    for limit_bytes in (math.inf, versions * largest):
+        stages = make_stages(run, rank)
+        optimizers = optimizers_of(stages, way, device_bytes=limit_bytes)
+        cache = optimizers.cache
+        assert cache is not None
+        with load(run, stages, optimizers=optimizers, recompute=way.recompute) as pipe:
+            oracle = oracle_of(run, way)
+            for number in range(2):
+                before = [weight.data for weight in weights_of(stages)]
+                values = [weight.clone() for weight in before]
+                found += trained(pipe, oracle, number)
+                assert all(map(torch.equal, before, values)), "what the job holds of the parameters is its own"
+        assert cache.device_bytes == 0
+        peaks.append(math.ceil(cache.peak_bytes / largest))
+        seen = cache.evicted, cache.waited_for
+    return found, [*peaks, *seen]
+
+
 def scheduled(rank: int, plan: Plan) -> list[float]:
     """As `errors`, with learning rates that halve after each update, beside a correction of them."""
     run, way = run_of(plan, 4), Way(slow=3)
