@@ -89,18 +89,18 @@ class First(nn.Module):
 class Task:
     """A text, its batches, and a model."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, blocks: int = BLOCKS, batch: int = BATCH) -> None:
         paths = [ROOT / "LICENSE", ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
         text = "".join(path.read_text(encoding="utf-8") for path in paths)
         known = sorted(set(text))
         codes = {character: code for code, character in enumerate(known)}
         self.text = torch.tensor([codes[character] for character in text])
-        self.vocabulary, self.seed = len(known), seed
+        self.vocabulary, self.seed, self.blocks, self.sequences = len(known), seed, blocks, batch
 
     def batch(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Always the same for a number."""
         generator = torch.Generator().manual_seed(1_000_000 * self.seed + number)
-        begins = torch.randint(len(self.text) - CONTEXT - 1, (BATCH,), generator=generator)
+        begins = torch.randint(len(self.text) - CONTEXT - 1, (self.sequences,), generator=generator)
         both = torch.stack([self.text[begin : begin + CONTEXT + 1] for begin in begins.tolist()])
         return both[:, :-1], both[:, 1:]
 
@@ -108,12 +108,17 @@ class Task:
         """The model, by blocks; always the same."""
         torch.manual_seed(self.seed)
         last = nn.Sequential(Block(), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, self.vocabulary))
-        return nn.Sequential(First(self.vocabulary), *(Block() for _ in range(BLOCKS - 2)), last)
+        return nn.Sequential(First(self.vocabulary), *(Block() for _ in range(self.blocks - 2)), last)
 
 
 def loss_of(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     """Of the next character, in nats."""
-    return nn.functional.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
+    return next_character(model(batch[0]), batch[1])
+
+
+def next_character(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Cross entropy, in nats."""
+    return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def optimizers_of(name: str, model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
@@ -123,6 +128,8 @@ def optimizers_of(name: str, model: nn.Module, rate: float) -> list[torch.optim.
         return [torch.optim.SGD(weights, lr=rate)]
     if name == "adamw":
         return [torch.optim.AdamW(weights, lr=rate, weight_decay=0.0)]
+    if name == "nadam":
+        return [torch.optim.NAdam(weights, lr=rate, betas=(0.99, 0.999))]
     matrices = [
         weight for block in model.modules() if isinstance(block, Block) for weight in block.parameters() if weight.ndim == 2
     ]
@@ -165,9 +172,9 @@ def train(task: Task, name: str, delays: Sequence[int], updates: int, *, predict
     return losses
 
 
-def reached(losses: Sequence[float], target: float) -> int | None:
+def reached(losses: Sequence[float], target: float, last: int = LAST) -> int | None:
     """After how many updates the mean loss of the last ones is at most the target."""
-    return next((end for end in range(LAST, len(losses) + 1) if fmean(losses[end - LAST : end]) <= target), None)
+    return next((end for end in range(last, len(losses) + 1) if fmean(losses[end - last : end]) <= target), None)
 
 
 class Cost:

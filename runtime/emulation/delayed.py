@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 STAMP = TensorMeta(torch.int64, (1,))
 WATCH_S = 86_400.0
 """How long a thread watches for a message; who takes it gives up earlier, and closes the connection."""
+LEAST_WAIT_S = 0.001
+"""What is left of a wait, at least: none at all would mean no limit to gloo."""
 CALIBRATION_CYCLES = (1_000_000, 11_000_000)
 """Two lengths, so that what a launch takes drops out; some milliseconds on any GPU."""
 CALIBRATIONS = 5
@@ -145,12 +147,18 @@ class StampedTransport:
 
 
 def _wait_for_stamp(made: Future[Outgoing], timeout_s: float) -> None:
-    """Wait for a stamp that is made when the device has come so far."""
+    """Wait for a stamp that is made when the device has come so far, and until the peer has it: for both together that long.
+
+    Raises:
+        NoAnswer: it has not been made in time, or the peer has not taken it.
+        ConnectionLost: the peer is gone.
+    """
+    end_ns = perf_counter_ns() + round(timeout_s * 1e9)
     try:
         stamp = result_of(made, timeout_s)
     except ConnectionLost as error:
         raise found_elsewhere(error) from error
-    stamp.wait(timeout_s)
+    stamp.wait(max((end_ns - perf_counter_ns()) / 1e9, LEAST_WAIT_S))
 
 
 class Undelayed:

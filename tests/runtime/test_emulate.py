@@ -20,6 +20,7 @@ from suite.marked_processes import parent, processes_of, until
 from schedc.errors import CheckFailed, InvalidInput
 from schedc.formats.plan.plan_file import write_plan
 from schedc.ir.conditions import LinkState, LinkTrace
+from schedc.ir.network import Link
 from schedc.ir.ops import WHOLE, Kind, Op
 from schedc.ir.problem import DataParallel
 from schedc.runtime.emulation.emulate import emulate
@@ -156,6 +157,18 @@ def test_collectives_are_waited_for(trunk: str | None) -> None:
             assert step.step_end_ns >= step.begun_ns[last] + sum(COSTS_NS[1:]) + scatter_ns[rank.rank]
         if trunk is None:
             assert max(rank.steps[run].step_end_ns for rank in trace.ranks) - begin_ns >= plan.certificate.makespan_ns
+
+
+@pytest.mark.slow
+def test_one_wire_into_a_rank_serves_both_directions() -> None:
+    """Each of its messages holds it for the latency, too: whatever their order, they come one after the other."""
+    links = [
+        Link(source=source, destination=destination, setup_ns=5 * MS, transfer_ns=3 * MS, trunk=f">rank{destination}")
+        for source, destination in ((0, 1), (1, 0), (1, 2), (2, 1))
+    ]
+    problem = replace(make_problem(3, 6, costs_ns=COSTS_NS), links=tuple(links))
+    plan = plan_of(problem, one_f_one_b(problem))
+    assert min(iterations_ns(plan, scale=0.5)) >= 2 * 6 * 8 * MS + problem.duration_ns(Kind.F, 0, 0)
 
 
 @pytest.mark.parametrize(

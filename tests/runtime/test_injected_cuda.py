@@ -90,6 +90,28 @@ def test_what_the_stamps_thread_finds_is_told(error: RuntimeError) -> None:
         end.send(torch.zeros(1), 0).wait(60)
 
 
+def test_a_stamps_wait_ends_with_its_time_limit() -> None:
+    """What its making has taken is not waited for again, and a stamp that never is made is no answer."""
+    limits: list[float] = []
+
+    class Taken(Sent):
+        def wait(self, timeout_s: float) -> None:
+            limits.append(timeout_s)
+
+    marks = [Computed(), Computed()]
+    marks[0].passed.set()
+    left = iter(marks)
+    delay = WireDelay(latency_ns=0, occupancy_ns=(0, 0))
+    end = StampedTransport(Ends(Sent(), Taken()), delay, OwnLink(), record=lambda: next(left))
+    made, never = (end.send(torch.zeros(1), at * TAGS) for at in range(2))
+    made.wait(60)
+    with pytest.raises(NoAnswer):
+        never.wait(0.01)
+    assert len(limits) == 1
+    assert 0 < limits[0] < 60
+    marks[1].passed.set()  # its thread ends
+
+
 class Received:
     """A receive that the device has done when its mark says so."""
 
