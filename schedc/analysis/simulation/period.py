@@ -4,12 +4,11 @@ A Problem that is one step of a run without end, and its Schedule of one period,
 which all ops can repeat comes out, with when each op of the period begins. Ops, and the transfers between ranks, are the nodes of a
 graph; an edge says by how much one begins after another, which may be of an earlier period. The period is the largest ratio of time
 to periods over the graph's cycles (Reiter, 1968; Dasdan, 2004): each cycle that is too long for a period gives the next one to try,
-until there is none.
+until there is none. Each try goes on from the last one's (Howard, 1960).
 """
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate, pairwise
@@ -65,75 +64,116 @@ def steady_state(problem: Problem, schedule: Schedule) -> Steady:
         CheckFailed: ops wait for each other in a cycle.
     """
     ops = [op for order in schedule.orders for op in order]
-    edges, nodes = _edges(problem, schedule)
-    ratio = Fraction(max(sum(schedule.duration_ns(problem, op) for op in order) for order in schedule.orders))
-    longest: list[int] = []
-    while True:
-        _, cycle = _relax(edges, nodes, ratio)
-        if cycle is None:
-            break
-        time_ns, periods = sum(edge.time_ns for edge in cycle), sum(edge.periods for edge in cycle)
-        longest = [edge.before for edge in cycle if edge.before < len(ops)]
+    graph = PeriodGraph.of(problem, schedule)
+    busy_ns = max(sum(schedule.duration_ns(problem, op) for op in order) for order in schedule.orders)
+    ratio, longest = Fraction(busy_ns), list[int]()
+    while (cycle := graph.relax(ratio)) is not None:
+        time_ns, periods = sum(graph.edges[each].time_ns for each in cycle), sum(graph.edges[each].periods for each in cycle)
+        longest = [graph.edges[each].before for each in cycle if graph.edges[each].before < len(ops)]
         if periods <= 0:
             names = " -> ".join(token(ops[each]) for each in longest)
             raise CheckFailed(f"the ranks wait for each other indefinitely: {names}; `schedc.verify` names the cycle")
         ratio = Fraction(time_ns, periods)
     period_ns = ceil(ratio)
-    starts, _ = _relax(edges, nodes, Fraction(period_ns))
+    if period_ns != ratio:
+        graph.relax(Fraction(period_ns))  # at a longer period than is needed no cycle is too long
     begin = [0, *accumulate(map(len, schedule.orders))]
     return Steady(
         period_ns=period_ns,
         exact_ns=ratio,
-        starts_ns=tuple(tuple(starts[first:last]) for first, last in pairwise(begin)),
+        starts_ns=tuple(tuple(graph.starts[first:last]) for first, last in pairwise(begin)),
         longest=tuple(ops[each] for each in longest),
     )
 
 
-def _relax(edges: list[Edge], nodes: int, ratio: Fraction) -> tuple[list[int], list[Edge] | None]:
-    """The earliest starts, times the ratio's denominator, at which all edges hold; or a cycle that is longer than the ratio.
+@dataclass(slots=True)
+class PeriodGraph:
+    """What waits for what, and by which of its edges each node begins when it does: the policy, which the next ratio goes on from.
 
-    Nodes that have got later are looked at in turn (Bellman-Ford with a queue); now and then, whether one of them did so by itself.
+    Policy iteration (Howard, 1960; Cochet-Terrasson et al., 1998) in whole numbers. Each node begins at 0, or by one edge. The
+    starts that follow from that are lengths of ways, so never more than the longest. A sweep over all edges, in an order in which
+    a period can run, gives nodes edges by which they begin later; where there is none, the starts are the earliest at which all
+    edges hold. Edges that form a cycle are longer than the ratio: an edge was taken only where its end had to begin later for it.
     """
-    period, scale = ratio.numerator, ratio.denominator
-    after: list[list[tuple[int, int, int]]] = [[] for _ in range(nodes)]  # by node: number of the edge, its end, its length
-    for number, edge in enumerate(edges):
-        after[edge.before].append((number, edge.after, edge.time_ns * scale - edge.periods * period))
-    starts, came_by = [0] * nodes, [-1] * nodes
-    waiting, is_waiting, looked = deque(range(nodes)), [True] * nodes, 0
-    while waiting:
-        node = waiting.popleft()
-        is_waiting[node] = False
-        start = starts[node]
-        for number, end, length in after[node]:
-            if start + length > starts[end]:
-                starts[end], came_by[end] = start + length, number
-                if not is_waiting[end]:
-                    is_waiting[end] = True
-                    waiting.append(end)
-        looked += 1
-        if looked % nodes == 0:
-            cycle = _cycle_of(edges, came_by)
-            if cycle is not None:
-                return starts, cycle
-    return starts, None
 
+    edges: list[Edge]
+    after: list[list[tuple[int, int, int, int]]]
+    """By node: number of an edge, its end, time, periods."""
+    order: list[int]
+    """All nodes, each after those of its own period that it waits for, where there is such an order."""
+    came_by: list[int]
+    """The number of the edge by which each begins when it does; -1: it begins at 0."""
+    starts: list[int]
+    """Times the ratio's denominator."""
 
-def _cycle_of(edges: list[Edge], came_by: list[int]) -> list[Edge] | None:
-    """A cycle among the edges by which the nodes got their starts; such a cycle is longer than the ratio."""
-    seen = [-1] * len(came_by)
-    for root in range(len(came_by)):
-        node = root
-        while seen[node] < 0 and came_by[node] >= 0:
-            seen[node] = root
-            node = edges[came_by[node]].before
-        if seen[node] == root and came_by[node] >= 0:
-            cycle, at = [], node
-            while True:
-                cycle.append(edges[came_by[at]])
-                at = cycle[-1].before
-                if at == node:
-                    return cycle[::-1]
-    return None
+    @classmethod
+    def of(cls, problem: Problem, schedule: Schedule) -> PeriodGraph:
+        """Each node begins at 0."""
+        edges, nodes = _edges(problem, schedule)
+        after: list[list[tuple[int, int, int, int]]] = [[] for _ in range(nodes)]
+        for number, (before, end, time_ns, periods) in enumerate(edges):
+            after[before].append((number, end, time_ns, periods))
+        waits = [0] * nodes
+        for edge in edges:
+            waits[edge.after] += edge.periods <= 0
+        order = [node for node in range(nodes) if not waits[node]]
+        for node in order:  # it grows
+            for _, end, _, periods in after[node]:
+                if periods <= 0:
+                    waits[end] -= 1
+                    if not waits[end]:
+                        order.append(end)
+        order += [node for node in range(nodes) if waits[node]]
+        return cls(edges, after, order, [-1] * nodes, [0] * nodes)
+
+    def relax(self, ratio: Fraction) -> list[int] | None:
+        """The earliest starts at which all edges hold; or the edges of a cycle longer than the ratio: of those met, the longest."""
+        period, scale = ratio.numerator, ratio.denominator
+        starts, came_by = self.starts, self.came_by
+        while True:
+            cycles = self._settle(period, scale)
+            if cycles:
+                return max(cycles, key=self._ratio)
+            moved = False
+            for node in self.order:
+                start = starts[node]
+                for number, end, time_ns, periods in self.after[node]:
+                    begin = start + time_ns * scale - periods * period
+                    if begin > starts[end]:
+                        starts[end], came_by[end], moved = begin, number, True
+            if not moved:
+                return None
+
+    def _settle(self, period: int, scale: int) -> list[list[int]]:
+        """Let each node begin as its edge says, but not before 0; the cycles of such edges, each of which is cut."""
+        starts, came_by, edges = self.starts, self.came_by, self.edges
+        seen = [-1] * len(starts)
+        cycles: list[list[int]] = []
+        for root in range(len(starts)):
+            way, node = [], root
+            while seen[node] < 0:
+                seen[node] = root
+                way.append(node)
+                if came_by[node] < 0:
+                    break
+                node = edges[came_by[node]].before
+            else:
+                if seen[node] == root and way:
+                    cycles.append([came_by[each] for each in reversed(way[way.index(node) :])])
+                    came_by[node] = -1
+            for each in reversed(way):
+                number = came_by[each]
+                if number >= 0:
+                    before, _, time_ns, periods = edges[number]
+                    starts[each] = starts[before] + time_ns * scale - periods * period
+                if number < 0 or starts[each] < 0:
+                    starts[each], came_by[each] = 0, -1
+        return cycles
+
+    def _ratio(self, cycle: list[int]) -> tuple[bool, Fraction]:
+        """To compare cycles by; one that passes no period is the longest."""
+        periods = sum(self.edges[each].periods for each in cycle)
+        return (True, Fraction(0)) if periods <= 0 else (False, Fraction(sum(self.edges[each].time_ns for each in cycle), periods))
 
 
 def _edges(problem: Problem, schedule: Schedule) -> tuple[list[Edge], int]:
