@@ -8,9 +8,11 @@ come, while the rank's own thread may wait for what another rank sends only once
 
 from __future__ import annotations
 
+import math
+from concurrent.futures import Future
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -22,9 +24,9 @@ from schedc.runtime.transports.helpers import SerialExecutor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, MutableMapping, Sequence
-    from concurrent.futures import Future
     from contextlib import AbstractContextManager
 
+    import torch.distributed as dist
     from torch import nn
 
     from schedc.runtime.common.groups import Groups
@@ -70,7 +72,7 @@ class StageSum:
 
 
 class GlobalNorms:
-    """Those of one run, on one rank, and the sums of tied weights; a thread exchanges them, step after step as on all ranks."""
+    """Those of one run, on one rank, and the sums of tied weights, exchanged step after step as on all ranks."""
 
     def __init__(
         self,
@@ -79,6 +81,9 @@ class GlobalNorms:
         sums: Callable[[int], Sequence[StageSum]],
         ties: Sequence[TiedSums],
         device: torch.device,
+        *,
+        replicas: bool,
+        norms: bool,
     ) -> None:
         """Take what is to be done.
 
@@ -88,14 +93,17 @@ class GlobalNorms:
             sums: gives those of this rank's stages of a step, which are whole.
             ties: sum the gradients of weights that other ranks have as well, after the replicas' sums.
             device: of the gradients.
+            replicas: whether there are any, with whom gradients are summed.
+            norms: whether norms are wanted, or the sums of ties alone.
         """
         self._groups = groups
         self._left = [*left]
         self._sums = sums
-        self._ties = ties
+        self._ties, self._norms = ties, norms
         self._elsewhere = {weight for tie in ties for weight in tie.counted_elsewhere}
-        self._begun: list[Future[float]] = []
-        self._thread = SerialExecutor()
+        self._begun: list[_Norm | Future[_Norm]] = []
+        self._thread = SerialExecutor() if replicas or ties else None
+        """Waits for sums before norms; where there are no sums, this thread begins a norm as well as any."""
         self._stream: AbstractContextManager[object] = nullcontext()
         """Where the thread's device work goes."""
         if device.type != "cpu":
@@ -109,38 +117,70 @@ class GlobalNorms:
 
     def has(self, step: int) -> bool:
         """Whether all is exchanged: `square` does not wait."""
-        return step < len(self._begun) and self._begun[step].done()
+        if step >= len(self._begun):
+            return False
+        begun = self._begun[step]
+        return begun.done() if isinstance(begun, Future) else begun.has_come()
 
     def square(self, step: int) -> float:
-        """The square of the norm over all ranks; the gradients of tied weights are summed then.
+        """The square of the norm over all ranks, or NaN; the gradients of tied weights are summed then.
 
         Raises:
             TransferFailed: another rank or a replica has ended, or does not answer.
         """
-        return self._begun[step].result()
+        begun = self._begun[step]
+        return (begun.result() if isinstance(begun, Future) else begun).wait(self._groups, step)
 
     def _begin(self) -> None:
         """Exchange what is whole, in the order of the steps: the same on all ranks."""
         while len(self._begun) < len(self._left) and not self._left[len(self._begun)]:
             step = len(self._begun)
-            self._begun.append(self._thread.submit(partial(self._exchange, step, self._sums(step))))
+            exchange = partial(self._exchange, step, self._sums(step))
+            self._begun.append(exchange() if self._thread is None else self._thread.submit(exchange))
 
-    def _exchange(self, step: int, sums: Sequence[StageSum]) -> float:
-        """As `square`; in the thread."""
-        rank, limit_s = self._groups.rank, self._groups.timeout_s
+    def _exchange(self, step: int, sums: Sequence[StageSum]) -> _Norm:
+        """The norm under way; in the thread, once it has come."""
         with self._stream:
             gradients = [one.wait() for one in sums]
             for tie in self._ties:
                 tie.add_up(gradients)
-            total = square_of(one for found in gradients for weight, one in found.items() if weight not in self._elsewhere)
+            own = (one for found in gradients for weight, one in found.items() if weight not in self._elsewhere)
+            total = square_of(own) if self._norms else None
+        with with_others(f"rank {self._groups.rank} exchanges the norm of step {step}", "one of them has ended or failed"):
+            norm = _Norm(total, None if total is None else self._groups.all.allreduce([total]))
+        if self._thread is not None:
+            norm.wait(self._groups, step)
+        return norm
+
+
+class _Norm(NamedTuple):
+    """The square of one, under way; None: nobody wants it."""
+
+    square: torch.Tensor | None
+    work: dist.Work | None
+
+    def has_come(self) -> bool:
+        """Whether `wait` would not wait."""
+        return self.work is None or self.work.is_completed()
+
+    def wait(self, groups: Groups, step: int) -> float:
+        """As `GlobalNorms.square`; again it does not wait."""
+        if self.square is None or self.work is None:
+            return math.nan
+        limit_s = groups.timeout_s
         late = f"no answer in {limit_s:g} s; it is stuck or slower than the timeout_s given to load"
-        with with_others(f"rank {rank} waits for the norm of step {step}", "one of them has ended or failed", late):
-            finish(self._groups.all.allreduce([total]), limit_s)
-        return total.item()
+        with with_others(f"rank {groups.rank} waits for the norm of step {step}", "one of them has ended or failed", late):
+            finish(self.work, limit_s)
+        return self.square.item()
 
 
-def check_slack(plan: Plan) -> None:
+def check_slack(plan: Plan, what: str = "a norm", remedy: str = "give StageOptimizers per_stage=True") -> None:
     """Refuse a run, under 2bw, in which ranks would wait for each other as they wait for norms. The plan need not be sound.
+
+    Args:
+        plan: the plan.
+        what: they wait for; sums of tied weights are known when norms are.
+        remedy: what to do, for the message.
 
     Raises:
         Unsupported: they would; names an op.
@@ -180,8 +220,7 @@ def check_slack(plan: Plan) -> None:
     for rank, order in enumerate(orders):
         if at[rank] < len(order):
             raise Unsupported(
-                f"plan {plan.name!r}: {token(order[at[rank]])} on rank {rank} would wait for a norm that waits for it; give"
-                " StageOptimizers per_stage=True"
+                f"plan {plan.name!r}: {token(order[at[rank]])} on rank {rank} would wait for {what} that waits for it; {remedy}"
             )
 
 

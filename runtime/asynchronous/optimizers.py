@@ -149,9 +149,7 @@ def check_updates(plan: Plan, modules: Mapping[int, nn.Module], optimizers: Stag
             raise Unsupported(f"stage {stage} has {found}; where steps overlap, weights are kept in versions, plain tensors alone")
         ties = getattr(module, "ties_of_ranks", None) or getattr(getattr(module, "stage", None), "ties_of_ranks", None)
         if ties:
-            raise Unsupported(
-                f"stage {stage} shares the weight {next(iter(ties))} with another rank; steps overlap without tied weights"
-            )
+            check_ties(plan, optimizers, f"stage {stage} shares the weight {next(iter(ties))} with another rank")
         if stage not in optimizers.by_stage:
             continue
         given = {weight for one in optimizers.of(stage) for group in one.param_groups for weight in group["params"]}
@@ -174,6 +172,24 @@ def check_updates(plan: Plan, modules: Mapping[int, nn.Module], optimizers: Stag
             other = owner.setdefault(weight, stage)
             if other != stage:
                 raise Unsupported(f"stages {other} and {stage} share the weight {name!r}; steps overlap without tied weights")
+
+
+def check_ties(plan: Plan, optimizers: StageOptimizers, which: str) -> None:
+    """Refuse weights that several ranks have where their copies would not stay the same; `which`, for the message.
+
+    Under 2bw all stages have the same delay and the same versions, and a step's sum has as much time as a norm.
+    """
+    assert plan.problem.updates is not None
+    versions = plan.problem.updates.versions
+    if versions is not Versions.TWO_BUFFERED:
+        raise Unsupported(f"{which}; under {versions} ranks have different versions of it; compile with versions = '2bw'")
+    if optimizers.looks_at_norms and optimizers.per_stage:
+        raise Unsupported(
+            f"{which}; clipped by the norm of each stage its copies would differ; give StageOptimizers per_stage=False"
+        )
+    from schedc.runtime.asynchronous.norms import check_slack
+
+    check_slack(plan, "a tied weight's sum", "let one rank have all stages that share it")
 
 
 def _check_optimizers(stage: int, optimizers: Sequence[torch.optim.Optimizer]) -> None:

@@ -87,9 +87,11 @@ class UpdatingTraining(Training):
             step = microbatch // updates.microbatches
             left[step] += stage in self.stages
             self._left[stage, step] = self._left.get((stage, step), 0) + 1
-        if (given.looks_at_norms and not given.per_stage) or self.ties:
+        norms = given.looks_at_norms and not given.per_stage
+        if norms or self.ties:
             assert self.groups is not None
-            self._norms = GlobalNorms(self.groups, left, self._sums_of, self.ties, stage_device(self.stages))
+            replicas, device = self.collectives is not None, stage_device(self.stages)
+            self._norms = GlobalNorms(self.groups, left, self._sums_of, self.ties, device, replicas=replicas, norms=norms)
 
     def finish(self) -> None:
         """As `Training.finish`; all updates have been made then."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from schedc.errors import InvalidInput, Unsupported
 from schedc.ir import Plan, Updates
-from schedc.runtime.asynchronous.optimizers import StageOptimizers
+from schedc.runtime.asynchronous.optimizers import StageOptimizers, check_ties
 from schedc.runtime.asynchronous.training import UpdatingTraining
 from schedc.runtime.common.failure import NonFiniteLoss
 from schedc.runtime.replicas.updates import UpdateCollectives
@@ -34,6 +34,8 @@ class AsynchronousPipe(Pipe):
     """
 
     optimizers: StageOptimizers
+    _tied: tuple[Plan, int] | None = None
+    """The plan, and the number of ties, that were looked at last."""
 
     @classmethod
     def check(cls, plan: Plan, modules: Mapping[int, nn.Module], *, alone: bool) -> None:
@@ -49,10 +51,11 @@ class AsynchronousPipe(Pipe):
             return
         if not given.is_even:
             raise InvalidInput("a run of steps that overlap takes no weights, divide_by or scale; StageOptimizers has a loss_scale")
-        if self.steps.ties:
-            raise Unsupported("weights of several ranks are tied; steps overlap without tied weights")
+        if self.steps.ties and self._tied != (self.plan, len(self.steps.ties)):
+            check_ties(self.plan, self.optimizers, "ranks share a tied weight")
+            self._tied = self.plan, len(self.steps.ties)
         training = cast("UpdatingTraining", self.steps.training)
-        training.groups = self.groups
+        training.groups, training.ties = self.groups, self.steps.ties
         training.collectives = self.hooks if isinstance(self.hooks, UpdateCollectives) else None
 
     def _found(self, error: NonFiniteLoss, updates: Updates | None) -> None:

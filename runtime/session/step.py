@@ -176,7 +176,7 @@ class Steps:
         """Sum the gradients of replicas, and of weights of several ranks; the loss of all pipelines."""
         self.hooks.step_counts = counts
         loss = self.hooks.end_step(loss)
-        for tie in self.ties:
+        for tie in self.ties if self.plan.problem.updates is None else ():  # else of each step before its updates
             tie.end_step()
         return loss
 

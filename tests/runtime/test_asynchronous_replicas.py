@@ -1,4 +1,7 @@
-"""Pipelines of steps that overlap, side by side: the weights of one process that applies the same delays to all their batches."""
+"""Pipelines of steps that overlap, side by side, and weights that two ranks have.
+
+The weights are those of one process that applies the same delays, to the batches of all pipelines.
+"""
 
 from __future__ import annotations
 
@@ -69,6 +72,26 @@ def test_all_ways(four: Ranks, mode: Versions, count: int, size: int) -> None:
 def test_random_orders(four: Ranks, mode: Versions, seed: int) -> None:
     way = Way("adamw", 0.03, per_stage=mode is not TWO_BUFFERED) if seed % 2 else Way(recompute=seed % 4 == 2)
     check(four, random_plan(seed, 2, mode), way, 5, slow_s=0.003)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_an_embedding_that_is_the_head_as_well(four: Ranks, size: int) -> None:
+    """Its gradients are summed over the first rank and the last, after the replicas' sums, and count once in the norm."""
+    for way in (Way("adamw", max_norm=0.02, predicts=True), Way("momentum")):
+        for found in four.run(asynchronous_runs.tied, period_plan(size, 3, TWO_BUFFERED, split=True), way, size):
+            assert isinstance(found, list), found
+            assert max(found) < EXACT, way
+
+
+def test_tied_weights_that_would_differ(two: Ranks, four: Ranks) -> None:
+    said = four.run(asynchronous_runs.tied, period_plan(4, 1, STASH), Way(), 4)
+    assert said[0].startswith("Unsupported: stage 0 shares the weight ") and "under stash ranks have different versions" in said[0]
+    for plan, per_stage, expected in (
+        (period_plan(2, 1, BOUNDED), False, "ranks share a tied weight; under bounded ranks have different versions of it"),
+        (period_plan(2, 3, TWO_BUFFERED), True, "ranks share a tied weight; clipped by the norm of each stage"),
+    ):
+        for line in two.run(asynchronous_runs.tied_later, plan, per_stage):
+            assert expected in line
 
 
 def test_pipelines_that_do_not_fit(four: Ranks) -> None:

@@ -126,6 +126,8 @@ class DelayedTraining:
         self.max_norm, self.per_stage, self.predicts, self.rate_of = max_norm, per_stage, predicts, rate_of
         self.optimizers = [optimizer_of(stage, [*piece.parameters()]) for stage, piece in enumerate(pieces)]
         self.skipped = skipped
+        self.ties: Sequence[tuple[tuple[int, str], tuple[int, str]]] = ()
+        """Weights that start the same and stay so: stages and names."""
         self.updates = 0
         self.schedules: list[torch.optim.lr_scheduler.LRScheduler] = []
         """Of learning rates, which go on after each update."""
@@ -147,7 +149,16 @@ class DelayedTraining:
             total: list[Weights] = [{} for _ in self.pieces]
             for m in range(step * count, (step + 1) * count):
                 losses.append(self._differentiate(m, inputs[m], targets[m], 1 / count, total))
-            squares = [sum(float(gradient.square().sum()) for gradient in found.values()) for found in total]
+            for (a, one), (b, two) in self.ties:
+                total[a][one] = total[b][two] = total[a][one] + total[b][two]
+            squares = [
+                sum(
+                    float(gradient.square().sum())
+                    for name, gradient in found.items()
+                    if (stage, name) not in dict(self.ties).values()
+                )
+                for stage, found in enumerate(total)
+            ]
             for stage, (optimizer, found) in enumerate(zip(self.optimizers, total, strict=True)):
                 norm = math.sqrt(squares[stage] if self.per_stage else sum(squares))
                 before = {name: weight.detach().clone() for name, weight in self.pieces[stage].named_parameters()}

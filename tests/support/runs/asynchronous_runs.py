@@ -38,6 +38,7 @@ from schedc.runtime.measure.recording import Recorder
 from schedc.runtime.replicas.copies import digest_of
 from schedc.runtime.session.online import ChoosingPipe
 from schedc.runtime.training.checkpoint import load_checkpoint, save_checkpoint
+from schedc.runtime.training.ties import tie_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -212,6 +213,48 @@ def replicated(
             dist.all_gather_object(digests, own_digest)
             assert {*digests[own::size]} == {own_digest}  # replicas are the same to the last bit
     return found
+
+
+def tied(rank: int, plan: Plan, way: Way, size: int) -> list[float]:
+    """As `errors`, of a model whose head has the embedding's table, on the first rank and the last; also of two pipelines."""
+    stages_of = tuple(replace(stage, layers=(at, at + 1)) for at, stage in enumerate(plan.problem.stages))
+    plan = replace(plan, problem=replace(plan.problem, stages=stages_of))
+    pipelines, own, last = dist.get_world_size() // size, rank % size, len(stages_of) - 1
+    run, groups = run_of(plan, 4), {}
+    if pipelines > 1:
+        groups = dict(zip(("pipeline_group", "data_parallel_group"), grid(pipelines, size), strict=True))
+    layers: list[Any] = [*whole_model(run)]
+    layers[last][-1].weight = layers[0][0].weight
+    stages: dict[int, nn.Module] = {**schedc.runtime.build_stages(layers, run, own)}
+    optimizers, oracle, found = optimizers_of(stages, way), oracle_of(run, way), list[float]()
+    head: Any = oracle.pieces[last][-1]  # type: ignore[index]
+    with torch.no_grad():
+        head.weight.copy_(oracle.pieces[0][0].weight)  # type: ignore[index]
+    oracle.ties = [((0, "0.weight"), (last, f"{len(oracle.pieces[last]) - 1}.weight"))]  # type: ignore[arg-type]
+    with load(run, stages, optimizers=optimizers, **groups) as pipe:
+        for number in range(2):
+            parts = [
+                [part.chunk(run.problem.microbatches) for part in one.chunk(pipelines)]
+                for one in make_batch(run, number, pipelines)
+            ]
+            pipe.step(*(torch.cat(one[rank // size]) for one in parts))
+            oracle.run(*([torch.cat(of_all) for of_all in zip(*one, strict=True)] for one in parts))
+            found += weight_errors(stages, oracle.pieces)
+    return found
+
+
+def tied_later(rank: int, plan: Plan, per_stage: bool) -> str:
+    """Ties that `load` has not found are refused where they cannot be kept."""
+    run, lines = run_of(plan, 3), list[str]()
+    stages = make_stages(run, rank)
+    table = stages[0][0].weight if rank == 0 else stages[1][-1].weight  # type: ignore[index]
+    with torch.no_grad():
+        table.fill_(0.1)
+    given = optimizers_of(stages, Way(max_norm=0.1 if per_stage else math.inf, per_stage=per_stage))
+    with noting(lines), load(run, stages, optimizers=given) as pipe:
+        tie_weights(pipe, {"table": table})
+        pipe.step(*make_batch(run, 0))
+    return lines[0]
 
 
 def refused_with_replicas(rank: int, plan: Plan, synchronous: Plan, other: Plan) -> list[str]:
