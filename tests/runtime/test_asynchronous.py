@@ -123,6 +123,23 @@ def test_the_host_keeps_what_no_op_reads(two: Ranks, mode: Versions, way: Way, m
         check_cached(two, period_plan(2, 2, mode, split=split), way, 0, most)
 
 
+def test_memory_that_is_taken_away(four: Ranks) -> None:
+    """The rank that warns sends versions to the host at its next op; all ranks go on with the plan made before."""
+    plan = period_plan(4, 1, STASH)
+    given = four.run(asynchronous_runs.pressed, plan, synchronous_plan(plan))
+    for rank, found in enumerate(given):
+        assert isinstance(found, tuple), found
+        errors, events, above, evicted = found
+        assert max(errors) < EXACT
+        assert [event.rank for event in events] == [0] * (rank == 0)
+        assert (evicted > 0) == (rank == 0)
+        assert above <= 0
+    (event,) = given[0][1]
+    assert event.plan == synchronous_plan(plan).name
+    assert event.lacking_bytes == -event.free_bytes > 0
+    assert str(event).startswith("rank 0 has -")
+
+
 @pytest.mark.parametrize(("mode", "per_stage"), [(TWO_BUFFERED, False), (STASH, True)])
 def test_a_step_of_infinite_gradients_makes_no_update(two: Ranks, mode: Versions, *, per_stage: bool) -> None:
     for found in two.run(asynchronous_runs.skipping, period_plan(2, 3, mode), per_stage=per_stage):

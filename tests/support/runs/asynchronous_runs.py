@@ -31,6 +31,7 @@ from runs.harness import (
 )
 from schedc.ir import Versions, token
 from schedc.lower.run import run_of
+from schedc.runtime.adapt.memory_pressure import MemoryWatch
 from schedc.runtime.asynchronous.corrections import Correction, ReducedRate, WeightPrediction
 from schedc.runtime.asynchronous.optimizers import StageOptimizers
 from schedc.runtime.asynchronous.weights import StageWeights
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from schedc.ir import Plan
+    from schedc.runtime.adapt.memory_pressure import PressureEvent
     from schedc.runtime.session.pipe import Pipe
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -318,6 +320,42 @@ def cached(rank: int, plan: Plan, way: Way, steps: int, versions: int) -> tuple[
         peaks.append(math.ceil(cache.peak_bytes / largest))
         seen = cache.evicted, cache.waited_for
     return found, [*peaks, *seen]
+
+
+def pressed(rank: int, plan: Plan, tight: Plan) -> tuple[list[float], list[PressureEvent], int, int]:
+    """Runs in which memory is taken away from rank 0 with an update in the first, until all ranks go on with `tight`.
+
+    Returns:
+        The errors; the warnings; by how much versions were above what is left for them afterwards; how many went to the host.
+    """
+    run, updates, above = run_of(plan, 12), 0, list[int]()
+    stages, oracle = make_stages(run, rank), oracle_of(run, Way())
+    version_bytes = sum(weight.nbytes for weight in weights_of(stages))
+    optimizers, room_bytes = optimizers_of(stages, Way(), device_bytes=math.inf), 9 * version_bytes
+    cache = optimizers.cache
+    assert cache is not None
+
+    def updated(*_: object) -> None:
+        nonlocal updates, room_bytes
+        updates += 1
+        if updates > 5 and watch.events:
+            above.append(cache.device_bytes - room_bytes)
+        if updates == 5 and rank == 0:
+            room_bytes = 2 * version_bytes
+        watch.look()
+        watch.look()
+
+    for optimizer in optimizers.all:
+        optimizer.register_step_post_hook(updated)
+    found = list[float]()
+    with load(run, stages, optimizers=optimizers) as pipe, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        watch = MemoryWatch(pipe, least_free_bytes=0, free_bytes=lambda: room_bytes - cache.device_bytes, plans=[tight])
+        for number in range(3):
+            if pipe.plan == run:
+                found += trained(pipe, oracle, number)
+        assert pipe.plan == tight
+    return found, watch.events, max(above, default=0), cache.evicted
 
 
 def scheduled(rank: int, plan: Plan) -> list[float]:

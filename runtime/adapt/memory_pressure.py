@@ -1,0 +1,200 @@
+"""What a rank does when its free memory becomes little, before an allocation fails (DynPipe, section V.B).
+
+A thread of each rank looks at the free memory. On a warning it lowers what the cache of weights' versions may have on the device,
+which the step's thread keeps to from its next op on; asks all ranks to go on with a plan that was made before and holds fewer
+microbatches at a time; and tells the job, which may move layers off the rank (`runtime.adapt.state_transfer`).
+
+Fewer microbatches under way is another plan, and not a forward that a rank holds back: whether ranks that hold back wait for each
+other depends on all queues, and a plan has been verified. The number of plans that ranks have gone on with, their *level*, is a
+counter in the job's store. A rank under pressure raises it by one, from the level that it has reached itself: two ranks that warn
+at a time raise it once. Each rank offers the plans one after the other, which the pipe moves to between two steps.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event, Thread
+from time import perf_counter_ns
+from typing import TYPE_CHECKING
+
+import torch
+
+from schedc.errors import InvalidInput
+from schedc.runtime.common.failure import TransferFailed
+from schedc.runtime.transports.choice import stage_device
+from schedc.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
+
+    from schedc.ir import Plan
+    from schedc.runtime.session.pipe import Pipe
+    from schedc.runtime.session.swap import Swap
+
+LEVEL = "memory_pressure"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PressureEvent:
+    """One warning, and what was done."""
+
+    rank: int
+    at_ns: int
+    """On `time.perf_counter_ns` of the rank's process."""
+    free_bytes: int
+    lacking_bytes: int
+    """How much less than the least that is to be free."""
+    versions_bytes: float | None
+    """What the versions of weights on the device may have from now on; None: there is no cache."""
+    plan: str | None
+    """The plan that all ranks are asked to go on with; None: none is left, or the one before is still pending."""
+
+    def __str__(self) -> str:
+        """One line."""
+        done = [] if self.versions_bytes is None else [f"versions keep to {format_bytes(math.ceil(self.versions_bytes))}"]
+        done += [] if self.plan is None else [f"ranks go on with plan {self.plan!r}"]
+        found = (
+            f"rank {self.rank} has {format_bytes(self.free_bytes)} of memory left, {format_bytes(self.lacking_bytes)} too little"
+        )
+        return f"{found}; {', '.join(done) or 'nothing is left to do'}"
+
+
+class MemoryWatch:
+    """That of one rank; use it as a context manager around the steps. All ranks have one, with the same plans."""
+
+    def __init__(
+        self,
+        pipe: Pipe,
+        *,
+        least_free_bytes: int,
+        free_bytes: Callable[[], int] | None = None,
+        plans: Sequence[Plan | Path | str] = (),
+        on_warning: Callable[[PressureEvent], object] | None = None,
+        look_s: float = 0.02,
+    ) -> None:
+        """Take the rank.
+
+        Args:
+            pipe: of the rank.
+            least_free_bytes: a warning is where less than this is free.
+            free_bytes: says how much is; None: `free_memory` of the stages' device.
+            plans: of the same stages, each with less memory than the one before; the first has less than the plan that runs.
+            on_warning: is called with each, in the watch's thread.
+            look_s: how often to look.
+
+        Raises:
+            InvalidInput: a number is out of range.
+        """
+        if least_free_bytes < 0 or not 0 < look_s < math.inf:
+            raise InvalidInput(
+                f"found least_free_bytes={least_free_bytes} and look_s={look_s}, expected numbers from 0 and above 0"
+            )
+        device = stage_device(pipe.stages)
+        self.events: list[PressureEvent] = []
+        """All warnings of this rank."""
+        self._pipe, self._least, self._plans, self._on_warning = pipe, least_free_bytes, plans, on_warning
+        self._free = free_bytes or (lambda: free_memory(device))
+        self._look_s = look_s
+        optimizers = getattr(pipe, "optimizers", None)
+        self._cache = None if optimizers is None else optimizers.cache
+        self._usual_bytes = math.inf if self._cache is None else self._cache.limit_bytes
+        self._pressed = False
+        self._level = 0
+        """How many of the plans this rank has offered."""
+        self._swap: Swap | None = None
+        self._ending = Event()
+        self._thread = Thread(target=self._run, name="schedc memory watch", daemon=True)
+
+    def __enter__(self) -> MemoryWatch:
+        """Begin to look."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """End."""
+        self._ending.set()
+        self._thread.join()
+
+    def look(self) -> None:
+        """Look once, as the thread does every `look_s`.
+
+        Raises:
+            InvalidInput: another swap is pending, or the pipe is closed.
+            TransferFailed: the job's store is lost; a RuntimeError as well.
+        """
+        free_bytes = self._free()
+        level = self._pipe.groups.store.add(LEVEL, 0)
+        lacking_bytes = self._least - free_bytes
+        if lacking_bytes > 0:
+            if self._cache is not None:
+                self._cache.limit_bytes = min(self._cache.limit_bytes, max(0, self._cache.device_bytes - lacking_bytes))
+            if not self._pressed or self._may_go_on(level):
+                self._warn(free_bytes, lacking_bytes, level)
+                level = self._pipe.groups.store.add(LEVEL, 0)
+            self._pressed = True
+        else:
+            self._pressed = False
+            cache = self._cache
+            if (
+                cache is not None
+                and cache.limit_bytes < self._usual_bytes
+                and -lacking_bytes >= cache.peak_bytes - cache.limit_bytes
+            ):
+                cache.limit_bytes = self._usual_bytes
+        if self._level < level and not self._is_moving():
+            self._swap = self._pipe.swap(self._plans[self._level])
+            self._level += 1
+
+    def _warn(self, free_bytes: int, lacking_bytes: int, level: int) -> None:
+        rank, following = self._pipe.groups.rank, None
+        if self._may_go_on(level):
+            following = self._plans[level]
+            self._pipe.groups.store.compare_set(LEVEL, str(level), str(level + 1))
+        event = PressureEvent(
+            rank=rank,
+            at_ns=perf_counter_ns(),
+            free_bytes=free_bytes,
+            lacking_bytes=lacking_bytes,
+            versions_bytes=None if self._cache is None else self._cache.limit_bytes,
+            plan=None if following is None else str(getattr(following, "name", following)),
+        )
+        self.events.append(event)
+        warnings.warn(str(event), RuntimeWarning, stacklevel=3)
+        if self._on_warning is not None:
+            self._on_warning(event)
+
+    def _may_go_on(self, level: int) -> bool:
+        """Whether there is another plan to ask for: a step of the one before has run, and did not help."""
+        ran = self._swap is None or (self._swap.step is not None and self._pipe.steps.count > self._swap.step)
+        return level == self._level < len(self._plans) and ran
+
+    def _is_moving(self) -> bool:
+        return self._swap is not None and self._swap.state == "pending"
+
+    def _run(self) -> None:
+        while not self._ending.wait(self._look_s):
+            try:
+                self.look()
+            except InvalidInput:  # a swap of the job's own is pending, or the pipe is closed
+                continue
+            except (TransferFailed, RuntimeError) as error:
+                if not self._ending.is_set():
+                    warnings.warn(f"the watch of free memory ends: {error}", RuntimeWarning, stacklevel=2)
+                return
+
+
+def free_memory(device: torch.device) -> int:
+    """How many bytes this process can still have: of a GPU, torch's own reserve included; of the host, within its cgroup."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + unused
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    found = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    group = Path("/sys/fs/cgroup")
+    if (group / "memory.max").is_file() and (most := (group / "memory.max").read_text().strip()) != "max":
+        found = min(found, int(most) - int((group / "memory.current").read_text()))
+    return found
