@@ -6,7 +6,7 @@ import math
 import warnings
 from contextlib import contextmanager
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from schedc.errors import InvalidInput, SchedcError
 from schedc.ir import Plan, Updates
@@ -33,6 +33,20 @@ if TYPE_CHECKING:
     from schedc.runtime.stage.weighing import Weights
 
 
+class Beside(Protocol):
+    """What goes on beside the steps of a pipe, and ends with it: checkpoints that are being written."""
+
+    def settle(self) -> None:
+        """Wait for it.
+
+        Raises:
+            SchedcError: it has failed, and nobody has been told yet.
+        """
+
+    def close(self) -> None:
+        """Wait for it, but not longer than for another rank, and let go of everything. It warns where it has failed."""
+
+
 class Pipe:
     """One rank's part of a plan. `schedc.runtime.load` makes it; use it as a context manager, or `close` it."""
 
@@ -56,6 +70,7 @@ class Pipe:
         self._making_swapper = Lock()
         if self.swap_group is not None:  # its processes make theirs together
             self._made_swapper()
+        self.beside: Beside | None = None
         self._open = True
 
     @classmethod
@@ -247,6 +262,9 @@ class Pipe:
         self.hooks.close()
         if self.swap_group is not None:
             self.swap_group.close()
+        if self.beside is not None:
+            self.beside.close()
+            self.beside = None
         self.groups.close()
 
     def __enter__(self) -> Pipe:
@@ -257,7 +275,11 @@ class Pipe:
         """Close it."""
         if kind is not None and not issubclass(kind, (BatchRefused, NonFiniteLoss)):  # these all ranks raise, after their last word
             self._hang_up()
-        self.close()
+        try:
+            if kind is None and self.beside is not None:
+                self.beside.settle()
+        finally:
+            self.close()
 
     def _hang_up(self) -> None:
         """Let ranks that wait for this one's words know at once that it closes.

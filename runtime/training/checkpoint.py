@@ -7,7 +7,8 @@ model, `model.3.up.weight`. What several processes have (replicas) one of them w
 from __future__ import annotations
 
 import os
-import pickle
+import re
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -17,20 +18,23 @@ from torch import nn
 from schedc.errors import CheckFailed, InvalidInput, Unsupported
 from schedc.runtime.common.hooks import shards_of
 from schedc.runtime.session.building import layers_of_stage
+from schedc.runtime.training.checkpoint_checks import (
+    METADATA,
+    check_alike,
+    check_names,
+    fingerprints,
+    saved_in,
+    take_new,
+    weight_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from schedc.runtime.session.pipe import Pipe
+    from schedc.runtime.training.beside import Writing
 
     Optimizers: TypeAlias = torch.optim.Optimizer | list[torch.optim.Optimizer] | tuple[torch.optim.Optimizer, ...]
-
-ALIKE = 1e-2
-"""By how much weights that processes train alike may differ, relative to their norm: kernels add in any order, step after step.
-Weights that are meant to differ, as those of experts do, differ by about their norm."""
-
-METADATA = ".metadata"
-"""The file that torch writes last."""
 
 
 def layers_of(pipe: Pipe) -> nn.Module:
@@ -61,7 +65,9 @@ def layers_of(pipe: Pipe) -> nn.Module:
     return layers
 
 
-def save_checkpoint(pipe: Pipe, path: Path | str, optimizer: Optimizers | None = None, *, model: nn.Module | None = None) -> None:
+def save_checkpoint(
+    pipe: Pipe, path: Path | str, optimizer: Optimizers | None = None, *, model: nn.Module | None = None, beside: bool = False
+) -> Writing:
     """Save weights, buffers and the optimizer's state; all processes of the job call it together, between two steps.
 
     Args:
@@ -70,15 +76,27 @@ def save_checkpoint(pipe: Pipe, path: Path | str, optimizer: Optimizers | None =
         optimizer: of all this process's weights, one or several; None: its state is not saved. A rank without weights to train has
             an empty list.
         model: this rank's layers, under the names that they have in the whole model; None: `layers_of(pipe)`.
+        beside: return as soon as all is copied, and write it while the next steps run. One checkpoint is written at a time: the
+            next waits for it, as does the end of the pipe.
+
+    Returns:
+        How far it is; done, unless it is written `beside`.
 
     Raises:
-        SchedcError: on all ranks: it cannot be saved, and why.
+        SchedcError: on all ranks: it cannot be saved, and why; or the one before it, written `beside`, could not be.
     """
     from torch.distributed.checkpoint.state_dict_saver import save
 
+    from schedc.runtime.training.beside import Writer, Writing
+
     optimizer = optimizer or None
+    if beside and pipe.beside is None:
+        pipe.beside = Writer(pipe.groups.timeout_s)
+    writer = pipe.beside
 
     def checked() -> dict[str, Any]:
+        if writer is not None:
+            writer.settle()
         if (Path(path) / METADATA).exists():
             raise InvalidInput(f"{path}: found a checkpoint, expected a new folder")
         try:
@@ -98,9 +116,36 @@ def save_checkpoint(pipe: Pipe, path: Path | str, optimizer: Optimizers | None =
     if pipe.swap_group is not None:
         buffers = {name for name, _ in (layers_of(pipe) if model is None else model).named_buffers()}
         weights = {name: value for name, value in state["model"].items() if name not in buffers}
-        given = pipe.swap_group.exchange(_fingerprints(weights))
-        pipe.groups.all_or_none(lambda: _check_alike(path, given))
+        given = pipe.swap_group.exchange(fingerprints(weights))
+        pipe.groups.all_or_none(lambda: check_alike(path, given))
+    if beside:
+        assert isinstance(writer, Writer)
+        return writer.write(path, state)
     save(state, checkpoint_id=str(path))
+    return Writing(path)
+
+
+def last_checkpoint(folder: Path | str) -> tuple[int, Path] | None:
+    """The newest whole checkpoint of those in a folder, whose names end with their steps, as `step-1000`.
+
+    What is half-written is no checkpoint, as a job leaves it whose processes are killed: torch writes the metadata last.
+
+    Args:
+        folder: where they are.
+
+    Returns:
+        The number that its name ends with, and its folder; None: there is none. A warning says which newer one has lost a file.
+    """
+    found = [(int(number[0]), each) for each in Path(folder).glob("*") if (number := re.findall(r"\d+$", each.name))]
+    for step, path in sorted(found, reverse=True):
+        if (path / METADATA).is_file():
+            try:
+                saved_in(path)
+            except InvalidInput as error:
+                warnings.warn(f"not taken for a checkpoint: {error}", RuntimeWarning, stacklevel=2)
+            else:
+                return step, path
+    return None
 
 
 def load_checkpoint(pipe: Pipe, path: Path | str, optimizer: Optimizers | None = None, *, model: nn.Module | None = None) -> None:
@@ -120,20 +165,23 @@ def load_checkpoint(pipe: Pipe, path: Path | str, optimizer: Optimizers | None =
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict, set_optimizer_state_dict
     from torch.distributed.checkpoint.state_dict_loader import load
 
+    from schedc.runtime.training.beside import reason
+
     optimizer = optimizer or None
 
     def checked() -> tuple[dict[str, Any], dict[str, Any], nn.Module]:
         if not (Path(path) / METADATA).is_file():
-            raise InvalidInput(f"{path}: found no {METADATA}, expected a folder that save_checkpoint has written")
+            half = "; one that has not been written to its end" if any(Path(path).glob("*.distcp")) else ""
+            raise InvalidInput(f"{path}: found no {METADATA}, expected a folder that save_checkpoint has written{half}")
         layers = layers_of(pipe) if model is None else model
         if any(not one.state and any(each.grad is not None for each in _weights_of(one)) for one in _each(optimizer)):
             raise InvalidInput(f"rank {pipe.groups.rank}: the optimizer has no state yet and there are gradients; zero them first")
-        return _state(pipe, optimizer, layers), _saved(Path(path)), layers
+        return _state(pipe, optimizer, layers), saved_in(Path(path)), layers
 
     state, saved, layers = pipe.groups.all_or_none(checked)
-    begins = pipe.groups.all_or_none(lambda: _take_new(path, state, saved))
+    begins = pipe.groups.all_or_none(lambda: take_new(path, state, saved))
     own = {f"{part}.{name}": value for part, values in state.items() for name, value in values.items()}
-    pipe.groups.all_or_none(lambda: _check_names(path, own, saved))
+    pipe.groups.all_or_none(lambda: check_names(path, own, saved))
     everywhere = {name for names in pipe.groups.exchange([*own]) for name in names}
     if pipe.swap_group is not None:
         everywhere = {name for names in pipe.swap_group.exchange(everywhere) for name in names}
@@ -143,8 +191,9 @@ def load_checkpoint(pipe: Pipe, path: Path | str, optimizer: Optimizers | None =
     try:
         load(state, checkpoint_id=str(path))
     except CheckpointException as error:  # of all ranks, on all of them
-        reason = " ".join(str(next(iter(error.failures.values()), (error,))[0]).split())
-        raise CheckFailed(f"{path}: cannot be read: {reason[:200]}; weights may be half loaded: load another checkpoint") from error
+        raise CheckFailed(
+            f"{path}: cannot be read: {reason(error)}; weights may be half loaded: load another checkpoint"
+        ) from error
     options = StateDictOptions(flatten_optimizer_state_dict=True)
     set_model_state_dict(layers, state["model"], options=options)
     with torch.no_grad():
@@ -152,7 +201,7 @@ def load_checkpoint(pipe: Pipe, path: Path | str, optimizer: Optimizers | None =
             shard.weight.copy_(shard.whole.flatten()[shard.start : shard.stop])
     if optimizer is not None:
         set_optimizer_state_dict(layers, optimizer, state["optim"] | begins, options=options)
-        for name in {_weight_of(key) for key in begins}:
+        for name in {weight_of(key) for key in begins}:
             for one in _each(optimizer):
                 one.state.pop(layers.get_parameter(name), None)
 
@@ -175,42 +224,12 @@ def _state(pipe: Pipe, optimizer: Optimizers | None, layers: nn.Module) -> dict[
     return state
 
 
-def _saved(path: Path) -> dict[str, Any]:
-    """What the folder's metadata say that it has, all of which is there.
-
-    Raises:
-        InvalidInput: the metadata cannot be read, or a file is missing or too short.
-    """
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
-
-    try:
-        metadata = FileSystemReader(str(path)).read_metadata()
-    except (pickle.UnpicklingError, EOFError, OSError, AttributeError, ImportError, LookupError, TypeError, ValueError) as error:
-        raise InvalidInput(
-            f"{path / METADATA}: found no metadata of a checkpoint, as of a copy that was cut short: {error}"
-        ) from error
-    ends: dict[str, int] = {}
-    for part in (metadata.storage_data or {}).values():
-        ends[part.relative_path] = max(ends.get(part.relative_path, 0), part.offset + part.length)
-    for name, end in sorted(ends.items()):
-        file = path / name
-        found = file.stat().st_size if file.is_file() else None
-        if found is None or found < end:
-            raise InvalidInput(f"{file}: found {'no file' if found is None else f'{found} bytes'}, expected {end} bytes or more")
-    return metadata.state_dict_metadata
-
-
 def _each(optimizer: Optimizers | None) -> Sequence[torch.optim.Optimizer]:
     return () if optimizer is None else optimizer if isinstance(optimizer, (list, tuple)) else (optimizer,)
 
 
 def _weights_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     return [weight for group in optimizer.param_groups for weight in group["params"]]
-
-
-def _weight_of(key: str) -> str:
-    """The weight of `state.3.up.weight.exp_avg`: `3.up.weight`."""
-    return key.split(".", 1)[1].rsplit(".", 1)[0]
 
 
 def _under_all_names(layers: nn.Module, optim: dict[str, Any]) -> dict[str, Any]:
@@ -224,59 +243,6 @@ def _under_all_names(layers: nn.Module, optim: dict[str, Any]) -> dict[str, Any]
     others = {first: rest for first, *rest in names.values() if rest}
     found: dict[str, Any] = {}
     for key, value in optim.items():
-        part, name, entry = key.split(".", 1)[0], _weight_of(key), key.rsplit(".", 1)[1]
+        part, name, entry = key.split(".", 1)[0], weight_of(key), key.rsplit(".", 1)[1]
         found.update({f"{part}.{other}.{entry}": value for other in others.get(name, ())})
     return found
-
-
-def _take_new(path: Path | str, state: dict[str, dict[str, Any]], saved: dict[str, Any]) -> dict[str, Any]:
-    """Take out of the state, and give, that of weights that had none when it was saved, as no step had given them a gradient.
-
-    They are in the checkpoint's settings, by which they differ from those of another kind of optimizer.
-
-    Raises:
-        InvalidInput: the other way round: the optimizer has no state of a weight that the checkpoint has.
-    """
-    optim = state.get("optim", {})
-    own = {key.rsplit(".", 1)[0] for key in optim}
-    there = {key.removeprefix("optim.").rsplit(".", 1)[0] for key in saved if key.startswith("optim.")}
-    for weight in sorted({_weight_of(key) for key in optim}):
-        if f"state.{weight}" in there and f"state.{weight}" not in own:
-            raise InvalidInput(f"{path}: found a state of {weight}, of which the optimizer has none; load into a new optimizer")
-    new = {weight for weight in map(_weight_of, optim) if f"param_groups.{weight}" in there and f"state.{weight}" not in there}
-    return {key: optim.pop(key) for key in [*optim] if key.startswith("state.") and _weight_of(key) in new}
-
-
-def _fingerprints(tensors: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """Of each tensor the sum and the norm; but for DTensors, of which torch knows what each process has."""
-    found = {}
-    for name, tensor in tensors.items():
-        if isinstance(tensor, torch.Tensor) and not hasattr(tensor, "device_mesh"):
-            value = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-            exact = value if value.is_floating_point() else value.double()
-            found[name] = float(exact.sum(dtype=torch.float64)), float(torch.linalg.vector_norm(exact, dtype=torch.float64))
-    return found
-
-
-def _check_alike(path: Path | str, given: Sequence[Mapping[str, tuple[float, float]]]) -> None:
-    """Refuse to save one for several that have the same name and are not the same, as experts of different processes may have."""
-    for name in dict.fromkeys(name for found in given for name in found):
-        (total, norm), *others = [found[name] for found in given if name in found]
-        if any(abs(total - other) + abs(norm - more) > ALIKE * norm for other, more in others):
-            raise InvalidInput(
-                f"{path}: {name} is not the same in all processes of the swap_group, and would be saved once; give model=, with a"
-                " name of its own for each"
-            )
-
-
-def _check_names(path: Path | str, own: dict[str, Any], saved: dict[str, Any]) -> None:
-    """Refuse a checkpoint without something of this rank's, or with something of another shape or a type that would be rounded."""
-    for name, value in own.items():
-        if name not in saved:
-            raise InvalidInput(f"{path}: found no {name}; expected a checkpoint of the same model and the same kind of optimizer")
-        size = getattr(saved[name], "size", None)
-        if isinstance(value, torch.Tensor) and size is not None and tuple(size) != tuple(value.shape):
-            raise InvalidInput(f"{path}: {name}: found the shape {list(size)}, expected {list(value.shape)}")
-        kind = getattr(getattr(saved[name], "properties", None), "dtype", None)
-        if isinstance(value, torch.Tensor) and kind is not None and torch.promote_types(kind, value.dtype) != value.dtype:
-            raise InvalidInput(f"{path}: {name}: found {kind}, expected {value.dtype}, or what it holds without rounding")

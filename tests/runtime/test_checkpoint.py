@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 from inputs.few_plans import made_by
 from runs import checkpoint_runs
+from torch import ones
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from schedc.runtime.training.checkpoint import last_checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,3 +82,27 @@ def test_tied_weights_and_weights_without_a_gradient(two: Ranks, tmp_path: Path)
     for error in two.run(checkpoint_runs.odd_weights, [wave, made_by("1f1b", 2, counts=[3, 3]), wave], str(tmp_path)):
         assert isinstance(error, float), error
         assert error < 1e-9
+
+
+def test_beside_steps(two: Ranks, tmp_path: Path) -> None:
+    """What is written while the next step runs has the weights of before it; what is not whole, or not written, is said."""
+    for said in two.run(checkpoint_runs.beside, made_by("1f1b", 2, counts=[2, 4]), str(tmp_path)):
+        assert isinstance(said, list), said
+        name, same, half, of_next, of_end, last = said
+        assert (name, same, last) == ("step-10", "True", "step-13")
+        assert half.endswith("that save_checkpoint has written; one that has not been written to its end")
+        assert of_next.endswith("/step-11: was not written: No space left on device"), of_next
+        assert of_end.endswith("/step-14: was not written: No space left on device"), of_end
+
+
+def test_the_last_whole_checkpoint(tmp_path: Path) -> None:
+    assert last_checkpoint(tmp_path / "none") is None
+    for name in ("step-3", "step-20", "notes"):
+        (tmp_path / name).mkdir()
+    with pytest.warns(UserWarning, match="assuming the intent is to save in a single process"):
+        save({"model": {"weight": ones(3)}}, checkpoint_id=tmp_path / "step-3", no_dist=True)
+    assert last_checkpoint(tmp_path) == (3, tmp_path / "step-3")
+    shutil.copytree(tmp_path / "step-3", tmp_path / "step-20", dirs_exist_ok=True)
+    (tmp_path / "step-20" / "__0_0.distcp").unlink()
+    with pytest.warns(RuntimeWarning, match=r"not taken for a checkpoint: .*/step-20/__0_0\.distcp: found no file"):
+        assert last_checkpoint(tmp_path) == (3, tmp_path / "step-3")

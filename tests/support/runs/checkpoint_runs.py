@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 import schedc.runtime
 from runs.harness import TOKENS, WIDTH, Layer, Run, loss_fn, make_batch, noting, relative_error, weights_of
 from runs.loss_runs import Tempered
 from schedc.errors import SchedcError
 from schedc.runtime.replicas.copies import weights_digest
-from schedc.runtime.training.checkpoint import load_checkpoint, save_checkpoint
+from schedc.runtime.training.checkpoint import last_checkpoint, load_checkpoint, save_checkpoint
 
 if TYPE_CHECKING:
     from schedc.ir.plan import Plan
@@ -155,3 +156,53 @@ def refused(rank: int, plan: Plan, way: str, path: str) -> str:
         assert way == "changed" or all(map(torch.equal, before, weights))
         raise
     return f"loaded {[weights_digest(module) for module in stages.values()]}"
+
+
+def beside(rank: int, plan: Plan, path: str) -> list[str]:
+    """Checkpoints written beside steps: which is the last whole one, and whether it has the weights of the moment that it was made.
+
+    Then lines: of one that is loaded before it is whole, of one that cannot be written, of which the next save tells, of one after
+    that, and of the last, of which the end of the pipe tells.
+    """
+    said, lines = list[str](), list[str]()
+    run = run_of(plan, layers(0))
+    optimizer = optimizer_of(weights_of(run.stages), "adamw")
+    with noting(lines), run.load() as pipe:
+
+        def step(number: int) -> None:
+            optimizer.zero_grad()
+            pipe.step(*make_batch(plan, number))
+            optimizer.step()
+
+        for number in (9, 10):
+            step(number)
+            then = [weight.detach().clone() for weight in weights_of(run.stages)]
+            writing = save_checkpoint(pipe, f"{path}/step-{number}", optimizer, beside=True)
+            step(0)
+        writing.wait()
+        assert writing.done
+        dist.barrier()
+        torch.save({}, f"{path}/half-{rank}.distcp")  # as a job leaves it that is killed
+        last = last_checkpoint(path)
+        assert last is not None
+        said.append(last[1].name)
+        load_checkpoint(pipe, last[1], optimizer)
+        said.append(str(all(map(torch.equal, then, weights_of(run.stages)))))
+        with noting(lines):
+            load_checkpoint(pipe, path, optimizer)
+        write, full = FileSystemWriter.write_data, rank == 1
+
+        def write_data(self: Any, *given: Any) -> Any:
+            if full and self.path.name in ("step-11", "step-14"):
+                raise OSError("No space left on device")
+            return write(self, *given)
+
+        FileSystemWriter.write_data = write_data  # type: ignore[method-assign,assignment]
+        save_checkpoint(pipe, f"{path}/step-11", optimizer, beside=True)
+        with noting(lines):
+            save_checkpoint(pipe, f"{path}/step-12", optimizer, beside=True)
+        save_checkpoint(pipe, f"{path}/step-13", optimizer, beside=True)
+        save_checkpoint(pipe, f"{path}/step-14", optimizer, beside=True)
+    last = last_checkpoint(path)
+    assert last is not None
+    return [*said, *lines, last[1].name]
