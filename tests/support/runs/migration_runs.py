@@ -7,19 +7,19 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from runs.exchange_runs import builder, optimizer_of
-from runs.harness import load, make_batch, noting, on_forward
+from runs.harness import load, loss_fn, make_batch, noting, on_forward
 from runs.pipeline_runs import ENDS
 from schedc.runtime.adapt.migration import Migration, begin_migration
 from schedc.runtime.adapt.state_transfer.stream import Inlet
 from schedc.runtime.asynchronous.optimizers import StageOptimizers
+from schedc.runtime.common.hooks import ReplicaHooks
 from schedc.runtime.training.clipping import clip_grad_norm_
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from torch import nn
 
     from schedc.ir import Plan
 
@@ -112,9 +112,24 @@ def overlapping(
         return {"losses": losses, "took": took, "values": values_of(stages, pipe.plan, state)}
 
 
+class Own(ReplicaHooks):
+    """A job's own."""
+
+
+class LossWithWeight(nn.Module):
+    """A loss function that is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return loss_fn(logits, targets) * self.scale
+
+
 def refused(rank: int, plan: Plan, other: Plan, way: str) -> list[Any]:
     """What a migration says to what it cannot do; the loss of the step after it, and whether the stages are as before."""
-    build, lines = builder(), list[Any]()
+    lines, build = list[Any](), builder()
     stages = build(plan, rank)
     optimizer = optimizer_of("adamw", stages)
     before = {stage: [*module.children()] for stage, module in stages.items()}
@@ -126,7 +141,14 @@ def refused(rank: int, plan: Plan, other: Plan, way: str) -> list[Any]:
             receive(inlet)
 
         Inlet._run = late  # type: ignore[method-assign,assignment]
-    with load(plan, stages) as pipe, warnings.catch_warnings(record=True) as warned:
+    options: dict[str, Any] = {}
+    if way == "replicas":
+        options = {"replicas": Own()}
+    elif way == "loss":
+        options = {"loss_fn": LossWithWeight().double()}
+    elif way == "elsewhere":
+        build = lambda plan, rank: {0: nn.Sequential()}  # noqa: E731
+    with load(plan, stages, **options) as pipe, warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         with noting(lines):
             migration = begin_migration(pipe, optimizer, other, build=build, most_behind=2 if way == "slow" else 64)
