@@ -12,14 +12,15 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 from schedc.analysis.gap import check_bound
 from schedc.analysis.simulation.period import steady_state
 from schedc.analysis.simulation.versions import versions_of
 from schedc.errors import Defect, Unsupported
-from schedc.ir import BoundName, Kind, Op, Problem, Schedule
-from schedc.models.modulo import ModuloModel, build_modulo, minimize_delays, orders_of
+from schedc.ir import BoundName, Kind, Op, Problem, Schedule, Versions
+from schedc.models.modulo import build_modulo, minimize_delays, orders_of
 from schedc.solvers.common.base import Limits, Solved, SolverStatus
 from schedc.solvers.common.method import Search
 from schedc.solvers.exact.cpsat import SOLVER, digest_of, run, solver_of
@@ -28,6 +29,7 @@ from schedc.verify.schedule.checks import verify_schedule
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from schedc.models.modulo_variables import ModuloModel
     from schedc.solvers.common.incumbent import Incumbent
 
 SHARE = 0.15
@@ -166,32 +168,28 @@ def _questions(known: Known) -> Iterator[int]:
 
 def _ask(known: Known, period_ns: int) -> SolverStatus:
     """Whether there is a schedule of at most this period; what is found counts, or that there is none."""
-    for in_turn in (False, True):
-        if known.is_over:
-            break
-        built = build_modulo(known.problem, period_ns, in_turn=in_turn)
-        _hint(built, known.best, known.best_ns)
-        status, found = _solve(known, built, known.share)
-        if status is SolverStatus.INFEASIBLE:
-            known.lower_ns = max(known.lower_ns, period_ns + 1)
-        if found is None:
-            return status
-        found_ns = steady_state(known.problem, found).period_ns
-        if found_ns < known.best_ns:
-            known.best, known.best_ns = found, found_ns
-        if found_ns <= period_ns:
-            return status  # else some transfer was passed by another, which no link does
-    return SolverStatus.UNKNOWN
+    built = build_modulo(known.problem, period_ns)
+    _hint(built, known.best)
+    status, found = _solve(known, built, known.share)
+    if status is SolverStatus.INFEASIBLE:
+        known.lower_ns = max(known.lower_ns, period_ns + 1)
+    if found is None:
+        return status
+    found_ns = steady_state(known.problem, found).period_ns
+    if found_ns < known.best_ns:
+        known.best, known.best_ns = found, found_ns
+    return status if found_ns <= period_ns else SolverStatus.UNKNOWN
 
 
 def _fewer_delays(known: Known) -> bool:
     """Whether a schedule of the same period is found whose stages have less delay together, which then is the best."""
     before = sum(versions_of(known.problem, known.best).delays)
     built = build_modulo(known.problem, known.best_ns)
-    if before == 0 or not built.delay:
+    updates = known.problem.updates
+    if before == 0 or updates is None or updates.versions is Versions.TWO_BUFFERED:
         return False
     minimize_delays(built)
-    _hint(built, known.best, known.best_ns)
+    _hint(built, known.best)
     _, found = _solve(known, built, DELAYS_SHARE)
     if found is None or steady_state(known.problem, found).period_ns > known.best_ns:
         return False
@@ -224,28 +222,26 @@ def _solve(known: Known, built: ModuloModel, share: float) -> tuple[SolverStatus
     return status, None if verify_schedule(known.problem, found) else found
 
 
-def _hint(built: ModuloModel, schedule: Schedule, period_ns: int) -> None:
-    """Hint the schedule's timetable, with its period scaled to the model's."""
-    problem, count = built.problem, built.problem.microbatches
-    steady = steady_state(problem, schedule)
-    starts: dict[Op, int] = {}
-    for order, begun_ns in zip(schedule.orders, steady.starts_ns, strict=True):
-        for op, start_ns in zip(order, begun_ns, strict=True):
+def _hint(built: ModuloModel, schedule: Schedule) -> None:
+    """Hint the schedule: its orders, steps and fused backwards."""
+    problem, count, model = built.problem, built.problem.microbatches, built.model
+    for order, ops in zip(schedule.orders, built.ops, strict=True):
+        place: dict[Op, tuple[int, int]] = {}  # in the period that begins with the rank's first U: which, of which step
+        first = next(index for index, op in enumerate(order) if op.kind is Kind.U and op.stage == ops[0].stage)
+        for index, op in enumerate(order):
             step, microbatch = (op.microbatch, 0) if op.kind is Kind.U else divmod(op.microbatch, count)
-            starts[op._replace(microbatch=microbatch)] = start_ns - step * period_ns
-    for op in [op for op in starts if op.kind is Kind.BW and op not in built.start]:
-        backward, weights = op._replace(kind=Kind.B), op._replace(kind=Kind.W)
-        starts[backward] = starts.pop(op)
-        fused = backward in built.fused
-        kind = Kind.BW if fused else Kind.B
-        starts[weights] = starts[backward] + problem.duration_ns(kind, op.stage, op.microbatch)
-        if fused:
-            built.model.add_hint(built.fused[backward], 1)
-    first = next(op for op in built.start if op.kind is Kind.F)
-    shift = -starts[first] + built.model.proto.variables[built.start[first].index].domain[0]
-    for op, start_ns in starts.items():
-        at = (start_ns + shift) * built.period_ns // period_ns
-        if 0 <= at < built.period_ns * (built.turns + 1):
-            built.model.add_hint(built.start[op], at)
-            built.model.add_hint(built.residue[op], at % built.period_ns)
-            built.model.add_hint(built.turn[op], at // built.period_ns)
+            found = 2 * ((index - first) % len(order)), step + (index < first)
+            of_step = op._replace(microbatch=microbatch)
+            if op.kind is Kind.BW and problem.split_backward:
+                backward, weights = of_step._replace(kind=Kind.B), of_step._replace(kind=Kind.W)
+                fused = backward in built.fused
+                place[backward], place[weights] = found, (found[0] + 1, found[1])
+                if fused:
+                    model.add_hint(built.fused[backward], 1)
+            else:
+                place[of_step] = found
+        for op, (_, step) in place.items():
+            if op != ops[0]:
+                model.add_hint(built.turn[op], place[ops[0]][1] - step)
+        for one, other in combinations(ops[1:], 2):
+            model.add_hint(built.before[one, other], place[one][0] < place[other][0])

@@ -23,7 +23,7 @@ from schedc.analysis.simulation.unroll import step_of
 from schedc.analysis.simulation.versions import versions_of
 from schedc.errors import CheckFailed, Unsupported
 from schedc.ir import Kind, Op, Problem, Resource, Schedule
-from schedc.models.modulo import needs_of, schedule_of_starts
+from schedc.models.modulo_orders import needs_of, schedule_of_starts
 from schedc.solvers.common.method import Constructive
 from schedc.solvers.templates.overlapping import one_by_one, one_f_one_b
 from schedc.verify.schedule.checks import verify_schedule

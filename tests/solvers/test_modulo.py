@@ -139,6 +139,21 @@ def test_a_link_that_serves_messages_as_they_come_is_built_in_turn() -> None:
     assert steady_state(problem, solved.schedule).period_ns == solved.lower_bound_ns
 
 
+def test_a_period_in_odd_nanoseconds_is_refuted_in_little_work() -> None:
+    """A cycle that takes a nanosecond too long is one conflict; times do not creep round it."""
+    line = make_problem(
+        6,
+        1,
+        costs_ns=[(7_000_003 + 999_983 * each, 9_000_011, 5_000_017) for each in range(6)],
+        links={(x, y): (3_000_029, 1_000_033) for x in range(6) for y in (x - 1, x + 1) if 0 <= y < 6},
+    )
+    problem = as_period(line, Versions.TWO_BUFFERED, update_ns=[1_000_081] * 6)
+    best = solve_modulo(problem, SteadyList()(problem), limits=ONE_WORKER)
+    assert best.status is SolverStatus.OPTIMAL
+    assert best.lower_bound_ns == best.objective_ns == steady_state(problem, best.schedule).period_ns
+    assert best.work < 5
+
+
 def test_synchronous_problems_are_refused() -> None:
     problem = make_problem(2, 2)
     for method in (PipeDream(), PipeDream2BW(), SteadyList()):

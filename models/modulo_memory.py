@@ -1,0 +1,120 @@
+"""What ranks hold in a modulo schedule: activations and stashed versions, by turns and orders alone.
+
+A `ModuloModel` goes in, and its limits become constraints. Of a thing that is held from the start of one op to the end of
+another of its rank there are, when a third op starts, as many as the turns of the two differ, one more where the first is before
+the third in the rank's period, and one less where the second is. What is held is the most when F starts, when a backward starts
+that recomputes, and under stash when U makes a version; so it is compared with the limit then.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from schedc.ir import Kind, Op, Versions
+from schedc.models.blocks import unit_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ortools.sat.python import cp_model
+
+    from schedc.models.modulo_variables import ModuloModel
+
+MOST_SUM = 1 << 60
+"""CP-SAT adds in 64 bits, and refuses a model whose sums may be larger."""
+MOST_UNITS = 1 << 30
+"""What is held is counted in units, so that a rank holds at most this many."""
+
+
+def add_memory(built: ModuloModel) -> None:
+    """On each rank, what is held never exceeds the limit."""
+    problem = built.problem
+    updates = problem.updates
+    assert updates is not None
+    for rank, limit_bytes in enumerate(problem.memory_limit_bytes):
+        if limit_bytes is None:
+            continue
+        stages = [stage for stage in problem.stages_on(rank) if any(stage in path for path in problem.paths)]
+        if updates.versions is Versions.TWO_BUFFERED:
+            limit_bytes -= sum(problem.stages[stage].version_bytes for stage in stages)
+        if limit_bytes < 0:
+            built.model.add_bool_or([])
+            continue
+        held = _activations(built, stages)
+        stashed = [stage for stage in stages if updates.versions is Versions.STASH and problem.stages[stage].version_bytes]
+        sizes = [*held.values(), *(problem.stages[stage].version_bytes for stage in stashed)]
+        if not sizes:
+            continue
+        most_bytes = min(limit_bytes, 2 * (built.turns + 1) * sum(sizes))  # of each that many at most
+        unit = unit_bytes(sizes, most_bytes, MOST_UNITS)
+        for op in built.ops[rank]:
+            recomputes = op.kind is built.backward and problem.stages[op.stage].recomputed_bytes > 0
+            if op.kind is Kind.F or recomputes or (op.kind is Kind.U and op.stage in stashed):
+                _add_limit(built, op, held, stashed, unit, most_bytes // unit)
+        _add_average(built, held, most_bytes)
+
+
+def _activations(built: ModuloModel, stages: Sequence[int]) -> Mapping[tuple[Op, Op], int]:
+    """Bytes from the start of an op to the end of another: of F until B ends, or W does; and of a recomputation from B on."""
+    found: dict[tuple[Op, Op], int] = defaultdict(int)
+    for stage, microbatch in built.problem.blocks():
+        if stage not in stages:
+            continue
+        costs = built.problem.stages[stage]
+        kept = costs.activation_after_input_bytes if built.problem.split_backward else 0
+        again = costs.recomputed_bytes
+        old = max(0, kept - again)  # of what W needs, what F took
+        forward, backward, ended = (Op(kind, stage, microbatch) for kind in (Kind.F, built.backward, built.last))
+        found[forward, backward] += costs.activation_bytes - old
+        found[forward, ended] += old
+        found[backward, backward] += again - kept + old
+        found[backward, ended] += kept - old
+    return {both: held_bytes for both, held_bytes in found.items() if held_bytes}
+
+
+def _add_limit(
+    built: ModuloModel, now: Op, held: Mapping[tuple[Op, Op], int], stashed: Sequence[int], unit: int, most_units: int
+) -> None:
+    """What is held when an op starts, itself included.
+
+    Of versions: an F reads that of the last U before it. Those that microbatches under way read follow each other up to the newest,
+    or the one before; so beside the newest there are as many as the oldest is older.
+    """
+    turn, problem = built.turn, built.problem
+
+    none, one = built.model.new_constant(0), built.model.new_constant(1)
+
+    def before(op: Op) -> cp_model.LinearExpr:
+        """Whether it has ended as the op starts, in this period."""
+        return none if op == now else built.before[op, now]
+
+    total: cp_model.LinearExpr = none + 0
+    for (begin, end), held_bytes in held.items():
+        begun: cp_model.LinearExpr = one if begin == now else built.before[begin, now]
+        total += (held_bytes // unit) * (turn[end] - turn[begin] + begun - before(end))
+    for stage in stashed:
+        update = Op(Kind.U, stage, 0)
+        newest = none if now == update else built.before[now, update]  # of this period; 1: of the one before
+        older = built.model.new_int_var(0, 2 * built.turns + 2, "")
+        for at, microbatch in problem.blocks():
+            if at == stage:
+                forward, ended = Op(Kind.F, stage, microbatch), Op(built.last, stage, microbatch)
+                age = turn[ended] - turn[forward] - before(ended) + built.before[forward, update] - newest
+                built.model.add(older >= age)
+        total += (problem.stages[stage].version_bytes // unit) * older
+    built.model.add(total <= most_units)
+
+
+def _add_average(built: ModuloModel, held: Mapping[tuple[Op, Op], int], limit_bytes: int) -> None:
+    """Bytes times time of activations, over a period, are at most the limit times the period: follows, and prunes."""
+    period_ns = built.period_ns
+    most = MOST_SUM // (8 * (built.turns + 1) * period_ns)
+    if most < 1 << 8 or not held:
+        return
+    unit = unit_bytes(list(held.values()), limit_bytes, most)
+    lives: list[cp_model.LinearExpr] = []
+    for (begin, end), held_bytes in held.items():
+        apart = built.time[end] - built.time[begin] + period_ns * (built.turn[end] - built.turn[begin])
+        lives.append((held_bytes // unit) * (apart + built.least_ns(end)))
+    built.model.add(sum(lives) <= limit_bytes // unit * period_ns)
