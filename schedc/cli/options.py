@@ -122,13 +122,22 @@ def check_set(path: Path | None, values: list[str] | None, job: str) -> None:
 
 
 def read_run(path: Path) -> Plan:
-    """The plan in the file, for commands that time it; of a period, a run of it from empty to empty, with two whole periods."""
+    """The plan in the file, for commands that time it; of a period, a run of it from empty to empty, with two whole periods.
+
+    The run's name says how many steps it has: figures and pictures are of the run, not of the period.
+    """
+    from dataclasses import replace
+
     from schedc.analysis.simulation.unroll import depth_of
     from schedc.formats.plan.plan_file import read_plan
     from schedc.lower.run import run_of
 
     read = read_plan(path)
-    return run_of(read, depth_of(read.problem, read.schedule()) + 2) if read.is_period else read
+    if not read.is_period:
+        return read
+    steps = depth_of(read.problem, read.schedule()) + 2
+    run = run_of(read, steps)
+    return replace(run, problem=replace(run.problem, name=f"{run.problem.name}, a run of {steps} steps"))
 
 
 def read_step(path: Path) -> Plan:

@@ -13,12 +13,13 @@ from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.period import steady_state
 from schedc.analysis.simulation.simulate import simulate
 from schedc.analysis.simulation.versions import versions_of
-from schedc.errors import Defect
+from schedc.errors import Defect, InvalidInput
 from schedc.formats.plan.plan_file import plan_json
 from schedc.ir import BoundName, Certificate, MadeBy, Plan, Problem, RankPlan, Schedule, Scope
 from schedc.lower.plan import lower
 from schedc.lower.run import run_of
 from schedc.solvers.common.base import NO_LIMITS, Limits
+from schedc.units import MAX_QUANTITY, format_duration_ns
 from schedc.verify.plan.checks import verify_plan
 from schedc.verify.problem import verify_problem
 from schedc.verify.schedule.checks import verify_schedule
@@ -60,6 +61,7 @@ def certify(
         timeline: the schedule's, where the caller has it; the schedule is then verified with the plan, and not before it, too.
 
     Raises:
+        InvalidInput: a period is longer than a file of a plan can say.
         Defect: the bound is above the schedule's objective, or a verifier refuses the schedule or the plan.
     """
     is_period = problem.updates is not None and problem.updates.is_period
@@ -85,6 +87,9 @@ def certify(
             digest = hashlib.sha256("\n".join(proven.solver_log).encode()).hexdigest()
     if timeline is None:
         makespan_ns = span_ns = objective_ns = steady_state(problem, schedule).period_ns
+        if makespan_ns > MAX_QUANTITY:  # no plan file holds it
+            found, most = format_duration_ns(makespan_ns), format_duration_ns(MAX_QUANTITY)
+            raise InvalidInput(f"{problem.name}: found a period of {found}, expected at most {most}; shorten work or updates")
         busy_ns = sum(schedule.duration_ns(problem, op) for order in schedule.orders for op in order)
         bubble_ratio = 1 - busy_ns / (problem.ranks * makespan_ns) if makespan_ns else 0.0
     else:

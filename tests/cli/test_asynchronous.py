@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from suite.command_line import schedc
 
-from schedc.api import read_plan, unroll_plan, verify_plan
+from schedc.analysis.simulation.unroll import depth_of
+from schedc.api import read_job, read_plan, unroll_plan, verify_plan
 from schedc.errors import InvalidInput
+from schedc.ir import Objective
+from schedc.solvers.common.base import Improvement, Limits, SearchSettings
+from schedc.view.terminal import progress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 JOB = Path(__file__).parents[2] / "examples" / "never-drained" / "job.toml"
 
@@ -154,6 +163,53 @@ def test_a_run_that_takes_too_many_nanoseconds_is_refused_in_one_line(tmp_path: 
     done = schedc("unroll", plan, "--steps", 2000, "-o", tmp_path / "run.json")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "a run of 2000 steps: stages: length: expected a step below 2^62 ns" in done.stderr
+
+
+def test_a_period_that_no_file_holds_is_refused_in_one_line(tmp_path: Path) -> None:
+    chunks = ("pipeline.update=9000000 s", "pipeline.placement=wave", "pipeline.chunks=2")  # two updates on each rank
+    text = JOB.read_text()
+    for name in ("forward", "backward_input", "backward_weight"):
+        text = re.sub(rf"(?m)^{name} = .*$", f'{name} = "7 ms"', text)
+    (tmp_path / "job.toml").write_text(text)
+    values = [word for value in chunks for word in ("--set", value)]
+    done = schedc("compile", tmp_path / "job.toml", "-o", tmp_path / "plan.json", "--method", "one-by-one", *values)
+    assert (done.returncode, done.stderr.splitlines()[1:]) == (2, [])
+    assert "expected at most" in done.stderr
+    assert not (tmp_path / "plan.json").exists()
+
+
+def test_what_shows_a_period_says_how_many_steps(period: Path) -> None:
+    plan = read_plan(period)
+    steps = depth_of(plan.problem, plan.schedule()) + 2
+    for command in ("simulate", "show"):
+        assert f"{plan.name}, a run of {steps} steps" in schedc(command, period, width=120).stdout
+
+
+def test_a_report_calls_a_period_a_period(period: Path, tmp_path: Path) -> None:
+    done = schedc("compile", JOB, "-o", tmp_path / "plan.json", "--method", "pipedream-2bw", "--json")
+    (tmp_path / "compiled.json").write_text(done.stdout)
+    report = tmp_path / "out.html"
+    made = schedc("report", tmp_path / "plan.json", "--compiled", tmp_path / "compiled.json", "-o", report)
+    assert made.returncode == 0, made.stderr
+    assert re.search(r"<th[^>]*>period</th>", report.read_text())
+    assert not re.search(r"<th[^>]*>makespan</th>", report.read_text())
+
+
+def test_progress_calls_a_period_a_period(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+
+    @contextmanager
+    def working(*_: object, **__: object) -> Iterator[Callable[[str, int], None]]:
+        yield lambda line, _: lines.append(line)
+
+    monkeypatch.setattr(progress, "working", working)
+    with progress.live(read_job(JOB), SearchSettings(method="auto", limits=Limits(time_s=1.0)), hidden=True) as settings:
+        settings.report(
+            Improvement(
+                seconds=1.0, makespan_ns=400, objective=Objective.MAKESPAN, objective_ns=400, lower_bound_ns=300, found_by="steady"
+            )
+        )
+    assert lines[-1].startswith("period 400 ns by steady, bound 300 ns")
 
 
 def test_a_search_that_takes_too_long_costs_no_plan(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ def report_command(
     from schedc.compile.certify import MOST_BOUNDED_OPS, check_plan
     from schedc.compile.plans import time_plan
     from schedc.formats.compiled_json import read_compilation
+    from schedc.formats.plan.plan_file import read_plan
     from schedc.view.report.figures import Measured
     from schedc.view.report.page import report_html
 
@@ -43,5 +44,6 @@ def report_command(
         raise CheckFailed(f"{plan}: {first.place}: {first.message}{more}; a report shows only what holds: see schedc verify {plan}")
     timeline = time_plan(read)
     measured = None if trace is None else Measured(*compared(read, timeline, plan, trace, number))
-    compilation = None if compiled is None else read_compilation(compiled, read, plan)
+    printed_for = read if read.problem.updates is None else read_plan(plan)  # the period, where the page shows a run of it
+    compilation = None if compiled is None else read_compilation(compiled, printed_for, plan)
     write_atomically(output, report_html(read, timeline, measured, compilation))

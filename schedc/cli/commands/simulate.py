@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -40,6 +41,8 @@ def simulate_command(
         raise InvalidInput(f"--transfers {transfers}: cannot be combined with --choose or --links; leave one out")
     read, loaded = read_run(plan), read_given_job(job, values)
     problem = costs_for(read, loaded)
+    if problem.updates is not None:
+        problem = replace(problem, name=read.problem.name)  # which says of how many steps this is
     said: dict[str, object] = {"transfers": transfers}
     more = ""
     if changing:

@@ -225,6 +225,8 @@ def _candidates(figures: Figures) -> list[Block]:
     best_ns = solved[0][0] if solved else 0
     rows = [(tried.method, duration(ns), f"+{percent(ns - best_ns, best_ns, 2)}", f"{tried.seconds:.2f} s") for ns, tried in solved]
     ended = f"{len(compilation.candidates)} methods in {compilation.seconds:.1f} s; it ended: {compilation.ended}"
-    table = Table(title=ended, columns=[*left("method"), *right("makespan", "over best", "took")], rows=rows)
+    # A report of a plan of a period shows a run of it; what the methods found are periods.
+    first = "period" if figures.plan.problem.updates is not None else "makespan"
+    table = Table(title=ended, columns=[*left("method"), *right(first, "over best", "took")], rows=rows)
     why_not = [(tried.method, tried.why_not) for tried in compilation.candidates if tried.makespan_ns is None]
     return [table, Fold(f"{len(why_not)} found nothing", [Facts(why_not)])] if why_not else [table]
