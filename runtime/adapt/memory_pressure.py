@@ -142,6 +142,7 @@ class MemoryWatch:
             if (
                 cache is not None
                 and cache.limit_bytes < self._usual_bytes
+                and cache.device_bytes  # in a run: between two it counts nothing, though the weights are there
                 and -lacking_bytes >= cache.peak_bytes - cache.limit_bytes
             ):
                 cache.limit_bytes = self._usual_bytes
