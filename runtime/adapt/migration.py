@@ -57,6 +57,7 @@ class _Offer(NamedTuple):
     plans: tuple[str, str] = ("", "")
     settings: tuple[str, ...] = ()
     """Of its optimizers."""
+    chunk_bytes: int | None = None
 
 
 class _Piece(NamedTuple):
@@ -116,6 +117,8 @@ def _refusal(offers: list[_Offer]) -> str | None:
     for rank, offer in enumerate(offers):
         if offer.plans != first.plans:
             return f"ranks 0 and {rank} have different plans to migrate to; give all the same"
+        if offer.chunk_bytes != first.chunk_bytes:
+            return f"rank 0 has chunk_bytes={first.chunk_bytes}, rank {rank} {offer.chunk_bytes}; give all the same"
     if len(settings) > 1:
         return f"optimizers of ranks differ: {' and '.join(sorted(settings)[:2])}"
     return None
@@ -162,6 +165,13 @@ class Migration:
             SchedcError: it refuses.
         """
         pipe, rank = self._pipe, self._pipe.groups.rank
+        for name, value in (("chunk_bytes", self._chunk_bytes), ("most_behind", self._most_behind)):
+            if value is not None and value < 1:
+                raise InvalidInput(f"found {name}={value}, expected a number above 0")
+        if optimizer is not None and not hasattr(optimizer, "param_groups"):
+            raise InvalidInput(
+                f"found a {type(optimizer).__name__} for the optimizer, expected one torch.optim.Optimizer of all stages' weights"
+            )
         running = pipe.plan
         plan = self._plan = read(given, verify=rank == 0)
         _check(pipe, running, plan)
@@ -207,7 +217,9 @@ class Migration:
                 found = layers_of_stage(plan, stage, built[stage], REMEDY)
                 self._incoming |= {at: layer for at, layer in found.items() if at in self._pieces and new[at] == rank}
         self._check_fit(plan, own)
-        return _Offer(None, (plan_digest(running), plan_digest(plan)), tuple(one.settings for one in self._described))
+        return _Offer(
+            None, (plan_digest(running), plan_digest(plan)), tuple(one.settings for one in self._described), self._chunk_bytes
+        )
 
     def _check_fit(self, plan: Plan, own: Any) -> None:
         """Refuse where the new stages do not fit the plan, as `load` would."""
@@ -372,8 +384,6 @@ class Migration:
             module._modules.clear()
             for at, layer in enumerate(layers):
                 module.add_module(str(at), layer)
-                if any(layer is one for one in self._incoming.values()):
-                    layer.train(module.training)
             if stage in self._optimizers:
                 owned[id(self._optimizers[stage])] += module.parameters()
         for one in self._distinct:

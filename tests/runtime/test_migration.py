@@ -146,14 +146,32 @@ def test_refusals(two: Ranks) -> None:
             "elsewhere",
             "CheckFailed: rank 1 refuses the migration: build gave the stages [0], expected [1]; nothing has moved",
         ),
+        (other, "list", "CheckFailed: rank 0 refuses the migration: found a list for the optimizer, expected one torch.optim."),
+        (other, "chunk", "CheckFailed: rank 0 refuses the migration: found chunk_bytes=-1, expected a number above 0; nothing has"),
+        (other, "chunks", "CheckFailed: rank 0 has chunk_bytes=9, rank 1 10; give all the same; nothing has moved"),
+        (other, "early", "rank 0: inner.norm.weight of layer 3 has a gradient that no step of the optimizer has used; call"),
         (other, "changed", "rank 1: shift of layer 3 is not what the optimizer's steps alone make of it;"),
         (other, "slow", "rank 0: rank 0 sends gradients more slowly to rank 1 than it makes them"),
     ):
         for lines in two.run(migration_runs.refused, one, to, way):
             assert isinstance(lines, list), lines
             assert lines[0].startswith(expected), lines
-            assert len(lines) == (3 if way in ("changed", "slow") else 2)
+            assert len(lines) == (3 if way in ("changed", "early", "slow") else 2)
             assert lines[-1] is True
+
+
+def test_layers_keep_their_modes_and_what_is_frozen(two: Ranks) -> None:
+    """Dropout that is off by `eval` in a model that trains, and weights that are frozen while they are under way."""
+    one, other = (made_by("1f1b", 2, 3, counts=counts) for counts in ([4, 2], [3, 3]))
+    usual = two.run(migration_runs.with_modes, other, {})
+    moved = two.run(migration_runs.with_modes, one, {0: other})
+    assert all(each[2] for each in moved), moved
+    assert [each[:2] for each in moved] == [each[:2] for each in usual]
+
+
+def test_a_pipe_that_is_closed_while_layers_are_under_way_keeps_no_gradients(two: Ranks) -> None:
+    one, other = (made_by("1f1b", 2, 3, counts=counts) for counts in ([4, 2], [3, 3]))
+    assert all(each < 5 for each in two.run(migration_runs.closed, one, other))
 
 
 @pytest.mark.slow

@@ -58,7 +58,7 @@ class Coming:
             elif more[0] is None:
                 self._reached(self, number)
             else:
-                self._end(tensors, more[0])
+                self._end(tensors, *more)
         except Exception as error:  # said to all ranks, when they meet: nothing has moved
             self._failed(f"{type(error).__name__}: {error}")
 
@@ -83,7 +83,14 @@ class Coming:
         optimizer.step()
         optimizer.zero_grad()
 
-    def _end(self, tensors: Tensors, expected: Mapping[Key, int]) -> None:
+    def _end(
+        self, tensors: Tensors, expected: Mapping[Key, int], training: Mapping[Key, bool], trained: Mapping[Key, bool]
+    ) -> None:
+        modules = {(at, name): one for at, layer in self._layers.items() for name, one in layer.named_modules()}
+        for key in modules.keys() & training.keys():
+            modules[key].training = training[key]
+        for key, weight in self._weights.items():
+            weight.requires_grad_(trained[key])
         buffers = {(at, name): one for at, layer in self._layers.items() for name, one in layer.named_buffers()}
         with torch.no_grad():
             for key, value in tensors.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 import zlib
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,8 @@ class Leaving:
         self._layers, self.outlet, self._optimizers, self._failed = layers, outlet, optimizers, failed
         self._weights = {(at, name): one for at, layer in layers.items() for name, one in layer.named_parameters()}
         self._hooks = []
+        self._used: dict[Key, tuple[weakref.ref[torch.Tensor], int]] = {}
+        """Of each weight, the gradient that the last step of its optimizer has used, and how often it had been changed then."""
         keys = {weight: key for key, weight in self._weights.items()}
         for number, (optimizer, manifest) in enumerate(zip(optimizers, described, strict=True)):
             weights = {key: weight for key, weight in manifest.weights.items() if key[0] in layers}
@@ -58,6 +61,7 @@ class Leaving:
             ]
             if places:
                 self._hooks.append(optimizer.register_step_pre_hook(partial(self._sees, number, places)))
+                self._hooks.append(optimizer.register_step_post_hook(self._has_used))
 
     def _sees(
         self, number: int, places: Sequence[tuple[int, int, Key]], optimizer: Any, given: Sequence[Any], options: Mapping[str, Any]
@@ -75,13 +79,34 @@ class Leaving:
                 gradients[key] = gradient
         self.outlet.put(("update", number, settings), gradients)
 
+    def _has_used(self, *_: object) -> None:
+        """After an optimizer's step, which may have changed gradients."""
+        gradients = ((key, weight.grad) for key, weight in self._weights.items())
+        self._used = {key: (weakref.ref(one), one._version) for key, one in gradients if one is not None}
+
     def boundary(self, number: int, *, last: bool) -> None:
-        """After a step; the last one goes with buffers, and with sums of what must be there by now."""
+        """After a step; the last one goes with buffers, modes, and sums of what must be there by now."""
         if not last:
             self.outlet.put(("boundary", number, None), {})
             return
+        unused = next((key for key in self._weights if self._has_more(key)), None)
+        if unused is not None:
+            self._failed(
+                f"{unused[1]} of layer {unused[0]} has a gradient that no step of the optimizer has used; call between_steps after"
+                " optimizer.step(), or optimizer.zero_grad() before it"
+            )
         buffers = {(at, name): one for at, layer in self._layers.items() for name, one in layer.named_buffers()}
-        self.outlet.put(("boundary", number, sums(self._weights, self._optimizers)), buffers)
+        training = {(at, name): one.training for at, layer in self._layers.items() for name, one in layer.named_modules()}
+        trained = {key: weight.requires_grad for key, weight in self._weights.items()}
+        self.outlet.put(("boundary", number, sums(self._weights, self._optimizers), training, trained), buffers)
+
+    def _has_more(self, key: Key) -> bool:
+        """Whether a gradient has come since the optimizer's step."""
+        gradient = self._weights[key].grad
+        if gradient is None:
+            return False
+        used, version = self._used.get(key, (None, 0))
+        return (used is None or used() is not gradient or version != gradient._version) and bool(gradient.any())
 
     def end(self) -> None:
         """See nothing more."""

@@ -51,10 +51,14 @@ class Outlet:
         self._records: SimpleQueue[tuple[torch.Tensor, torch.Tensor] | None] = SimpleQueue()
         self.waiting = 0
         """How many records are not through; a count of two threads, for which being one off does not matter."""
+        self._ended = False
+        """Whether nothing is sent any more, as where the pipe was closed while layers were under way."""
         threading.Thread(target=self._run, daemon=True).start()
 
     def put(self, note: Any, tensors: Mapping[Any, torch.Tensor]) -> None:
         """Send a record; the tensors are copied before this returns."""
+        if self._ended:
+            return
         places, end = [], 0
         for key, tensor in tensors.items():
             places.append((key, tensor.dtype, tuple(tensor.shape), end))
@@ -85,6 +89,8 @@ class Outlet:
                 self.waiting -= 1
         except (ConnectionLost, NoAnswer):
             self._lost()
+        finally:
+            self._ended = True
 
 
 class Inlet:

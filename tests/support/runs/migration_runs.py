@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from runs.exchange_runs import builder, optimizer_of
+import schedc.runtime
+from runs.exchange_runs import builder, layers, optimizer_of
 from runs.harness import load, loss_fn, make_batch, noting, on_forward
 from runs.pipeline_runs import ENDS
 from schedc.runtime.adapt.migration import Migration, begin_migration
@@ -127,6 +128,52 @@ class LossWithWeight(nn.Module):
         return loss_fn(logits, targets) * self.scale
 
 
+def with_modes(rank: int, plan: Plan, moves: Mapping[int, Plan]) -> tuple[list[float], dict[str, Any], bool]:
+    """Dropout is off by `eval`, weights are frozen while layers are under way: losses, modes, whether layers have moved."""
+
+    def build(plan: Plan, rank: int) -> Mapping[int, nn.Module]:
+        return schedc.runtime.build_stages(layers(0, 0.5, torch.float64), plan, rank)
+
+    stages, losses, moved = build(plan, rank), list[float](), not moves
+    modules = [module for stage in stages.values() for module in stage.modules() if isinstance(module, nn.Dropout)]
+    for module in modules:
+        module.eval()
+    optimizer, migration = optimizer_of("adamw", stages), None
+    with load(plan, stages) as pipe:
+        for step in range(10):
+            if step in moves:
+                migration = begin_migration(pipe, optimizer, moves[step], build=build)
+            losses.append(pipe.step(*make_batch(plan, step)).item())
+            optimizer.step()
+            optimizer.zero_grad()
+            if step == 0:
+                for weight in (weight for stage in stages.values() for name, weight in stage.named_parameters() if "up" in name):
+                    weight.requires_grad_(False)
+            if migration is not None:
+                migration.between_steps()
+                moved = migration.state == "done"
+        found = {
+            f"{number}.{name}": (module.training, [weight.requires_grad for weight in module.parameters(recurse=False)])
+            for stage, own in stages.items()
+            for number, layer in enumerate(own.children(), pipe.plan.problem.stages[stage].layers[0])  # type: ignore[index]
+            for name, module in layer.named_modules()
+        }
+    return losses, found, moved
+
+
+def closed(rank: int, plan: Plan, other: Plan) -> int:
+    """The pipe is closed while layers are under way: how many records still wait to be sent after more steps of the optimizer."""
+    build = builder()
+    stages = build(plan, rank)
+    optimizer = optimizer_of("adamw", stages)
+    with load(plan, stages) as pipe:
+        migration = begin_migration(pipe, optimizer, other, build=build)
+    for _ in range(200):
+        optimizer.step()
+        time.sleep(0.01)
+    return max([leaving.outlet._records.qsize() for leaving in migration._leaving.values()], default=0)
+
+
 def refused(rank: int, plan: Plan, other: Plan, way: str) -> list[Any]:
     """What a migration says to what it cannot do; the loss of the step after it, and whether the stages are as before."""
     lines, build = list[Any](), builder()
@@ -142,6 +189,7 @@ def refused(rank: int, plan: Plan, other: Plan, way: str) -> list[Any]:
 
         Inlet._run = late  # type: ignore[method-assign,assignment]
     options: dict[str, Any] = {}
+    ways: dict[str, Any] = {"slow": {"most_behind": 2}, "chunk": {"chunk_bytes": -1}, "chunks": {"chunk_bytes": 9 + rank}}
     if way == "replicas":
         options = {"replicas": Own()}
     elif way == "loss":
@@ -151,11 +199,18 @@ def refused(rank: int, plan: Plan, other: Plan, way: str) -> list[Any]:
     with load(plan, stages, **options) as pipe, warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         with noting(lines):
-            migration = begin_migration(pipe, optimizer, other, build=build, most_behind=2 if way == "slow" else 64)
+            given: Any = [optimizer] if way == "list" else optimizer
+            migration = begin_migration(pipe, given, other, build=build, **ways.get(way, {}))
         for step in range(5000):
             loss = pipe.step(*make_batch(plan, step))
+            if way == "early":
+                migration.between_steps()
+                if migration.state != "running":
+                    break
             optimizer.step()
             optimizer.zero_grad()
+            if way == "early":
+                continue
             if way == "changed" and rank == 0 and step == 0:
                 with torch.no_grad():
                     for weight in [*stages[0].children()][-1].parameters():
