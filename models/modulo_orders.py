@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from schedc.ir import Kind, Op, Problem, Resource, Schedule
@@ -75,11 +75,16 @@ def schedule_of_starts(problem: Problem, starts: Mapping[Op, int], period_ns: in
 
 def turned(problem: Problem, own: Sequence[tuple[int, Op]]) -> tuple[Op, ...]:
     """A rank's period of these steps and ops, begun where its ops are of the fewest steps; the least step is 0."""
-    ways = []
-    for first in range(len(own)):
-        now = [*own[first:], *((step + 1, op) for step, op in own[:first])]
-        least = min(step for step, _ in now)
-        ways.append((max(step for step, _ in now) - least, own[first][1].kind is not Kind.F, first, least, now))
-    _, _, _, least, now = min(ways, key=lambda way: way[:3])
+    steps = [step for step, _ in own]
+    # Of the ops from each place on, and of those before it, which are a step later if the period begins there.
+    most_from, least_from = ([*accumulate(reversed(steps), which)][::-1] for which in (max, min))
+    most_before, least_before = ([*accumulate(steps, which)] for which in (max, min))
+    ways = [(most_from[0] - least_from[0], own[0][1].kind is not Kind.F, 0, least_from[0])]
+    for first in range(1, len(own)):
+        least = min(least_from[first], least_before[first - 1] + 1)
+        most = max(most_from[first], most_before[first - 1] + 1)
+        ways.append((most - least, own[first][1].kind is not Kind.F, first, least))
+    _, _, first, least = min(ways)
+    now = [*own[first:], *((step + 1, op) for step, op in own[:first])]
     n = problem.microbatches
     return tuple(op._replace(microbatch=op.microbatch + (step - least) * (1 if op.kind is Kind.U else n)) for step, op in now)

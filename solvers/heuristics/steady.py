@@ -10,10 +10,11 @@ nothing than the period has. All are timed by `steady_state`; of equal periods t
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.period import period_bounds
@@ -24,6 +25,7 @@ from schedc.analysis.simulation.versions import versions_of
 from schedc.errors import CheckFailed, Unsupported
 from schedc.ir import Kind, Op, Problem, Resource, Schedule
 from schedc.models.modulo_orders import needs_of, schedule_of_starts
+from schedc.solvers.common.interruption import OutOfTime
 from schedc.solvers.common.method import Constructive
 from schedc.solvers.templates.overlapping import one_by_one, one_f_one_b
 from schedc.verify.schedule.checks import verify_schedule
@@ -51,7 +53,7 @@ class SteadyList(Constructive, frozen=True):
         return (cls.name,)
 
     def construct(self, problem: Problem) -> Schedule:
-        """The period; within memory, unless nothing is.
+        """The period; within memory, unless nothing is. Where the time ends, the best so far.
 
         Raises:
             Unsupported: the problem's steps do not overlap.
@@ -59,14 +61,20 @@ class SteadyList(Constructive, frozen=True):
         if problem.updates is None or not problem.updates.is_period:
             raise Unsupported(f"{self.name} makes periods; this job's steps do not overlap")
         bound_ns = max(value_ns for _, value_ns, _ in period_bounds(problem))
-        best = one_by_one(problem)
+        best = first = one_by_one(problem)
         best_rating = rating(problem, best)
-        for schedule in (*_in_turn(problem, bound_ns), *_modulo(problem, bound_ns, best_rating[0])):
-            found = rating(problem, schedule)
-            if found < best_rating:
-                best, best_rating = schedule, found
-        climbed = swap_climb(problem, best, bound_ns)
-        return climbed if rating(problem, climbed) < best_rating else best
+        try:
+            for schedule in chain(_in_turn(problem, bound_ns), _modulo(problem, bound_ns, best_rating[0])):
+                found = rating(problem, schedule)
+                if found < best_rating:
+                    best, best_rating = schedule, found
+            climbed = swap_climb(problem, best, bound_ns)
+            return climbed if rating(problem, climbed) < best_rating else best
+        except OutOfTime as late:
+            if best is first:  # nothing of its own
+                raise
+            late.by.quiet()
+            return best
 
 
 def rating(problem: Problem, schedule: Schedule) -> tuple[int, int, int]:
@@ -136,8 +144,9 @@ def _climb(problem: Problem, path: tuple[int, ...], counts: dict[int, int], late
         return one_f_one_b(problem, now, later=later)
 
     def timed(now: dict[int, int]) -> Steady | None:
+        schedule = made(now)
         try:
-            return steady_state(problem, made(now)) if _sound(problem, made(now)) else None
+            return steady_state(problem, schedule) if _sound(problem, schedule) else None
         except CheckFailed:
             return None
 
@@ -299,45 +308,67 @@ class ModuloLane:
     """Idle time that may still be lost."""
     begins: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
+    idle_ns: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """All of it is idle."""
+        self.idle_ns = self.period_ns
 
     def place(self, moment_ns: int, length_ns: int, *, late: bool) -> int | None:
         """Reserve the first time from the moment on, or the last that ends by then; when it starts. None: there is no room."""
-        period_ns = self.period_ns
+        period_ns, begins, ends = self.period_ns, self.begins, self.ends
         wanted = moment_ns - length_ns if late else moment_ns
-        ways = []
-        longest = sorted([following - end for end, following in self._gaps()] + [0])[-2:]
-        idle = period_ns - sum(end - begin for begin, end in zip(self.begins, self.ends, strict=True))
-        for end, following in self._gaps():
+        if not self.shortest_ns:
+            longest = heapq.nlargest(2, [following - end for end, following in self._gaps()])
+            longest.append(0)
+        count = len(begins) or 1
+        turn = (bisect_right if late else bisect_left)(
+            begins, wanted % period_ns
+        ) - 1  # the gap where it is wanted, or next to that
+        ways: list[tuple[int, int, int]] = []
+        for step in range(count + 1):  # gap after gap, away from where it is wanted; the first one's other side is the last
+            at = (turn - step if late else turn + step) % count
+            end, following = self._gap(at)
             slack_ns = following - end - length_ns
-            if slack_ns < 0:
-                continue
-            offsets = {0, slack_ns}  # at the edges of the gap, or where it is wanted
-            if (wanted - end) % period_ns <= slack_ns:
-                offsets.add((wanted - end) % period_ns)
-            for offset in offsets:
-                start = wanted - (wanted - end - offset) % period_ns if late else wanted + (end + offset - wanted) % period_ns
-                if self.shortest_ns:
-                    lost = self._lost(offset) + self._lost(slack_ns - offset) - self._lost(following - end)
-                else:
-                    other = longest[0] if following - end == longest[1] else longest[1]
-                    lost = idle - length_ns - max(other, offset, slack_ns - offset)
-                ways.append((abs(start - wanted), start, lost))
-        for _, start, lost in sorted(ways):
-            if lost <= self.spare_ns:
-                self.spare_ns -= lost if self.shortest_ns else 0
-                begin = start % period_ns
-                at = bisect_right(self.begins, begin) if length_ns else bisect_left(self.begins, begin)
-                self.begins.insert(at, begin)
-                self.ends.insert(at, begin + length_ns)
-                return start
-        return None
+            if slack_ns >= 0:
+                offsets = {0, slack_ns}  # at the edges of the gap, or where it is wanted
+                if (wanted - end) % period_ns <= slack_ns:
+                    offsets.add((wanted - end) % period_ns)
+                for offset in offsets:
+                    start = wanted - (wanted - end - offset) % period_ns if late else wanted + (end + offset - wanted) % period_ns
+                    if self.shortest_ns:
+                        lost = self._lost(offset) + self._lost(slack_ns - offset) - self._lost(following - end)
+                    else:
+                        other = longest[1] if following - end == longest[0] else longest[0]
+                        lost = self.idle_ns - length_ns - max(other, offset, slack_ns - offset)
+                    if lost <= self.spare_ns:
+                        ways.append((abs(start - wanted), start, lost))
+            if not step and late and (wanted - end) % period_ns > following - end:
+                continue  # it is busy where it is wanted, and this gap is behind that
+            # What gaps to come have is at least as far away as the far edge of this one.
+            if ways and min(ways)[0] < ((wanted - end) if late else (following - wanted)) % period_ns:
+                break
+        if not ways:
+            return None
+        _, start, lost = min(ways)
+        self.spare_ns -= lost if self.shortest_ns else 0
+        self.idle_ns -= length_ns
+        begin = start % period_ns
+        place = bisect_right(begins, begin) if length_ns else bisect_left(begins, begin)
+        begins.insert(place, begin)
+        ends.insert(place, begin + length_ns)
+        return start
 
     def _gaps(self) -> Iterator[tuple[int, int]]:
         """From the end of one to the begin of the next, modulo the period."""
+        return map(self._gap, range(len(self.begins) or 1))
+
+    def _gap(self, at: int) -> tuple[int, int]:
+        """That behind the reservation of this number; where there is none, all of the period, which may as well begin anywhere."""
         if not self.begins:
-            yield 0, self.period_ns  # it may as well begin at any other time
-            return
-        yield from zip(self.ends, [*self.begins[1:], self.begins[0] + self.period_ns], strict=True)
+            return 0, self.period_ns
+        last = at + 1 == len(self.begins)
+        return self.ends[at], self.begins[0] + self.period_ns if last else self.begins[at + 1]
 
     def _lost(self, piece_ns: int) -> int:
         return piece_ns if piece_ns < self.shortest_ns else 0
