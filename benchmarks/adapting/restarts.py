@@ -104,10 +104,10 @@ def killed(plans: list[Plan], expected: dict[int, str], phase: str, victim: int,
         results = _run(plans, directory, kill)
         diaries = [_read(Path(directory) / f"diary-{rank}") for rank in range(len(results))]
         under_way = [each for note in diaries[victim] for each in note.get("under_way", ())]
-        if results[victim] != "dead":
+        if isinstance(results[victim], dict):
             return Seen("too late", under_way)
         for rank, result in enumerate(results):
-            if rank != victim and not isinstance(result, dict):
+            if not isinstance(result, dict) and (rank, result) != (victim, "dead"):
                 return Seen(f"rank {rank} failed: {result}", under_way)
         left = [note["pid"] for diary in diaries for note in diary if "pid" in note and Path(f"/proc/{note['pid']}").exists()]
         if left:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from concurrent.futures import Future, wait
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from schedc.errors import CheckFailed
+from schedc.runtime.common.failure import TransferFailed
 from schedc.runtime.transports.gloo import hang_up
 
 
@@ -76,9 +78,20 @@ class Writer:
     """Writes one checkpoint after the other beside the training of a pipe; all processes of the job make it together."""
 
     def __init__(self, timeout_s: float) -> None:
-        """Connect the processes; `timeout_s` is how long closing waits, at most."""
+        """Connect the processes; `timeout_s` is how long closing waits, at most.
+
+        Raises:
+            TransferFailed: a process does not come.
+        """
         self._timeout_s = timeout_s
-        self._group = dist.new_group(backend="gloo")  # with torch's own time limit: a slow disk is no reason to give up
+        try:
+            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        except RuntimeError as error:
+            raise TransferFailed(
+                "a rank meets the others for its first checkpoint beside steps: one has ended, or is late"
+            ) from error
+        gloo = self._group._get_backend(torch.device("cpu"))
+        gloo._set_default_timeout(timedelta(minutes=30))  # from here on: a slow disk is no reason to give up
         on_device = torch.cuda.is_available()
         self._stager = DefaultStager(
             StagingOptions(

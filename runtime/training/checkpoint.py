@@ -91,6 +91,7 @@ def save_checkpoint(
 
     optimizer = optimizer or None
     if beside and pipe.beside is None:
+        pipe.groups.exchange(None)  # a rank that has ended is noticed at once here, but not while torch makes a group
         pipe.beside = Writer(pipe.groups.timeout_s)
     writer = pipe.beside
 
