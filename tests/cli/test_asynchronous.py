@@ -212,6 +212,15 @@ def test_progress_calls_a_period_a_period(monkeypatch: pytest.MonkeyPatch) -> No
     assert lines[-1].startswith("period 400 ns by steady, bound 300 ns")
 
 
+def test_progress_of_a_job_without_a_layout_asks_for_none(tmp_path: Path) -> None:
+    layers = [{"forward": "2 ms", "backward_input": "2 ms", "backward_weight": "1 ms", "repeat": 4}]
+    (tmp_path / "profile.json").write_text(json.dumps({"format": "schedc.profile", "version": 1, "layers": layers}))
+    text = 'pipeline = { ranks = 2, microbatches = 2, partition = "auto" }\nprofile = { path = "profile.json" }\n'
+    (tmp_path / "job.toml").write_text(text)
+    done = schedc("compile", tmp_path / "job.toml", "-o", tmp_path / "plan.json", "--method", "zb-h1")
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_search_that_takes_too_long_costs_no_plan(tmp_path: Path) -> None:
     """`pipedream` does not exist for a wave, and `steady` takes long there."""
     text = JOB.read_text()

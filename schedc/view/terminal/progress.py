@@ -86,7 +86,7 @@ def live(job: Job, settings: SearchSettings, *, hidden: bool) -> Iterator[Search
     limit = f"{limits.time_s:g} s" if limits.deterministic is None else f"{limits.deterministic:g} units of work"
     what = "layout open" if job.open_layout is not None else f"{job.problem.num_ops} compute ops"
     first = f"{job.workload.name}: {what}, method {settings.method}, limit {limit}; Ctrl-C keeps the best plan so far"
-    what_ns = "period" if job.problem.updates is not None else job.problem.objective
+    overlap = job.open_layout is None and job.problem.updates is not None
     errors = console(stderr=True)
     errors.quiet = hidden
     method, known, evaluated = "", "no schedule yet", ""
@@ -104,7 +104,7 @@ def live(job: Job, settings: SearchSettings, *, hidden: bool) -> Iterator[Search
 
         def improved(step: Improvement) -> None:
             nonlocal known
-            best = f"{what_ns} {duration(step.objective_ns)} by {step.found_by}"
+            best = f"{'period' if overlap else step.objective} {duration(step.objective_ns)} by {step.found_by}"
             known = f"{best}, bound {duration(step.lower_bound_ns)}, gap {step.gap:.2%}"
             update()
 
