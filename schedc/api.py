@@ -533,7 +533,8 @@ def time_to_loss(
         InvalidInput: a file or a value cannot be used, or both or neither of the two ways are asked for.
     """
     from schedc.io.location import show
-    from schedc.study.loss.time_to_loss import time_by_table, time_by_theory
+    from schedc.study.loss.convergence import ConvergenceConstants
+    from schedc.study.loss.time_to_loss import Measurements, theory_of, times_to_loss
 
     theory = {"error": error, "learning_rate": learning_rate}
     table = {"tokens": tokens, "delay_table": delay_table}
@@ -550,23 +551,12 @@ def time_to_loss(
         if tokens is None:
             raise InvalidInput("tokens: found nothing, expected how many a run without delay needs until the loss")
         path = None if delay_table is None else Path(delay_table)
-        return time_by_table(candidates, read_delay_table(path), optimizer=optimizer, tokens=tokens)
-    from schedc.formats.convergence_file import read_convergence
-    from schedc.study.loss.convergence import ConvergenceConstants, estimated_constants
-
+        return times_to_loss(candidates, Measurements(table=read_delay_table(path), optimizer=optimizer, tokens=tokens))
     if error is None:
         raise InvalidInput("error: found nothing, expected the mean squared gradient that is to be reached")
-    constants, spread = convergence, ""
-    if not isinstance(constants, ConvergenceConstants):
-        assert constants is not None
-        measured = read_convergence(Path(constants))
-        estimated = estimated_constants(measured, str(convergence))
-        constants, spread = estimated.constants, f"; {estimated}"
-        learning_rate = measured.learning_rate if learning_rate is None else learning_rate
-    if learning_rate is None:
-        raise InvalidInput("learning_rate: found nothing, expected that of the updates")
-    times = time_by_theory(candidates, constants, learning_rate=learning_rate, error=error)
-    return replace(times, source=times.source + spread)
+    assert convergence is not None
+    source = convergence if isinstance(convergence, ConvergenceConstants) else str(convergence)
+    return times_to_loss(candidates, theory_of(source, error=error, learning_rate=learning_rate))
 
 
 def costs_for(plan: Plan, job: Job | None) -> Problem:

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from msgspec import Meta
 
-from schedc.errors import InvalidInput
 from schedc.io.conform import Section, conform
 from schedc.io.input_file import read_bytes
 from schedc.io.location import PRINTABLE, Location, show
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
 
 PUBLISHED = "published_delays.toml"
 """The table that is shipped, beside this file."""
+OPTIMIZER = Location("optimizer")
 Text: TypeAlias = Annotated[str, Meta(pattern=PRINTABLE)]
 Delay: TypeAlias = Annotated[int, Meta(ge=0, le=2**20)]
 
@@ -81,15 +81,34 @@ class DelayTable:
     source: str
     measured: tuple[MeasuredDelay, ...]
 
+    def check(self, optimizer: str, place: Location = OPTIMIZER) -> None:
+        """Refuse an optimizer that the table does not have.
+
+        Raises:
+            InvalidInput: names the place.
+        """
+        known = dict.fromkeys(each.optimizer for each in self.measured)
+        if optimizer not in known:
+            raise place.refuse(show(optimizer), f"one of {', '.join(known)}{nearest(optimizer, known)}")
+
+    def least_delays(self, optimizer: str, stages: int) -> tuple[tuple[int, ...], ...]:
+        """Delays of so many stages, not all 0, among which are those of the least factor that there is for any.
+
+        Between two measured delays the factor changes evenly, so it is least at one of them, or at a delay of 1.
+        """
+        own = [each for each in self.measured if each.optimizer == optimizer and each.tokens is not None]
+        most = (max(each.delays) if isinstance(each.delays, tuple) else each.delays for each in own)
+        same = [(delay,) * stages for delay in sorted({1, *most} - {0})]
+        listed = [each.delays for each in own if isinstance(each.delays, tuple) and len(each.delays) == stages and any(each.delays)]
+        return tuple(dict.fromkeys((*same, *listed, tuple(range(stages - 1, -1, -1)))))
+
     def factor(self, optimizer: str, delays: Sequence[int]) -> TokenFactor:
         """How many times the tokens a run with this delay of each stage needs.
 
         Raises:
             InvalidInput: the table does not have the optimizer.
         """
-        known = dict.fromkeys(each.optimizer for each in self.measured)
-        if optimizer not in known:
-            raise InvalidInput(f"optimizer: found {show(optimizer)}, expected one of {', '.join(known)}{nearest(optimizer, known)}")
+        self.check(optimizer)
         if not any(delays):
             return TokenFactor(factor=1.0, basis="no delay")
         asked, most = tuple(delays), max(delays)

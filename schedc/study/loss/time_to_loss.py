@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput
 from schedc.io.location import Location, show
-from schedc.study.loss.convergence import staleness, updates_needed
+from schedc.study.loss.convergence import ConvergenceConstants, estimated_constants, staleness, updates_needed
 from schedc.units import format_duration_ns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from schedc.ir import Plan
-    from schedc.study.loss.convergence import ConvergenceConstants
     from schedc.study.loss.delay_table import DelayTable
 
 MOST_TOKENS = 10**18
@@ -125,59 +125,119 @@ class TimeToLoss:
         return f"{pays}{_said(best)} is the fastest; the best {of_kind} one, {_said(other)}, takes {_times(other, best)}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Theory:
+    """DynPipe's bound, for each stage's own delay, is the number of updates (`convergence`)."""
+
+    constants: ConvergenceConstants
+    learning_rate: float
+    """Of all candidates."""
+    error: float
+    """That the mean squared gradient reaches."""
+    measured: str = ""
+    """Where the constants were estimated: what of."""
+
+    @property
+    def source(self) -> str:
+        """Of the numbers of updates."""
+        rate = f"theory (DynPipe, equation 3) at a learning rate of {self.learning_rate:g}"
+        return f"{rate}; {self.measured}" if self.measured else rate
+
+    def row(self, candidate: LossCandidate) -> LossRow:
+        """How long a candidate takes."""
+        factor = staleness(candidate.delays, candidate.shares)
+        needed = updates_needed(self.constants, learning_rate=self.learning_rate, error=self.error, staleness_factor=factor)
+        said = needed.why_not or f"{needed.staleness_error:.3g} of the error {self.error:.3g} are the delays'"
+        return _row(candidate, needed.updates, "; ".join(part for part in (said, needed.warning) if part))
+
+    def least_delays(self, stages: int) -> tuple[tuple[int, ...], ...]:
+        """Delays of so many stages, not all 0, among which are those that need the fewest updates: more delay needs no fewer."""
+        return ((1,) + (0,) * (stages - 1),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurements:
+    """A table says how many tokens each candidate needs (`delay_table`)."""
+
+    table: DelayTable
+    optimizer: str
+    """Of all candidates, by its name in the table."""
+    tokens: int
+    """That a run without delay needs until the loss, in the unit of the candidates'."""
+
+    def __post_init__(self) -> None:
+        """Refuse a number of tokens that is none, or that cannot be counted."""
+        if not 1 <= self.tokens <= MOST_TOKENS:
+            raise Location("tokens").refuse(show(self.tokens), f"a whole number of at least 1 and at most {MOST_TOKENS}")
+
+    @property
+    def source(self) -> str:
+        """Of the numbers of updates."""
+        return f"{self.table.source or 'a table'}; {self.optimizer}"
+
+    def row(self, candidate: LossCandidate) -> LossRow:
+        """How long a candidate takes."""
+        found = self.table.factor(self.optimizer, candidate.delays)
+        if found.factor is None:
+            return _row(candidate, None, found.basis)
+        updates = max(1, math.ceil(found.factor * self.tokens / candidate.tokens))
+        basis = found.basis if candidate.is_synchronous else f"{found.factor:.3g} times the tokens, {found.basis}"
+        return _row(candidate, updates, basis)
+
+    def least_delays(self, stages: int) -> tuple[tuple[int, ...], ...]:
+        """Delays of so many stages, not all 0, among which are those with the fewest updates that the table knows."""
+        return self.table.least_delays(self.optimizer, stages)
+
+
+def theory_of(
+    convergence: Path | str | ConvergenceConstants, *, error: float, learning_rate: float | None, place: Location | None = None
+) -> Theory:
+    """The theory with its constants, where they are in a convergence.json, estimated from it; and its learning rate if None is given.
+
+    Raises:
+        InvalidInput: the file cannot be used, or nobody says the learning rate, which belongs to `place`.
+    """
+    from schedc.formats.convergence_file import read_convergence
+
+    constants, said = convergence, ""
+    if not isinstance(constants, ConvergenceConstants):
+        measured = read_convergence(constants)
+        estimated = estimated_constants(measured, str(constants))
+        constants, said = estimated.constants, str(estimated)
+        learning_rate = measured.learning_rate if learning_rate is None else learning_rate
+    if learning_rate is None:
+        raise (Location("learning_rate") if place is None else place / "learning_rate").refuse("nothing", "that of the updates")
+    return Theory(constants=constants, learning_rate=learning_rate, error=error, measured=said)
+
+
 def time_by_theory(
     candidates: Sequence[LossCandidate], constants: ConvergenceConstants, *, learning_rate: float, error: float
 ) -> TimeToLoss:
-    """The times where DynPipe's bound, for each stage's own delay, is the number of updates (`convergence`).
-
-    Args:
-        candidates: with the same tokens of an update: the theory does not say what a larger batch gains.
-        constants: of the loss function.
-        learning_rate: of all of them.
-        error: that the mean squared gradient reaches.
-
-    Raises:
-        InvalidInput: there is no candidate, two have one name or other tokens, or a value is wrong.
-    """
-    _check(candidates)
-    if len({each.tokens for each in candidates}) > 1:
-        other = next(each for each in candidates if each.tokens != candidates[0].tokens)
-        expected = f"the {candidates[0].tokens} of {candidates[0].name}, as the theory does not say what a larger batch gains"
-        raise (Location(other.name) / "tokens").refuse(str(other.tokens), expected)
-    rows = []
-    for each in candidates:
-        factor = staleness(each.delays, each.shares)
-        needed = updates_needed(constants, learning_rate=learning_rate, error=error, staleness_factor=factor)
-        said = needed.why_not or f"{needed.staleness_error:.3g} of the error {error:.3g} are the delays'"
-        basis = "; ".join(part for part in (said, needed.warning) if part)
-        rows.append(_row(each, needed.updates, basis))
-    return TimeToLoss(rows=_sorted(rows), source=f"theory (DynPipe, equation 3) at a learning rate of {learning_rate:g}")
+    """`times_to_loss` where the theory is the rule, whose fields these are."""
+    return times_to_loss(candidates, Theory(constants=constants, learning_rate=learning_rate, error=error))
 
 
 def time_by_table(candidates: Sequence[LossCandidate], table: DelayTable, *, optimizer: str, tokens: int) -> TimeToLoss:
-    """The times where a table says how many tokens each needs.
+    """`times_to_loss` where a table is the rule, with these fields."""
+    return times_to_loss(candidates, Measurements(table=table, optimizer=optimizer, tokens=tokens))
+
+
+def times_to_loss(candidates: Sequence[LossCandidate], rule: Theory | Measurements) -> TimeToLoss:
+    """How long each candidate takes.
 
     Args:
-        candidates: of any tokens of an update.
-        table: of measurements.
-        optimizer: of all of them, by its name in the table.
-        tokens: that a run without delay needs until the loss, in the unit of the candidates'.
+        candidates: by the theory with the same tokens of an update: it does not say what a larger batch gains.
+        rule: what says how many updates each needs.
 
     Raises:
-        InvalidInput: there is no candidate, two have one name, or a value is wrong.
+        InvalidInput: there is no candidate, two have one name, or a value is wrong; by the theory, two have other tokens.
     """
     _check(candidates)
-    if not 1 <= tokens <= MOST_TOKENS:
-        raise Location("tokens").refuse(show(tokens), f"a whole number of at least 1 and at most {MOST_TOKENS}")
-    rows = []
-    for each in candidates:
-        found = table.factor(optimizer, each.delays)
-        updates = None if found.factor is None else max(1, math.ceil(found.factor * tokens / each.tokens))
-        basis = (
-            found.basis if found.factor is None or each.is_synchronous else f"{found.factor:.3g} times the tokens, {found.basis}"
-        )
-        rows.append(_row(each, updates, basis))
-    return TimeToLoss(rows=_sorted(rows), source=f"{table.source or 'a table'}; {optimizer}")
+    if isinstance(rule, Theory) and len({each.tokens for each in candidates}) > 1:
+        other = next(each for each in candidates if each.tokens != candidates[0].tokens)
+        expected = f"the {candidates[0].tokens} of {candidates[0].name}, as the theory does not say what a larger batch gains"
+        raise (Location(other.name) / "tokens").refuse(str(other.tokens), expected)
+    return TimeToLoss(rows=sorted_rows([rule.row(each) for each in candidates]), source=rule.source)
 
 
 def _check(candidates: Sequence[LossCandidate]) -> None:
@@ -191,7 +251,7 @@ def _row(candidate: LossCandidate, updates: int | None, basis: str) -> LossRow:
     return LossRow(candidate=candidate, updates=updates, time_ns=time_ns, basis=basis)
 
 
-def _sorted(rows: Sequence[LossRow]) -> tuple[LossRow, ...]:
+def sorted_rows(rows: Sequence[LossRow]) -> tuple[LossRow, ...]:
     """By time; of equal ones the synchronous first, as it needs least memory."""
     return tuple(sorted(rows, key=lambda row: (row.time_ns is None, row.time_ns or 0, not row.candidate.is_synchronous)))
 
