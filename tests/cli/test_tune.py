@@ -136,7 +136,8 @@ def test_the_schema_has_every_key_described_and_the_formats_have_it_too(capsys: 
     schema = json.loads(capsys.readouterr().out)
     page = (ROOT / "docs" / "tune-file.md").read_text(encoding="utf-8")
     sections = {
-        name: schema["$defs"][name]["properties"] for name in ("ModelSection", "TuneSection", "TuneTopology", "StateSection")
+        name: schema["$defs"][name]["properties"]
+        for name in ("ModelSection", "TuneSection", "TuneTopology", "StateSection", "LossSection")
     }
     assert {key for section in sections.values() for key in section} >= {"name", "batch", "sites", "capacity"}
     for section in sections.values():
@@ -164,6 +165,37 @@ BAD = [
         "tune.placements\\[0\\]: found \"wav\", .*did you mean 'wave'",
     ),
     (TINY + '[solver]\nmethod = "greed"\n', "solver.method: .*greed' is unknown"),
+    *(
+        (TINY + "[loss]\n" + keys, f"loss{expected}")
+        for keys, expected in (
+            ("tokens = 1\n", ": found neither optimizer nor convergence, expected one of them: a table"),
+            ('optimizer = "muon"\n', ".tokens: found nothing, expected the tokens that a run without delay needs"),
+            ('optimizer = "muon"\ntokens = 0\n', ".tokens: found 0, expected a whole number from 1 to"),
+            ('optimizer = "moun"\ntokens = 9\n', ".optimizer: found \"moun\", expected one of .*did you mean 'muon'"),
+            ('optimizer = "muon"\ntokens = 9\nerror = 0.1\n', ".error: found 0.1, expected no such key with optimizer"),
+            ('convergence = "c.json"\n', ".error: found nothing, expected a number above 0"),
+            ('convergence = "c.json"\nerror = 1\ntokens = 9\n', ".tokens: found 9, expected no such key with convergence"),
+            ('optimizer = "muon"\ntokens = 9\nupdate = 4\n', '.update: found 4, expected a duration such as "38 ms"'),
+        )
+    ),
+    (TINY + '[loss]\noptimizer = "muon"\ntokens = 9\ndelay_table = "none.toml"\n', "none.toml: found no readable file"),
+    (TINY + '[loss]\nconvergence = "none.json"\nerror = 0.1\n', "none.json: found no readable file"),
+    *(
+        (TINY.replace("batch = 8", f"batch = 8\n{keys}") + loss, f"tune.{expected}")
+        for keys, loss, expected in (
+            ('modes = ["asynchronous"]', "", 'modes: found "asynchronous" without .loss., expected .loss.'),
+            ('versions = ["stash"]', "", "versions: found a value where no steps overlap"),
+            ('modes = ["asynchronous"]\nsemantics = "torch"', "", 'modes: found "asynchronous" where tune.semantics is'),
+            ("most_delays = [1]", "", 'most_delays: found values where tune.versions has no "bounded"'),
+            ('modes = ["async"]', "", 'modes.0.: found "async", expected'),
+            ("step_microbatches = [0]", "", "step_microbatches.0.: found 0, expected"),
+            (
+                "step_microbatches = [1]",
+                '[loss]\nconvergence = "c.json"\nerror = 0.1\n',
+                'step_microbatches: found .*, expected ."all". with loss.convergence',
+            ),
+        )
+    ),
     (TINY.replace("microbatch_sizes = [1, 2]", "ranks = [3]"), "tune: found no way to divide the devices and the batch"),
 ]
 
@@ -190,3 +222,24 @@ def test_the_job_itself_is_not_overwritten(tmp_path: Path, capsys: pytest.Captur
     assert "is no folder" in capsys.readouterr().err
     assert run("tune", str(job), "-o", str(tmp_path / "a" / "b"), *FAST) == 2
     assert "cannot be made" in capsys.readouterr().err
+
+
+def test_the_best_whose_steps_overlap_is_a_job_with_its_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "delays.toml").write_text('[[measured]]\noptimizer = "sgd"\ndelays = 1\ntokens = 1.001\n')
+    loss = '[loss]\noptimizer = "sgd"\ntokens = 1_000_000\ndelay_table = "delays.toml"\n'
+    job = write_tiny(tmp_path, TINY.replace("batch = 8", 'batch = 8\nplacements = ["unidirectional"]\nversions = ["2bw"]') + loss)
+    folder, again = tmp_path / "tuned", tmp_path / "again.json"
+    assert run("tune", str(job), "-o", str(folder), *FAST, "--set", "tune.ranks=[2]") == 0
+    printed = capsys.readouterr().out
+    assert "time to loss" in printed and "the best synchronous one, 2 ranks" in printed and "updates: a table; sgd" in printed
+    plan = read_plan(folder / "plan.json")
+    assert plan.is_period and plan.certificate.delays == (1, 1)
+    assert run("compile", str(folder / "job.toml"), "-o", str(again), "--quiet") == 0
+    assert read_plan(again) == plan
+    assert run("verify", str(folder / "plan.json"), "--job", str(folder / "job.toml")) == 0
+    capsys.readouterr()
+    assert run("tune", str(job), "-o", str(folder), *FAST, "--set", "tune.ranks=[2]", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    best = found["best"]
+    assert best["versions"] == "2bw" and best["delays"] == [1, 1] and found["verdict"] in printed
+    assert found["lower_bound_ns"] <= best["time_to_loss_ns"] == best["updates"] * best["step_ns"]

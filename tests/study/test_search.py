@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from schedc.study.tune.estimates import simple_bound_ns, totals_of, work_bound_n
 from schedc.study.tune.folder import job_table
 from schedc.study.tune.problems import candidate_problem
 from schedc.study.tune.request import PROFILE
-from schedc.study.tune.search import tune
+from schedc.study.tune.search import tune, undelayed_ns
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -194,3 +195,129 @@ def test_where_nothing_divides_the_message_says_what_must(tmp_path: Path) -> Non
     expected = "tune: found no way to divide the devices and the batch, expected ranks that divide the 4 groups of 1 devices"
     with pytest.raises(InvalidInput, match=re.escape(expected)):
         tuned(request)
+
+
+TABLE = """
+source = "a test"
+[[measured]]
+optimizer = "sgd"
+delays = 1
+tokens = {same}
+[[measured]]
+optimizer = "sgd"
+delays = [1, 0]
+tokens = {stages}
+[[measured]]
+optimizer = "noted"
+delays = 1
+loss_above = 0.5
+"""
+SMALL = {"batch": 4, "microbatch_sizes": [1], "recompute": ["none"], "placements": ["unidirectional"]}
+CONVERGENCE = {
+    "format": "schedc.convergence",
+    "version": 1,
+    "name": "run",
+    "learning_rate": 0.01,
+    "steps": [
+        {"step": 0, "loss": 4.0, "gradient_sq": 1.0},
+        {"step": 1, "loss": 3.9, "gradient_sq": 1.0, "gradient_change_sq": 0.0004, "weight_change_sq": 0.0001},
+    ],
+}
+
+
+def loss_request(
+    directory: Path, *, same: float = 1.05, stages: float = 1.02, loss: dict[str, object] | None = None, **sections: Any
+) -> TuneRequest:
+    """The tiny job with a loss, by a table of what delays cost, unless the keys say otherwise."""
+    (directory / "delays.toml").write_text(TABLE.format(same=same, stages=stages), encoding="utf-8")
+    (directory / "convergence.json").write_text(json.dumps(CONVERGENCE), encoding="utf-8")
+    by_table = {"optimizer": "sgd", "tokens": 10**9, "delay_table": "delays.toml"}
+    sections["tune"] = {**SMALL, **sections.get("tune", {})}
+    return tiny_request(directory, loss=by_table if loss is None else loss, **sections)
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"same": 1.9, "stages": 1.7, "tune": {"placements": ["unidirectional", "loop"]}},
+        {"tune": {"versions": ["bounded", "2bw"], "most_delays": [0, 1], "step_microbatches": [2, "all"]}},
+        {"loss": {"convergence": "convergence.json", "error": 0.1}, "memory": {"capacity": "900 MB"}},
+        {"sites": (2, 2), "topology": {"between": {"latency": "2 ms", "bandwidth": "1 GB/s"}}, "tune": {"ranks": [2, 4]}},
+        {"loss": {"optimizer": "noted", "tokens": 10**9, "delay_table": "delays.toml"}},
+    ],
+)
+def test_what_is_pruned_could_not_reach_the_loss_first(sections: dict[str, Any], tmp_path: Path) -> None:
+    request = loss_request(tmp_path, **sections)
+    pruned, every = tuned(request), tuned(request, prune=False)
+    assert pruned.times is not None and every.times is not None
+    assert pruned.best.candidate == every.best.candidate and pruned.times.verdict == every.times.verdict
+    assert pruned.best.time_to_loss_ns == min(row.time_to_loss_ns for row in every.rows if row.time_to_loss_ns is not None)
+    assert pruned.bound_ns <= (pruned.best.time_to_loss_ns or 0)
+    found = {row.candidate: row for row in every.rows}
+    assert {row.candidate.versions is None for row in every.rows} == {True, False}
+    for row in every.rows:
+        assert (row.time_to_loss_ns is None) == (row.updates is None)
+        if row.time_to_loss_ns is not None:
+            assert row.step_ns is not None and row.updates is not None and row.time_to_loss_bound_ns is not None
+            assert row.time_to_loss_ns == row.updates * (row.step_ns + (row.update_ns or 0)) >= row.time_to_loss_bound_ns
+        elif row.step_ns is not None:
+            assert row.state is CandidateState.UNKNOWN and row.why_not == row.basis != ""
+    for row in pruned.rows:
+        if row.state is CandidateState.BOUNDED:
+            time_ns = found[row.candidate].time_to_loss_ns
+            assert row.time_to_loss_bound_ns is not None and (time_ns is None or time_ns >= row.time_to_loss_bound_ns)
+        else:
+            assert row.time_to_loss_ns == found[row.candidate].time_to_loss_ns
+
+
+def test_the_verdict_both_ways(tmp_path: Path) -> None:
+    pays = tuned(loss_request(tmp_path, same=1.0, stages=1.0, tune={"ranks": [2]}, loss=None))
+    assert pays.times is not None and pays.times.asynchrony_pays is True
+    assert pays.best.candidate.versions is not None and pays.best.factor == 1.0
+    assert "the best synchronous one, 2 ranks" in pays.times.verdict
+    dear = tuned(loss_request(tmp_path, same=9.0, stages=9.0, tune={"ranks": [2]}, loss=None))
+    assert dear.times is not None and dear.times.verdict.startswith("asynchrony does not pay: 2 ranks")
+    assert dear.best.candidate.versions is None and "9.00 times the updates" in dear.times.verdict
+
+
+def test_delays_that_nobody_has_measured_are_a_row_with_a_reason(tmp_path: Path) -> None:
+    loss = {"optimizer": "noted", "tokens": 10**9, "delay_table": "delays.toml"}
+    found = tuned(loss_request(tmp_path, loss=loss, tune={"versions": ["2bw"]}))
+    unknown = [row for row in found.rows if row.candidate.versions is not None]
+    assert unknown and {row.state for row in unknown} == {CandidateState.UNKNOWN}
+    told = "the table has no number of tokens for noted with delays of 1 everywhere; it says only that the loss is 0.5 above"
+    assert {row.why_not for row in unknown} == {told}
+    assert found.times is not None and found.times.asynchrony_pays is None
+    with pytest.raises(NoPlanFound, match=r"has a plan that is known to reach the loss; 2 ranks .*: the table has no number"):
+        tuned(loss_request(tmp_path, loss=loss, tune={"versions": ["2bw"], "modes": ["asynchronous"]}))
+
+
+def test_first_bounds_of_periods_and_jobs_that_are_written(tmp_path: Path) -> None:
+    sections = {"placements": ["unidirectional", "loop"], "zero_stages": [0, 1], "versions": ["stash", "2bw", "bounded"]}
+    request = loss_request(tmp_path, sites=(2, 2), tune={**sections, "batch": 8})
+    made = [(each, candidate_problem(request, each)) for each in candidates(request.choices) if each.versions is not None]
+    assert len(made) > 20
+    for each, candidate in made:
+        totals = totals_of(request.layers[each.microbatch_size], split_backward=True)
+        least_ns = max(bound.value_ns for bound in lower_bounds(candidate.problem))
+        assert 0 < simple_bound_ns(request, each, totals) <= least_ns
+        assert 0 < work_bound_ns(candidate.problem) <= least_ns <= max(least_ns, undelayed_ns(candidate.problem))
+        assert sum(stage.update_ns for stage in candidate.problem.stages) >= sum(candidate.collectives_ns)
+        (tmp_path / PROFILE).write_text(request.profiles[each.microbatch_size], encoding="utf-8")
+        job = checked_job(source_of_table(job_table(request, each, candidate), directory=tmp_path, name="other"))
+        assert (job.workload, job.layout, job.problem) == (candidate.workload, candidate.layout, candidate.problem)
+
+
+def test_updates_have_collectives_and_the_optimizer_on_both_sides(tmp_path: Path) -> None:
+    loss = {"optimizer": "sgd", "tokens": 10**9, "delay_table": "delays.toml", "update": "8 ms"}
+    request = loss_request(tmp_path, loss=loss, tune={"ranks": [2], "versions": ["2bw"], "step_microbatches": ["all"]})
+    ends, overlap = (candidate_problem(request, each) for each in candidates(request.choices))
+    parallel = ends.problem.data_parallel
+    assert parallel is not None and overlap.problem.data_parallel is None
+    parameters = [stage.parameters for stage in ends.problem.stages]
+    own_ns = [-(-8_000_000 * count // (2 * sum(parameters))) for count in parameters]  # ZeRO 1 halves it
+    assert ends.update_ns == max(own_ns) and overlap.update_ns == 0
+    collectives = zip(parallel.reduce_scatter_ns, parallel.all_gather_ns, own_ns, strict=True)
+    assert [stage.update_ns for stage in overlap.problem.stages] == [sum(each) for each in collectives]
+    assert [stage.version_bytes for stage in overlap.problem.stages] == [2 * count for count in parameters]

@@ -61,8 +61,10 @@ def bounds_in_time(problem: Problem, until: Until) -> tuple[Bound, ...]:
 def cheap_bound_ns(problem: Problem, until: Until = never) -> int:
     """The largest of `lower_bounds` but for idle gaps, which take by far the longest where ranks hold several chunks.
 
-    Warm-up, which takes all but a few milliseconds of the rest, counts as far as the time allows.
+    Warm-up, which takes all but a few milliseconds of the rest, counts as far as the time allows. Of a period: all of them.
     """
+    if problem.updates is not None and problem.updates.is_period:
+        return max(value_ns for _, value_ns, _ in period_bounds(problem))
     frames = frames_of(without_recomputed_bytes(problem))
     return max(bound.value_ns for bound in (*_simple(frames), _warm_up(frames, until)))
 

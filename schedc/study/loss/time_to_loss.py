@@ -192,7 +192,7 @@ class Measurements:
 def theory_of(
     convergence: Path | str | ConvergenceConstants, *, error: float, learning_rate: float | None, place: Location | None = None
 ) -> Theory:
-    """The theory with its constants, where they are in a convergence.json, estimated from it; and its learning rate if None is given.
+    """The theory with its constants; those in a convergence.json are estimated, and its learning rate holds where none is given.
 
     Raises:
         InvalidInput: the file cannot be used, or nobody says the learning rate, which belongs to `place`.
@@ -258,12 +258,12 @@ def sorted_rows(rows: Sequence[LossRow]) -> tuple[LossRow, ...]:
 
 def _said(row: LossRow) -> str:
     assert row.time_ns is not None
-    return (
-        f"{row.candidate.name} ({row.updates:,} updates of {format_duration_ns(row.candidate.period_ns)}, {_duration(row.time_ns)})"
-    )
+    period, all_of_it = format_duration_ns(row.candidate.period_ns), long_duration(row.time_ns)
+    return f"{row.candidate.name} ({row.updates:,} updates of {period}, {all_of_it})"
 
 
-def _duration(time_ns: int) -> str:
+def long_duration(time_ns: int) -> str:
+    """For people: hours, where there are some."""
     hours = time_ns / 3.6e12
     return f"{hours:.1f} h" if hours >= 1 else format_duration_ns(time_ns)
 

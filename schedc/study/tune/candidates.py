@@ -11,11 +11,13 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from schedc.io.outputs import csv_bytes
+from schedc.spelling import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from schedc.study.tune.tune_file import Across, PlacementName
+    from schedc.ir import Versions
+    from schedc.study.tune.tune_file import Across, PlacementName, StepMicrobatches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +31,7 @@ class TuneCandidate:
     microbatch_size: int
     """Sequences."""
     microbatches: int
-    """Of each pipeline."""
+    """Of each pipeline, in a step."""
     placement: PlacementName
     chunks: int
     """Stages on a rank."""
@@ -42,6 +44,32 @@ class TuneCandidate:
     """Of one pipeline, for each site that it is in."""
     replicas_of_site: tuple[int, ...]
     """Of one stage, for each site that they are in."""
+    versions: Versions | None = None
+    """Which weights ops read where steps overlap; None: each step ends before the next begins."""
+    most_delay: int | None = None
+    """Where versions are bounded."""
+
+    @property
+    def stages(self) -> int:
+        """Of each pipeline."""
+        return self.ranks * self.chunks
+
+    @property
+    def sequences(self) -> int:
+        """Of a step, of all pipelines: one update."""
+        return self.data_parallel * self.microbatches * self.microbatch_size
+
+    @property
+    def title(self) -> str:
+        """For people; no two are called the same where one ZeRO stage is tried."""
+        across = "" if self.across is None else f", {self.across} across sites"
+        placed = self.placement if self.chunks == 1 else f"{self.placement} with {self.chunks} chunks"
+        recompute = "" if self.recompute == "none" else ", recomputing all stages"
+        shape = f"{counted(self.ranks, 'rank')} × {counted(self.data_parallel, 'pipeline')}"
+        mode = "" if self.versions is None else f", {self.versions}"
+        mode += "" if self.most_delay is None else f" by {self.most_delay}"
+        said = f"{counted(self.microbatches, 'microbatch')} of {self.microbatch_size}"
+        return f"{shape}, {said}, {placed}{recompute}{across}{mode}"
 
 
 class CandidateState(StrEnum):
@@ -53,6 +81,8 @@ class CandidateState(StrEnum):
     """Its lower bound is not below the best step: not searched."""
     NO_ROOM = "no room"
     """A rank cannot hold what it must."""
+    UNKNOWN = "unknown"
+    """Nobody knows how many updates its delays cost."""
     NO_PLAN = "no plan"
     """No method tried found a schedule within the memory."""
     TOO_LARGE = "too large"
@@ -70,7 +100,7 @@ class TuneRow:
     method: str = ""
     """What made the plan."""
     step_ns: int | None = None
-    """The plan's makespan: the training step, with the collectives."""
+    """The plan's makespan: the training step, with the collectives. Where steps overlap, the period, with the updates."""
     stage_span_ns: int | None = None
     """The longest time from the first to the last op of a rank: collectives do not count."""
     collectives_ns: int | None = None
@@ -83,6 +113,19 @@ class TuneRow:
     gap: float | None = None
     seconds: float = 0.0
     why_not: str = ""
+    update_ns: int | None = None
+    """The optimizer's step after a step that ends, of the rank where it takes longest; with a loss alone, as are the next."""
+    delays: tuple[int, ...] = ()
+    """Of each stage, in updates; of a plan."""
+    updates: int | None = None
+    """Until the loss."""
+    factor: float | None = None
+    """Of updates, and of tokens: times those that a run without delay needs, of the same tokens in an update."""
+    time_to_loss_ns: int | None = None
+    time_to_loss_bound_ns: int | None = None
+    """No schedule of the candidate whose cost of delays is known reaches the loss sooner."""
+    basis: str = ""
+    """What the number of updates rests on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +146,10 @@ class Choices:
     recompute: tuple[str, ...]
     across_sites: tuple[Across, ...]
     expert_parallel: int = 1
+    overlaps: tuple[tuple[Versions | None, int | None], ...] = ((None, None),)
+    """Which weights ops read, and the most delay; no versions: steps end."""
+    step_microbatches: tuple[StepMicrobatches, ...] = ("all",)
+    """Of each pipeline, in a step, where steps overlap."""
 
 
 def divisors(number: int) -> tuple[int, ...]:
@@ -134,13 +181,19 @@ def candidates(choices: Choices) -> tuple[TuneCandidate, ...]:
                 ],
                 choices.zero_stages if data_parallel > 1 else (0,),  # ZeRO 1 divides nothing where there is one replica
                 choices.recompute,
+                choices.overlaps if ranks > 1 else [each for each in choices.overlaps if each[0] is None],
             )
-            for size, (placement, chunks), zero_stage, recompute in tried:
+            steps = [
+                (*one, of_step)
+                for one in tried
+                for of_step in _steps(of_pipeline // one[0], ("all",) if one[-1][0] is None else choices.step_microbatches)
+            ]
+            for size, (placement, chunks), zero_stage, recompute, (versions, most_delay), microbatches in steps:
                 candidate = TuneCandidate(
                     ranks=ranks,
                     data_parallel=data_parallel,
                     microbatch_size=size,
-                    microbatches=of_pipeline // size,
+                    microbatches=microbatches,
                     placement=placement,
                     chunks=chunks,
                     zero_stage=zero_stage,
@@ -148,9 +201,16 @@ def candidates(choices: Choices) -> tuple[TuneCandidate, ...]:
                     across=across,
                     ranks_of_site=ranks_of_site,
                     replicas_of_site=replicas_of_site,
+                    versions=versions,
+                    most_delay=most_delay,
                 )
                 found[candidate] = None
     return tuple(found)
+
+
+def _steps(microbatches: int, choices: Sequence[StepMicrobatches]) -> list[int]:
+    """How many microbatches a step may have, of those of the batch."""
+    return [each for choice in choices if microbatches % (each := microbatches if choice == "all" else choice) == 0]
 
 
 def _divided(

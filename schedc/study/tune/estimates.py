@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from schedc.ir import Layer, Problem
 from schedc.study.tune.candidates import TuneCandidate, candidates
-from schedc.study.tune.problems import bytes_per_parameter, collectives_ns
+from schedc.study.tune.problems import bytes_per_parameter, collectives_ns, optimizer_ns
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
@@ -76,9 +76,21 @@ def totals_of(layers: Sequence[Layer], *, split_backward: bool) -> Totals:
 
 
 def simple_bound_ns(request: TuneRequest, candidate: TuneCandidate, totals: Totals) -> int:
-    """No schedule of the candidate has a shorter step: some rank's work, the path of one microbatch, some rank's collectives."""
+    """No schedule of the candidate has a shorter step: some rank's work, the path of one microbatch, some rank's collectives.
+
+    Where steps overlap, a period has a step's work of each rank and its updates: on some rank no less than on average. What updates
+    take bends upwards, so the average is no less than that of a rank with the average of the parameters, but for what is rounded.
+    """
     work_ns = candidate.microbatches * totals.work_ns(candidate) // candidate.ranks
+    if candidate.versions is not None:
+        updates_ns = _collectives_ns(request, candidate, totals) + update_bound_ns(request, candidate, totals)
+        return work_ns + max(0, updates_ns - ROUNDED_NS)
     return max(work_ns, totals.path_ns(candidate), _collectives_ns(request, candidate, totals))
+
+
+def update_bound_ns(request: TuneRequest, candidate: TuneCandidate, totals: Totals) -> int:
+    """What the optimizer's step takes on average of the ranks; on some rank it takes no less."""
+    return max(0, optimizer_ns(request, candidate, totals.parameters, totals.expert_parameters) - 1) // candidate.ranks
 
 
 def work_bound_ns(problem: Problem) -> int:
@@ -97,12 +109,15 @@ def work_bound_ns(problem: Problem) -> int:
         if parallel is not None:
             around_ns += min(parallel.reduce_scatter_ns[stage] for stage in stages)
             around_ns += min((parallel.all_gather_ns[stage] for stage in stages), default=0) if parallel.all_gather_ns else 0
+        around_ns += sum(problem.stages[stage].update_ns for stage in stages)  # 0 of steps that end
         most_ns = max(most_ns, problem.microbatches * work_ns + around_ns)
     return most_ns
 
 
 def about_ns(request: TuneRequest, candidate: TuneCandidate, totals: Totals) -> int:
     """The step of 1F1B with equal stages, and collectives that nothing overlaps; only for the order of candidates."""
+    if candidate.versions is not None:
+        return simple_bound_ns(request, candidate, totals)
     rounds = candidate.microbatches + (candidate.ranks - 1) / candidate.chunks
     step_ns = rounds * totals.work_ns(candidate) / candidate.ranks
     return round(step_ns) + _collectives_ns(request, candidate, totals)

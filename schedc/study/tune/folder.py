@@ -75,6 +75,7 @@ def write_folder(folder: Path, request: TuneRequest, tuned: Tuned) -> None:
     for line in (
         f"The best of {len(tuned.rows)} candidates of schedc tune: {each.ranks} ranks on each of",
         f"{each.data_parallel} data-parallel pipelines, microbatches of {each.microbatch_size}, ZeRO {each.zero_stage}.",
+        *(("A step is one update; what its replicas' collectives take is in pipeline.update.",) if each.versions else ()),
     ):
         document.add(tomlkit.comment(line))
     document.update(table)
@@ -111,6 +112,10 @@ def job_table(request: TuneRequest, candidate: TuneCandidate, made: CandidatePro
         pipeline["semantics"] = str(tune.semantics)
     if candidate.recompute != "none":
         pipeline["recompute"] = candidate.recompute
+    if candidate.versions is not None:
+        pipeline |= {"mode": "asynchronous", "versions": str(candidate.versions)}
+        pipeline |= {} if candidate.most_delay is None else {"most_delay": candidate.most_delay}
+        pipeline["update"] = [format_duration_ns(stage.update_ns, 9) for stage in made.problem.stages]
     pipeline["partition"] = [last - first for first, last in (layout.layers_of_stage[stage] for stage in layout.paths[0])]
     table: dict[str, Any] = {
         "name": request.name,
@@ -123,6 +128,8 @@ def job_table(request: TuneRequest, candidate: TuneCandidate, made: CandidatePro
         },
         "topology": {"sites": list(candidate.ranks_of_site), "within": _link(network.within)},
     }
+    if candidate.versions is not None:
+        table["memory"]["bytes_per_version_parameter"] = float(request.file.memory.weight_bytes)
     if any(layer.expert_parameters for layer in made.workload.layers):
         table["memory"]["bytes_per_expert_parameter"] = bytes_per_parameter(request, candidate, request.file.model.ep)
     if network.between is not None:

@@ -12,6 +12,8 @@ crosses once, half for the reduce-scatter and half for the all-gather.
 The stages of a pipeline finish at about the same time, so the collectives of all of its ranks share what connects two sites: each
 has an equal part of the bandwidth, all the time. What they gain when others are done is not counted.
 
+Where steps overlap, the collectives of a stage and the optimizer's step are its update, `U`; its rank computes nothing meanwhile.
+
 Experts have replicas of their own: with expert parallelism e, each pipeline has 1/e of them, and what reduces the gradients of one
 are replicas ÷ e. The collectives of the others and those of experts follow each other.
 """
@@ -19,6 +21,8 @@ are replicas ÷ e. The collectives of the others and those of experts follow eac
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import ceil
 from typing import TYPE_CHECKING
 
 from schedc.errors import Defect
@@ -26,7 +30,7 @@ from schedc.frontend.checks import check_size
 from schedc.frontend.cost_keys import MemorySection
 from schedc.frontend.sections import Memory, check_room, exactly
 from schedc.io.location import Location
-from schedc.ir import DataParallel, Device, Layout, MessageCost, Network, Problem, Workload
+from schedc.ir import DataParallel, Device, Layout, MessageCost, Network, Problem, Updates, Workload
 from schedc.lower.partition import balanced_partition
 from schedc.lower.placement import place
 from schedc.lower.problem import problem_of, static_bytes
@@ -50,21 +54,15 @@ class CandidateProblem:
     workload: Workload
     layout: Layout
     problem: Problem
+    collectives_ns: tuple[int, ...]
+    """Of each rank, if nothing overlapped them."""
+    update_ns: int
+    """What the optimizer's step takes after a step that ends, of the rank where it takes longest; updates of a period are in it."""
 
     @property
     def static_bytes(self) -> tuple[int, ...]:
         """What each rank holds all the time."""
         return static_bytes(self.workload, self.layout)
-
-    @property
-    def collectives_ns(self) -> tuple[int, ...]:
-        """Of each rank, if nothing overlapped them."""
-        found = [0] * self.problem.ranks
-        parallel = self.problem.data_parallel
-        for durations_ns in () if parallel is None else (parallel.reduce_scatter_ns, parallel.all_gather_ns):
-            for stage, duration_ns in enumerate(durations_ns):
-                found[self.layout.rank_of_stage[stage]] += duration_ns
-        return tuple(found)
 
 
 def candidate_problem(request: TuneRequest, candidate: TuneCandidate) -> CandidateProblem:
@@ -101,13 +99,28 @@ def candidate_problem(request: TuneRequest, candidate: TuneCandidate) -> Candida
         recomputed=recomputed,
         placement=candidate.placement,
     )
-    if candidate.data_parallel > 1:
-        durations_ns = []
-        for first, last in layout.layers_of_stage:  # from the parameters of one device of each stage
-            experts = sum(layer.expert_parameters for layer in workload.layers[first:last])
-            others = sum(layer.parameters for layer in workload.layers[first:last]) - experts
-            durations_ns.append(collectives_ns(request, candidate, others, experts))
-        reduce_ns, gather_ns = zip(*durations_ns, strict=True)
+    durations_ns, optimizers_ns = [], []
+    for first, last in layout.layers_of_stage:  # from the parameters of one device of each stage
+        experts = sum(layer.expert_parameters for layer in workload.layers[first:last])
+        others = sum(layer.parameters for layer in workload.layers[first:last]) - experts
+        durations_ns.append(collectives_ns(request, candidate, others, experts) if candidate.data_parallel > 1 else (0, 0))
+        optimizers_ns.append(optimizer_ns(request, candidate, others, experts))
+    reduce_ns, gather_ns = zip(*durations_ns, strict=True)
+    on_rank, of_collectives = [0] * candidate.ranks, [0] * candidate.ranks
+    for rank, both_ns, takes_ns in zip(layout.rank_of_stage, durations_ns, optimizers_ns, strict=True):
+        on_rank[rank] += takes_ns
+        of_collectives[rank] += sum(both_ns)
+    if candidate.versions is not None:
+        workload = replace(
+            workload,
+            updates=Updates(
+                versions=candidate.versions, microbatches=candidate.microbatches, is_period=True, most_delay=candidate.most_delay
+            ),
+            update_ns=tuple(sum(both_ns) + takes_ns for both_ns, takes_ns in zip(durations_ns, optimizers_ns, strict=True)),
+            version_bytes=(0,) * len(optimizers_ns),
+            bytes_per_version_parameter=exactly(float(request.file.memory.weight_bytes)),
+        )
+    elif candidate.data_parallel > 1:
         parallel = DataParallel(
             size=candidate.data_parallel,
             zero_stage=candidate.zero_stage,
@@ -121,7 +134,13 @@ def candidate_problem(request: TuneRequest, candidate: TuneCandidate) -> Candida
     for violation in (*verify_workload(workload), *verify_layout(workload, layout)):
         raise Defect(f"{request.name}: what is made of a candidate breaks a rule: {violation}")
     check_size(problem, JOB / "profile")
-    return CandidateProblem(workload=workload, layout=layout, problem=problem)
+    return CandidateProblem(
+        workload=workload,
+        layout=layout,
+        problem=problem,
+        collectives_ns=tuple(of_collectives),
+        update_ns=max(on_rank) if candidate.versions is None else 0,
+    )
 
 
 def bytes_per_parameter(request: TuneRequest, candidate: TuneCandidate, divided: int = 1) -> float:
@@ -174,6 +193,18 @@ def collectives_ns(request: TuneRequest, candidate: TuneCandidate, others: int, 
 
     reduce_ns, gather_ns = both_ns(memory.gradient_bytes), both_ns(memory.weight_bytes)
     return (reduce_ns, gather_ns) if candidate.zero_stage else (2 * reduce_ns, 0)
+
+
+def optimizer_ns(request: TuneRequest, candidate: TuneCandidate, others: int, experts: int) -> int:
+    """The optimizer's step of a stage, from the parameters of one device of it, those of experts apart.
+
+    Its part of what all parameters take on one device, of which ZeRO 1 leaves each replica its own.
+    """
+    if not request.optimizer_ns:
+        return 0
+    replicas = candidate.data_parallel if candidate.zero_stage else 1
+    own = Fraction(others, replicas) + Fraction(experts, replicas // request.file.model.ep if candidate.zero_stage else 1)
+    return ceil(request.optimizer_ns * own / sum(layer.parameters for layer in request.layers[candidate.microbatch_size]))
 
 
 def _among_ns(request: TuneRequest, candidate: TuneCandidate, divided: int, size_bytes: int) -> int:

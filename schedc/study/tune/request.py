@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from schedc.costs.devices import RESERVE, Accelerator, device_named
+from schedc.costs.devices import RESERVE, ROOFLINE, Accelerator, device_named
 from schedc.errors import InvalidInput, Unsupported
 from schedc.formats.profile_file import ProfileFile, profile_json
 from schedc.frontend.profile import layers_of_entries
@@ -16,7 +16,9 @@ from schedc.io.conform import conform
 from schedc.io.input_file import read_bytes
 from schedc.io.location import Location, show
 from schedc.io.tables import parse_json
-from schedc.ir import Layer, MessageCost, Semantics
+from schedc.ir import Layer, MessageCost, Semantics, Versions
+from schedc.study.loss.delay_table import read_delay_table
+from schedc.study.loss.time_to_loss import Measurements, Theory, theory_of
 from schedc.study.tune.candidates import Choices, divisors
 from schedc.study.tune.tune_file import TuneFile
 from schedc.units import format_bytes
@@ -57,8 +59,17 @@ class TuneRequest:
     architecture: Architecture | None
     """None: the layers are measured ones."""
     device: Accelerator | None
+    loss: Theory | Measurements | None
+    """How many updates reach the loss; None: candidates are compared by their steps."""
+    optimizer_ns: int
+    """The optimizer's step of all parameters on one device; 0 without a loss."""
     files: tuple[Path, ...]
     """All files that were read."""
+
+    @property
+    def tokens_of_sequence(self) -> int:
+        """What counts as tokens of an update; by the theory all candidates have as many."""
+        return self.sequence or 1
 
     @property
     def room_bytes(self) -> int:
@@ -131,6 +142,13 @@ def read_request(source: JobSource) -> TuneRequest:
     between = file.topology.between
     recompute = tune.recompute or (("none",) if tune.semantics is Semantics.TORCH else ("none", "full"))
     own = () if source.path is None else (source.path,)
+    loss, of_loss = _loss(source, file, sequence, root)
+    optimizer_ns = 0 if file.loss is None else file.loss.update_ns
+    if optimizer_ns is None:
+        moved_bytes = file.memory.gradient_bytes + 2 * file.memory.optimizer_bytes + file.memory.weight_bytes
+        parameters = sum(layer.parameters for layer in next(iter(read.values()))[1])
+        rate = None if device is None or model.efficiency is not None else ROOFLINE.memory * device.memory_bytes_per_s
+        optimizer_ns = 0 if rate is None else round(1e9 * parameters * moved_bytes / rate)
     return TuneRequest(
         source=source,
         file=file,
@@ -147,6 +165,8 @@ def read_request(source: JobSource) -> TuneRequest:
             recompute=recompute,
             across_sites=tune.across_sites,
             expert_parallel=model.ep,
+            overlaps=_overlaps(file),
+            step_microbatches=tune.step_microbatches or (("all",) if isinstance(loss, Theory) else (1, "all")),
         ),
         profiles={size: text for size, (text, _) in read.items()},
         layers={size: each for size, (_, each) in read.items()},
@@ -157,8 +177,46 @@ def read_request(source: JobSource) -> TuneRequest:
         reserve_bytes=reserve,
         architecture=architecture,
         device=device,
-        files=(*own, *named),
+        loss=loss,
+        optimizer_ns=optimizer_ns,
+        files=(*own, *named, *of_loss),
     )
+
+
+def _overlaps(file: TuneFile) -> tuple[tuple[Versions | None, int | None], ...]:
+    """Which weights ops may read, and the most delay; None: steps end."""
+    tune = file.tune
+    default = ("synchronous",) if file.loss is None or tune.semantics is Semantics.TORCH else ("synchronous", "asynchronous")
+    found: list[tuple[Versions | None, int | None]] = []
+    for mode in tune.modes or default:
+        if mode == "synchronous":
+            found.append((None, None))
+            continue
+        for versions in tune.versions or (Versions.STASH, Versions.TWO_BUFFERED):
+            found += (
+                [(versions, most) for most in (tune.most_delays or (1,))] if versions is Versions.BOUNDED else [(versions, None)]
+            )
+    return tuple(found)
+
+
+def _loss(
+    source: JobSource, file: TuneFile, sequence: int | None, root: Location
+) -> tuple[Theory | Measurements | None, tuple[Path, ...]]:
+    """What says how many updates reach the loss, and the file that it is in, if it is in one."""
+    given, at = file.loss, root / "loss"
+    if given is None:
+        return None, ()
+    if given.convergence is not None:
+        assert given.error is not None, "a rule of the file"
+        measured = source.directory / given.convergence
+        return theory_of(measured, error=given.error, learning_rate=given.learning_rate, place=at), (measured,)
+    assert given.optimizer is not None and given.tokens is not None, "a rule of the file"
+    if sequence is None:
+        raise (root / "model" / "sequence").refuse("nothing", "the tokens in a sequence, as loss.tokens counts them")
+    path = None if given.delay_table is None else source.directory / given.delay_table
+    table = read_delay_table(path)
+    table.check(given.optimizer, at / "optimizer")
+    return Measurements(table=table, optimizer=given.optimizer, tokens=given.tokens), () if path is None else (path,)
 
 
 def _batch(file: TuneFile, sequence: int | None, root: Location) -> int:

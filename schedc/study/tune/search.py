@@ -2,30 +2,49 @@
 
 A candidate whose lower bound is not below the best step known is not searched: no schedule of it is better. Small ones go
 first, those of a size in the order of what they about take; most are refused before a job is made.
+
+With a loss, the time to it takes the place of the step. How many updates it takes follows from the delays, so its bound is
+the less, of no delay and some delay, of the fewest updates that they need × the least period that leaves them. In the first pass
+steps that end and steps that overlap refuse their own kind alone, so that the verdict has the best of both.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
+from math import inf
 from typing import TYPE_CHECKING
 
 from schedc import __version__
 from schedc.analysis.bounds.lower_bounds import cheap_bound_ns
+from schedc.analysis.bounds.period import period_bounds
 from schedc.analysis.bounds.residency import rank_without_room
 from schedc.analysis.gap import relative_gap
+from schedc.analysis.simulation.versions import versions_of
 from schedc.compile.certify import certify
 from schedc.compile.driver import checks_s, compile_problem, defects_named
 from schedc.errors import Infeasible, InvalidInput, NoPlanFound, Unsupported
-from schedc.ir import MadeBy, Plan, Problem
+from schedc.ir import BoundName, MadeBy, Plan, Problem, Updates, Versions
 from schedc.solvers.common.base import SearchSettings
 from schedc.solvers.common.incumbent import Incumbent
+from schedc.solvers.common.interruption import OutOfTime
 from schedc.solvers.common.method import fusing_frees, fusing_saves_time
-from schedc.solvers.driver.portfolio import try_methods
-from schedc.solvers.driver.registry import is_auto
+from schedc.solvers.driver.portfolio import candidate_names, try_methods
+from schedc.solvers.driver.registry import is_auto, method_named
 from schedc.solvers.templates import TEMPLATES
+from schedc.study.loss.time_to_loss import LossCandidate, LossRow, TimeToLoss, sorted_rows
 from schedc.study.tune.candidates import CandidateState, TuneRow, candidates
-from schedc.study.tune.estimates import Totals, about_ns, no_room, simple_bound_ns, totals_of, what_fits, work_bound_ns
+from schedc.study.tune.estimates import (
+    Totals,
+    about_ns,
+    no_room,
+    simple_bound_ns,
+    totals_of,
+    update_bound_ns,
+    what_fits,
+    work_bound_ns,
+)
 from schedc.study.tune.problems import CandidateProblem, candidate_problem
 from schedc.study.tune.sums import Sums, check_sums, sums_of
 from schedc.units import format_bytes
@@ -40,6 +59,8 @@ MOST_SEARCHED_OPS = 50_000
 """Candidates of more compute ops get a bound only: bounds and checks alone would take five seconds and more."""
 FEW_OPS = 4_000
 """Candidates of at most this many compute ops are tried first, then those of twice as many, and so on: they take little time."""
+FEW_PERIOD_OPS, PERIOD_S = 400, 2.0
+"""Of more compute ops, each method that makes a period at once has this many seconds; templates take milliseconds."""
 BASELINES_SHARE = 0.6
 """Of the time limit, for the first pass."""
 GREEDY, GREEDY_FUSED = "greedy{n_sub=1}", "greedy{fused=all,n_sub=1}"
@@ -68,11 +89,13 @@ class Tuned:
     plan: Plan
     """Of the best."""
     bound_ns: int
-    """No schedule of any candidate has a shorter step."""
+    """No schedule of any candidate has a shorter step; with a loss: reaches it sooner, where what its delays cost is known."""
     sums: Sums
     """Of the best's plan, over the cluster."""
     failures: tuple[Failure, ...]
     """Of methods that ended with an exception of their own, which are defects of schedc. No plan rests on them."""
+    times: TimeToLoss | None = None
+    """Of the candidates that have a plan; None: no loss was asked for."""
 
 
 @dataclass(slots=True)
@@ -83,13 +106,22 @@ class _Work:
     made: CandidateProblem | None = None
     plan: Plan | None = None
     about_ns: int = 0
-    """What the step may take; only for the order."""
+    """What the step, or all until the loss, may take; only for the order."""
+    ways: list[tuple[int, int]] = field(default_factory=list)
+    """With a loss: the fewest updates, and a least period of theirs, without delay and with some."""
+    reached: LossRow | None = None
+    """With a loss: of the plan."""
 
     @property
     def ops(self) -> int:
         """Compute ops, as `Problem.num_ops`."""
         candidate = self.row.candidate
-        return 3 * candidate.ranks * candidate.chunks * candidate.microbatches
+        return 3 * candidate.stages * candidate.microbatches
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether steps overlap."""
+        return self.row.candidate.versions is not None
 
     def end(self, state: CandidateState, why_not: str) -> None:
         """There is no plan."""
@@ -97,7 +129,10 @@ class _Work:
 
     def raise_bound(self, bound_ns: int) -> None:
         """No schedule of the candidate has a shorter step than this, either."""
-        self.row.bound_ns = max(self.row.bound_ns or 0, bound_ns)
+        row = self.row
+        row.bound_ns = max(row.bound_ns or 0, bound_ns)
+        times = [updates * (max(least_ns, row.bound_ns) + (row.update_ns or 0)) for updates, least_ns in self.ways]
+        row.time_to_loss_bound_ns = min(times, default=None)
 
 
 @dataclass(slots=True)
@@ -108,8 +143,23 @@ class _Search:
     report: Callable[[Progress], None]
     works: list[_Work]
     begun_s: float = field(default_factory=time.perf_counter)
-    best: _Work | None = None
+    leaders: dict[bool, _Work] = field(default_factory=dict)
+    """The best of those whose steps end, and of those whose steps overlap."""
     failures: list[Failure] = field(default_factory=list)
+
+    @property
+    def best(self) -> _Work | None:
+        """Of all; of equal ones that whose steps end."""
+        return min(self.leaders.values(), key=lambda work: (self.value_ns(work.row), work.overlaps), default=None)
+
+    def value_ns(self, row: TuneRow) -> float:
+        """What candidates are compared by: the time to the loss, or else the step; infinite: there is none."""
+        value_ns = row.step_ns if self.request.loss is None else row.time_to_loss_ns
+        return inf if value_ns is None else value_ns
+
+    def bound_ns(self, row: TuneRow) -> int | None:
+        """No schedule of the candidate has less."""
+        return row.bound_ns if self.request.loss is None else row.time_to_loss_bound_ns
 
     def left_s(self, share: float = 1.0) -> float | None:
         """What is left of this share of the time; None: no limit."""
@@ -121,11 +171,10 @@ class _Search:
         left_s = self.left_s(share)
         return self.best is not None and (self.settings.interruption.requested or (left_s is not None and left_s <= 0))
 
-    def refuses(self, work: _Work) -> bool:
-        """Whether no schedule of the candidate is better than the best plan, by its bound."""
-        best_ns = None if self.best is None else self.best.row.step_ns
-        bound_ns = work.row.bound_ns
-        return self.prune and bound_ns is not None and best_ns is not None and bound_ns >= best_ns
+    def refuses(self, work: _Work, *, of_kind: bool = False) -> bool:
+        """Whether no schedule of the candidate is better than the best plan, or the best of its kind, by its bound."""
+        best, bound_ns = self.leaders.get(work.overlaps) if of_kind else self.best, self.bound_ns(work.row)
+        return self.prune and bound_ns is not None and best is not None and bound_ns >= self.value_ns(best.row)
 
     def tell(self, doing: str, done: int) -> None:
         """Say what is known."""
@@ -141,13 +190,43 @@ class _Search:
             if why_not:
                 work.end(CandidateState.NO_ROOM, why_not)
                 continue
-            work.row.bound_ns = simple_bound_ns(request, candidate, total)
             work.about_ns = about_ns(request, candidate, total)
+            if request.loss is not None:
+                work.row.update_ns = None if work.overlaps else update_bound_ns(request, candidate, total)
+                work.ways = self.ways(work, total.path_ns(candidate))
+                work.about_ns = min((updates for updates, _ in work.ways), default=0) * (work.about_ns + (work.row.update_ns or 0))
+            work.raise_bound(simple_bound_ns(request, candidate, total))
+            if request.loss is not None and not work.ways:
+                work.end(CandidateState.UNKNOWN, self.reached(work, 1, (1,) * candidate.stages).basis)
+                continue
             if work.ops > MOST_SEARCHED_OPS:
                 work.end(
                     CandidateState.TOO_LARGE,
                     f"{work.ops} compute ops, more than the {MOST_SEARCHED_OPS} that are searched; larger microbatches have fewer",
                 )
+
+    def reached(self, work: _Work, period_ns: int, delays: tuple[int, ...]) -> LossRow:
+        """What such delays and such a period, or step with its update, come to."""
+        loss, each = self.request.loss, work.row.candidate
+        assert loss is not None
+        tokens = each.sequences * self.request.tokens_of_sequence
+        return loss.row(LossCandidate(name=each.title, period_ns=max(1, period_ns), delays=delays, tokens=tokens))
+
+    def ways(self, work: _Work, path_ns: int) -> list[tuple[int, int]]:
+        """The fewest updates and the least period of plans without delay, and with; under 2BW all delays are 1.
+
+        Where no stage has a delay, all of a step is between two updates of the first one: not less than a microbatch's path.
+        """
+        loss, each = self.request.loss, work.row.candidate
+        assert loss is not None
+        delays: tuple[tuple[int, ...], ...] = ((0,) * each.stages,)
+        if each.versions is Versions.TWO_BUFFERED:
+            delays = ((1,) * each.stages,)
+        elif each.versions is not None and each.most_delay != 0:
+            delays += loss.least_delays(each.stages)
+        known = [(updates, some) for some in delays if (updates := self.reached(work, 1, some).updates) is not None]
+        without = [(updates, path_ns) for updates, some in known if not any(some)]
+        return [*without, *sorted((updates, 0) for updates, some in known if any(some))[:1]]
 
     def first_pass(self, candidate_s: float) -> None:
         """The baselines, or the method that the user names, on every candidate that may be the best."""
@@ -159,17 +238,18 @@ class _Search:
                 break
             self.tell("baselines", done)
             # Each bound costs more than the one before it.
-            if not self.refuses(work) and (problem := self._problem(work)) is not None and not self.refuses(work):
+            refuses = partial(self.refuses, work, of_kind=True)
+            if not refuses() and (problem := self._problem(work)) is not None and not refuses():
                 work.raise_bound(cheap_bound_ns(problem))
-            if self.refuses(work):
-                self.bound_out((work,))
+            if refuses():
+                self.bound_out((work,), of_kind=True)
             elif work.row.state is CandidateState.NOT_REACHED:
-                self._plan(work, candidate_s, baseline=not by_name)
+                self._plan(work, candidate_s, baseline=not by_name or not self._is_for(work))
 
     def second_pass(self, candidate_s: float) -> None:
         """`auto` on those whose bound is below the best step: the shortest step first, then those without a baseline."""
         works = [work for work in self.works if work.row.state in (CandidateState.PLANNED, CandidateState.NO_PLAN)]
-        works.sort(key=lambda work: (work.row.step_ns is None, work.row.step_ns or work.row.bound_ns or 0))
+        works.sort(key=lambda work: (self.value_ns(work.row), self.bound_ns(work.row) or 0))
         for done, work in enumerate(works):
             left_s = self.left_s()
             if self.is_over() or (left_s is not None and left_s <= 0):
@@ -179,11 +259,17 @@ class _Search:
             self.tell("searching", done)
             self._plan(work, candidate_s if left_s is None else min(candidate_s, left_s), baseline=False)
 
-    def bound_out(self, works: Iterable[_Work]) -> None:
-        """Candidates are not searched, those that the best plan refuses."""
+    def bound_out(self, works: Iterable[_Work], *, of_kind: bool = False) -> None:
+        """Candidates are not searched, those that the best plan, or that of their kind, refuses."""
         for work in works:
-            if self.refuses(work):
-                work.end(CandidateState.BOUNDED, "its lower bound is not below the best step")
+            if self.refuses(work, of_kind=of_kind):
+                best = "step" if self.request.loss is None else "time to the loss"
+                work.end(CandidateState.BOUNDED, f"its lower bound is not below the best {best}")
+
+    def _is_for(self, work: _Work) -> bool:
+        """Whether the method that the user names is for the candidate's steps; those that overlap have their own."""
+        named = method_named(self.settings.method)
+        return named is None or named.steps_overlap == work.overlaps
 
     def _problem(self, work: _Work) -> Problem | None:
         """The candidate's problem, made; None: it has no room."""
@@ -196,8 +282,11 @@ class _Search:
             rank, has, needs = full[0], format_bytes(full[1]), format_bytes(full[2])
             work.end(CandidateState.NO_ROOM, f"rank {rank} has room for {has} of activations; one microbatch needs {needs}")
             return None
-        work.raise_bound(work_bound_ns(made.problem))
         work.row.collectives_ns = max(made.collectives_ns)
+        if self.request.loss is not None and not work.overlaps:
+            work.row.update_ns = made.update_ns
+        work.ways = [(updates, least_ns and max(least_ns, undelayed_ns(made.problem))) for updates, least_ns in work.ways]
+        work.raise_bound(work_bound_ns(made.problem))
         return made.problem
 
     def _plan(self, work: _Work, limit_s: float, *, baseline: bool) -> None:
@@ -208,7 +297,9 @@ class _Search:
             limit_s = max(limit_s, 1.1 * checks_s(problem))  # a limit below what checks take leaves nothing for a search
         settings = replace(self.settings, limits=replace(self.settings.limits, time_s=limit_s))
         try:
-            if baseline:
+            if baseline and work.overlaps:
+                plan = best_period_of(problem, settings, self.failures, lambda at_ns, delays: self.reached(work, at_ns, delays))
+            elif baseline:
                 plan = baseline_of(problem, settings, self.failures)
             else:
                 compiled = compile_problem(problem, settings)
@@ -221,19 +312,31 @@ class _Search:
         row.seconds += time.perf_counter() - begun_s
         if not plan.certificate.bound.is_solvers:  # a solver's holds for whole blocks only: it says nothing of other schedules
             work.raise_bound(plan.certificate.lower_bound_ns)
-        if work.plan is None or plan.certificate.makespan_ns < work.plan.certificate.makespan_ns:
-            work.plan = plan
+        reached = None if self.request.loss is None else self.reached(work, *_period_of(plan, work))
+        if work.plan is None or rated(reached, plan.certificate.makespan_ns) < rated(
+            work.reached, work.plan.certificate.makespan_ns
+        ):
+            work.plan, work.reached = plan, reached
         certificate, sequence = work.plan.certificate, self.request.sequence
         step_ns = certificate.makespan_ns
         peaks = zip(work.made.static_bytes, certificate.peak_activation_bytes, strict=True)
         row.state, row.why_not = CandidateState.PLANNED, ""
         row.method = work.plan.made_by.method
         row.step_ns, row.stage_span_ns = step_ns, certificate.stage_span_ns
-        row.tokens_per_s = None if sequence is None else self.request.choices.batch * sequence / (step_ns / 1e9)
+        row.tokens_per_s = None if sequence is None else row.candidate.sequences * sequence / (step_ns / 1e9)
         row.peak_bytes = max(static + activations for static, activations in peaks)
         row.gap = relative_gap(step_ns, row.bound_ns or 0, certificate.bound)
-        if self.best is None or self.best.row.step_ns is None or step_ns < self.best.row.step_ns:
-            self.best = work
+        if work.reached is not None:
+            row.delays, row.basis = work.reached.candidate.delays, work.reached.basis
+            row.updates, row.time_to_loss_ns = work.reached.updates, work.reached.time_ns
+            undelayed = self.reached(work, 1, (0,) * row.candidate.stages).updates
+            row.factor = None if row.updates is None or undelayed is None else row.updates / undelayed
+            if row.updates is None:
+                row.state, row.why_not = CandidateState.UNKNOWN, row.basis
+                return
+        leader = self.leaders.get(work.overlaps)
+        if leader is None or self.value_ns(row) < self.value_ns(leader.row):
+            self.leaders[work.overlaps] = work
 
 
 def tune(
@@ -281,6 +384,8 @@ def tune(
         if unfit := what_fits(request, totals):
             raise Infeasible(f"{none} room: {unfit}")
         reasons = [work.row for work in works if work.row.why_not]
+        if unknown := [row for row in reasons if row.state is CandidateState.UNKNOWN]:
+            raise NoPlanFound(f"{none} a plan that is known to reach the loss; {unknown[0].candidate.title}: {unknown[0].why_not}")
         if not reasons:
             raise NoPlanFound(f"{request.name}: no candidate was reached in the time given")
         # The one that came nearest, the last of equals.
@@ -297,10 +402,12 @@ def tune(
     order = {state: number for number, state in enumerate(CandidateState)}
     rows = sorted(
         (work.row for work in works),
-        key=lambda row: (row.step_ns is None, row.step_ns or 0, order[row.state], row.bound_ns or 0),
+        key=lambda row: (search.value_ns(row), row.step_ns is None, row.step_ns or 0, order[row.state], search.bound_ns(row) or 0),
     )
-    # A candidate without a bound may be as good as one likes.
-    bound_ns = min((row.bound_ns or 0 for row in rows if row.state is not CandidateState.NO_ROOM), default=0)
+    # A candidate without a bound may be as good as one likes, but for those of which no delays that they may have are known.
+    bounded = (row for row in rows if row.state not in (CandidateState.NO_ROOM, CandidateState.UNKNOWN) or search.bound_ns(row))
+    bound_ns = min((search.bound_ns(row) or 0 for row in bounded), default=0)
+    reached = sorted_rows([work.reached for work in works if work.reached is not None])
     return Tuned(
         rows=tuple(rows),
         best=best.row,
@@ -309,7 +416,72 @@ def tune(
         bound_ns=bound_ns,
         sums=sums,
         failures=tuple(search.failures),
+        times=None if request.loss is None else TimeToLoss(rows=reached, source=request.loss.source),
     )
+
+
+def rated(reached: LossRow | None, step_ns: int) -> tuple[float, int]:
+    """The time to the loss, where there is one, then the step: less is better."""
+    return (inf if reached is None or reached.time_ns is None else reached.time_ns), step_ns
+
+
+def _period_of(plan: Plan, work: _Work) -> tuple[int, tuple[int, ...]]:
+    """From one update to the next, and the delays."""
+    assert work.made is not None
+    own = LossCandidate.of_plan(plan, update_ns=work.made.update_ns)
+    return own.period_ns, own.delays
+
+
+def undelayed_ns(problem: Problem) -> int:
+    """Of steps that overlap, a least period of plans without any delay; 0 of steps that end.
+
+    Proof: their forwards and backwards of a step have no update of their stage between them, as where versions are bounded by 0.
+    """
+    updates = problem.updates
+    if updates is None:
+        return 0
+    none = Updates(versions=Versions.BOUNDED, microbatches=updates.microbatches, is_period=True, most_delay=0)
+    return next(value_ns for name, value_ns, _ in period_bounds(replace(problem, updates=none)) if name is BoundName.PATH)
+
+
+def best_period_of(
+    problem: Problem,
+    settings: SearchSettings,
+    failures: list[Failure],
+    reached: Callable[[int, tuple[int, ...]], LossRow],
+) -> Plan:
+    """As `baseline_of` where steps overlap: the plan, of those of the methods that make one at once, that reaches the loss first.
+
+    Raises:
+        NoPlanFound: there is no schedule.
+        Defect: a schedule breaks a rule.
+    """
+    best: tuple[tuple[float, int], Incumbent] | None = None
+    why_not = ""
+    for method in candidate_names(problem):
+        incumbent = Incumbent(problem=problem, settings=SearchSettings(interruption=settings.interruption))
+        with defects_named(problem.name, method):
+            try:
+                with incumbent.alarm(None if problem.num_ops <= FEW_PERIOD_OPS else PERIOD_S):
+                    try_methods(incumbent, (method,))
+            except OutOfTime:
+                pass  # the incumbent says so
+            except KeyboardInterrupt:
+                if best is None:
+                    raise
+                break
+        failures += incumbent.failures
+        if incumbent.schedule is None:
+            why_not = why_not or "; ".join(f"{each.method}: {each.why_not}" for each in incumbent.candidates)
+            continue
+        period_ns = incumbent.objective_ns
+        found = rated(reached(period_ns, versions_of(problem, incumbent.schedule).delays), period_ns)
+        if best is None or found < best[0]:
+            best = found, incumbent
+    if best is None or best[1].schedule is None:
+        raise NoPlanFound(why_not)
+    made_by = MadeBy(schedc=__version__, method=best[1].found_by, seed=settings.limits.seed)
+    return certify(problem, best[1].schedule, made_by, limits=settings.limits)
 
 
 def baseline_of(problem: Problem, settings: SearchSettings, failures: list[Failure]) -> Plan:

@@ -70,7 +70,7 @@ def sums_of(request: TuneRequest, candidate: TuneCandidate, static_bytes: Sequen
     replicas, devices = candidate.data_parallel * request.group, sum(request.file.topology.sites)
     share = None
     if request.architecture is not None and request.device is not None and request.sequence is not None and certificate.makespan_ns:
-        flops = 6 * matrix_parameters(request.architecture) * request.choices.batch * request.sequence
+        flops = 6 * matrix_parameters(request.architecture) * candidate.sequences * request.sequence
         share = flops / (request.device.flops_per_s * devices * certificate.makespan_ns / 1e9)
     return Sums(
         static_bytes=replicas * sum(static_bytes),

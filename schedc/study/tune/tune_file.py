@@ -10,11 +10,12 @@ from msgspec import Meta
 from schedc.frontend.job_file import SolverSection
 from schedc.io.conform import Bandwidth, Count, Duration, Rules, Section, Size
 from schedc.io.location import show
-from schedc.ir import Semantics
+from schedc.ir import Semantics, Versions
 
 Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 PlacementName: TypeAlias = Literal["unidirectional", "loop", "wave"]
 Across: TypeAlias = Literal["pipeline", "data-parallel"]
+StepMicrobatches: TypeAlias = Count | Literal["all"]
 
 
 SomeCounts: TypeAlias = Annotated[tuple[Count, ...], Meta(min_length=1)]
@@ -75,12 +76,35 @@ class TuneSection(Section, frozen=True, kw_only=True):
     semantics: Annotated[
         Semantics, Meta(description="The runtime that executes the plan, as of [pipeline]. torch: also for torchtitan.")
     ] = Semantics.SCHEDC
+    modes: Annotated[
+        Annotated[tuple[Literal["synchronous", "asynchronous"], ...], Meta(min_length=1)] | None,
+        Meta(description="asynchronous: steps overlap. Default: both with [loss], else synchronous, and so where torch runs it."),
+    ] = None
+    versions: Annotated[
+        Annotated[tuple[Versions, ...], Meta(min_length=1)] | None,
+        Meta(description="Which weights ops read where steps overlap, as of [pipeline]. Default: stash and 2bw."),
+    ] = None
+    most_delays: Annotated[
+        Annotated[tuple[Annotated[int, Meta(ge=0, le=2**20)], ...], Meta(min_length=1)] | None,
+        Meta(description="Where versions are bounded, each most_delay to try. Default: 1."),
+    ] = None
+    step_microbatches: Annotated[
+        Annotated[tuple[StepMicrobatches, ...], Meta(min_length=1)] | None,
+        Meta(
+            description="Microbatches of each pipeline in a step, where steps overlap: one update. all: those of the batch."
+            " Default: 1 and all; all alone by the theory."
+        ),
+    ] = None
 
     def rules(self) -> Rules:
         """One batch; what torch cannot do; profiles by size."""
         if (self.batch is None) == (self.batch_tokens is None):
             found = "neither batch nor batch_tokens" if self.batch is None else "both batch and batch_tokens"
             yield "", found, "one of them: the sequences, or the tokens, of a training step"
+        if self.semantics is Semantics.TORCH and "asynchronous" in (self.modes or ()):
+            yield "modes", '"asynchronous" where tune.semantics is "torch"', '["synchronous"], as torch\'s steps end'
+        if self.most_delays is not None and Versions.BOUNDED not in (self.versions or ()):
+            yield "most_delays", 'values where tune.versions has no "bounded"', "both, or no such key"
         if self.semantics is Semantics.TORCH and "full" in (self.recompute or ()):
             expected = '["none"], as torch recomputes inside of layers only: see model.recompute'
             yield "recompute", '"full" where tune.semantics is "torch"', expected
@@ -125,6 +149,50 @@ class StateSection(Section, frozen=True, kw_only=True):
     ] = 12
 
 
+class LossSection(Section, frozen=True, kw_only=True):
+    """What is to be reached soonest, and what delays cost: by a table of measurements, or by the theory."""
+
+    optimizer: Annotated[Text | None, Meta(description="By its name in the table of delays.")] = None
+    tokens: Annotated[
+        Annotated[int, Meta(ge=1, le=10**18)] | None, Meta(description="That a run without delay needs until the loss.")
+    ] = None
+    delay_table: Annotated[
+        Text | None, Meta(description="The path of a table of delays. Default: public measurements, of one model and one seed.")
+    ] = None
+    convergence: Annotated[
+        Text | None, Meta(description="Instead of optimizer: the path of a convergence.json, for DynPipe's theory.")
+    ] = None
+    learning_rate: Annotated[
+        Annotated[float, Meta(gt=0)] | None, Meta(description="With convergence. Default: as its file says.")
+    ] = None
+    error: Annotated[
+        Annotated[float, Meta(gt=0)] | None, Meta(description="With convergence: the mean squared gradient to reach.")
+    ] = None
+    update_ns: Annotated[
+        Duration | None,
+        Meta(
+            description="The optimizer's step of all parameters on one device; stages and ZeRO 1 divide it. Default: what moving"
+            " gradients, states and weights through the device's memory takes; 0 without a device, or with model.efficiency."
+        ),
+    ] = None
+
+    def rules(self) -> Rules:
+        """The table, or the theory."""
+        if (self.optimizer is None) == (self.convergence is None):
+            found = "neither optimizer nor convergence" if self.optimizer is None else "both optimizer and convergence"
+            yield "", found, "one of them: a table of what delays cost, or the theory"
+            return
+        table = {"tokens": self.tokens, "delay_table": self.delay_table}
+        theory = {"error": self.error, "learning_rate": self.learning_rate}
+        of, needed, others = ("optimizer", "tokens", theory) if self.convergence is None else ("convergence", "error", table)
+        for name, value in others.items():
+            if value is not None:
+                yield name, show(value), f"no such key with {of}"
+        if {**table, **theory}[needed] is None:
+            meaning = "the tokens that a run without delay needs until the loss" if needed == "tokens" else "a number above 0"
+            yield needed, "nothing", meaning
+
+
 class TuneFile(Section, frozen=True, kw_only=True):
     """A tune job: here are my model and my cluster, what should I run?"""
 
@@ -133,11 +201,26 @@ class TuneFile(Section, frozen=True, kw_only=True):
     tune: TuneSection
     topology: TuneTopology
     memory: StateSection = StateSection()
+    loss: Annotated[
+        LossSection | None, Meta(description="Candidates are compared by the time to a loss. Default: by the time of a step.")
+    ] = None
     solver: SolverSection = SolverSection()
 
     def rules(self) -> Rules:
-        """A model on a device, or profiles."""
+        """A model on a device, or profiles; a loss where steps overlap."""
         model, profiles = self.model, self.tune.profiles
+        modes, loss = self.tune.modes, self.loss
+        if "asynchronous" in (modes or ()) and loss is None:
+            yield "tune.modes", '"asynchronous" without [loss]', "[loss], which says what the delays cost, or synchronous alone"
+        torch = self.tune.semantics is Semantics.TORCH
+        for name in ("versions", "most_delays", "step_microbatches"):
+            if getattr(self.tune, name) is not None and (
+                loss is None or torch or "asynchronous" not in (modes or ("asynchronous",))
+            ):
+                yield f"tune.{name}", "a value where no steps overlap", "[loss], and tune.modes with asynchronous"
+        if loss is not None and loss.convergence is not None and set(self.tune.step_microbatches or ("all",)) != {"all"}:
+            expected = '["all"] with loss.convergence, as the theory does not say what a larger batch gains'
+            yield "tune.step_microbatches", show(self.tune.step_microbatches), expected
         if profiles is not None:
             if model.name is not None or model.config is not None:
                 yield "tune.profiles", "profiles beside a model", "model.name, model.config or tune.profiles, one of them"

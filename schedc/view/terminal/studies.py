@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from schedc.formats.family_file import FAMILY
 from schedc.ir import Objective
 from schedc.spelling import counted
+from schedc.study.loss.time_to_loss import long_duration
 from schedc.study.robust.scenarios import MEAN, percentile_of
 from schedc.study.tune.candidates import CandidateState, TuneRow
 from schedc.study.tune.folder import JOB, PLAN, TABLE
@@ -111,15 +112,19 @@ def shown_tuned(tuned: Tuned, folder: Path, *, interrupted: bool) -> Iterator[Bl
         columns=[Column(header, right=header not in _WORDS, wrap="never") for header in headers],
         rows=list(zip(*(texts[header][: SHOWN + 1] for header in headers), strict=True)),
         bold=[at for at, row in enumerate(tuned.rows) if row.state is CandidateState.BEST],
-        may_go=("collectives", "memory", "tokens/s", "bound", "ZeRO", "size", "across sites", "gap"),
+        may_go=("collectives", "memory", "tokens/s", "bound", "updates", "ZeRO", "size", "across sites", "gap"),
     )
     counts = {state: sum(row.state is state for row in tuned.rows) for state in CandidateState}
     said = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     yield Line(f"{len(tuned.rows)} candidates: {said}", soft=True)
-    best_ns = tuned.best.step_ns or 0
+    best_ns = (tuned.best.step_ns if tuned.times is None else tuned.best.time_to_loss_ns) or 0
     gap = 1 - tuned.bound_ns / best_ns if best_ns else 0.0
     worth = "no candidate can be better" if gap <= 0 else f"no candidate can be better by more than {gap:.2%}"
-    yield Line(f"best: {_says(tuned.best.candidate)}, step {_duration(tuned.best.step_ns)}; {worth}", soft=True)
+    timed = f"step {_duration(tuned.best.step_ns)}" if tuned.times is None else f"time to loss {_long(tuned.best)}"
+    yield Line(f"best: {tuned.best.candidate.title}, {timed}; {worth}", soft=True)
+    if tuned.times is not None:
+        yield Line(tuned.times.verdict, soft=True)
+        yield Line(f"updates: {tuned.times.source}", soft=True)
     sums = tuned.sums
     share = "" if sums.peak_share is None else f", and {sums.peak_share:.1%} of their peak FLOPs for the model's matrices"
     used = f"{sums.peak_bytes / sums.room_bytes:.1%} of the {size(sums.room_bytes, 1)} that a plan may use"
@@ -135,7 +140,7 @@ def tuned_json(tuned: Tuned) -> dict[str, Any]:
         "sums": tuned.sums,
         "candidates": [_row_json(row) for row in tuned.rows],
         "failures": tuned.failures,
-    }
+    } | ({} if tuned.times is None else {"verdict": tuned.times.verdict, "source": tuned.times.source})
 
 
 def _row_json(row: TuneRow) -> dict[str, Any]:
@@ -154,7 +159,11 @@ _TEXTS: dict[str, Callable[[TuneRow], str]] = {
     "recompute": lambda row: row.candidate.recompute,
     "ZeRO": lambda row: str(row.candidate.zero_stage),
     "across sites": lambda row: row.candidate.across or "–",
+    "mode": lambda row: _mode(row.candidate),
     "state": lambda row: row.state,
+    "time to loss": lambda row: _long(row),
+    "updates": lambda row: "–" if row.updates is None else f"{row.updates:,}",
+    "× no delay": lambda row: number(row.factor, ".2f"),
     "step": lambda row: _duration(row.step_ns),
     "bound": lambda row: _duration(row.bound_ns),
     "gap": lambda row: number(row.gap),
@@ -163,23 +172,27 @@ _TEXTS: dict[str, Callable[[TuneRow], str]] = {
     "collectives": lambda row: _duration(row.collectives_ns),
 }
 """By header, what a row has there."""
-_WORDS = ("placement", "recompute", "across sites", "state")
-_MAY_BE_ALIKE = ("placement", "chunks", "recompute", "ZeRO", "across sites", "tokens/s", "collectives")
+_WORDS = ("placement", "recompute", "across sites", "mode", "state")
+_MAY_BE_ALIKE = (
+    *("placement", "chunks", "recompute", "ZeRO", "across sites", "mode"),
+    *("time to loss", "updates", "× no delay", "tokens/s", "collectives"),
+)
 """The columns that are left out where all rows have the same."""
 
 
-def _says(each: TuneCandidate) -> str:
-    across = "" if each.across is None else f", {each.across} across sites"
-    placed = each.placement if each.chunks == 1 else f"{each.placement} with {each.chunks} chunks"
-    recompute = "" if each.recompute == "none" else ", recomputing all stages"
-    shape = f"{counted(each.ranks, 'rank')} × {counted(each.data_parallel, 'pipeline')}"
-    return f"{shape}, {counted(each.microbatches, 'microbatch')} of {each.microbatch_size}, {placed}{recompute}{across}"
+def _mode(each: TuneCandidate) -> str:
+    most = "" if each.most_delay is None else f" by {each.most_delay}"
+    return "synchronous" if each.versions is None else f"{each.versions}{most}"
+
+
+def _long(row: TuneRow) -> str:
+    return "–" if row.time_to_loss_ns is None else long_duration(row.time_to_loss_ns)
 
 
 def progress_line(known: Progress) -> str:
     """How far the work is, and the best so far."""
     row = known.best
-    best = "no plan yet" if row is None else f"best {_duration(row.step_ns)}: {_says(row.candidate)}"
+    best = "no plan yet" if row is None else f"best {_duration(row.step_ns)}: {row.candidate.title}"
     return f"{known.doing}, {known.done} of {known.total}; {best}"
 
 
