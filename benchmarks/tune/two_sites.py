@@ -42,9 +42,9 @@ from schedc.study.tune.problems import candidate_problem
 from schedc.study.tune.request import PROFILE, read_request
 
 if TYPE_CHECKING:
+    from schedc.frontend.tune_file import Across
     from schedc.ir.network import Link
     from schedc.ir.problem import Problem
-    from schedc.study.tune.tune_file import Across
 
 MODEL, DEVICE = "llama3-405b", "h100"
 RANKS, PIPELINES, TENSOR, SEQUENCE, LAYERS = 16, 64, 8, 8192, 128

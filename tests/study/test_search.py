@@ -16,11 +16,11 @@ from schedc.frontend.job_source import source_of_table
 from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.common.interruption import Interruption
 from schedc.study.tune.candidates import CandidateState, candidates
-from schedc.study.tune.estimates import simple_bound_ns, totals_of, work_bound_ns
+from schedc.study.tune.estimates import simple_bound_ns, totals_of, undelayed_ns, work_bound_ns
 from schedc.study.tune.folder import job_table
 from schedc.study.tune.problems import candidate_problem
 from schedc.study.tune.request import PROFILE
-from schedc.study.tune.search import tune, undelayed_ns
+from schedc.study.tune.search import tune
 
 if TYPE_CHECKING:
     from pathlib import Path

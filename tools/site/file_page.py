@@ -17,11 +17,11 @@ from schedc.formats.profile_file import ProfileFile
 from schedc.formats.trace_file import TraceFile
 from schedc.frontend.job_file import JobFile
 from schedc.frontend.topology_keys import TopologyFile
+from schedc.frontend.tune_file import TuneFile
 from schedc.io.conform import schema_of
 from schedc.ir import Objective, Semantics
 from schedc.study.loss.delay_table import DelayTableFile
 from schedc.study.sweep.jobs import SweepFile
-from schedc.study.tune.tune_file import TuneFile
 
 _HEAD = """\
 # Files

@@ -11,8 +11,8 @@ def schema_command(file: Annotated[Literal["job", "plan", "tune"], Argument(meta
     """Print the JSON Schema of the job, the plan, or the job of tune."""
     from schedc.formats.plan.plan_structs import plan_schema
     from schedc.frontend.job_file import job_schema
+    from schedc.frontend.tune_file import TuneFile
     from schedc.io.conform import schema_of
-    from schedc.study.tune.tune_file import TuneFile
     from schedc.view.terminal.show import show
 
     if file == "job":

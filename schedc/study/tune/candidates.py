@@ -16,8 +16,8 @@ from schedc.spelling import counted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from schedc.frontend.tune_file import Across, PlacementName, StepMicrobatches
     from schedc.ir import Versions
-    from schedc.study.tune.tune_file import Across, PlacementName, StepMicrobatches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

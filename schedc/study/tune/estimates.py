@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from schedc.ir import Layer, Problem
+from schedc.analysis.bounds.period import period_bounds
+from schedc.ir import BoundName, Layer, Problem, Updates, Versions
 from schedc.study.tune.candidates import TuneCandidate, candidates
 from schedc.study.tune.problems import bytes_per_parameter, collectives_ns, optimizer_ns
 from schedc.units import format_bytes
@@ -112,6 +113,18 @@ def work_bound_ns(problem: Problem) -> int:
         around_ns += sum(problem.stages[stage].update_ns for stage in stages)  # 0 of steps that end
         most_ns = max(most_ns, problem.microbatches * work_ns + around_ns)
     return most_ns
+
+
+def undelayed_ns(problem: Problem) -> int:
+    """Of steps that overlap, a least period of plans without any delay; 0 of steps that end.
+
+    Proof: their forwards and backwards of a step have no update of their stage between them, as where versions are bounded by 0.
+    """
+    updates = problem.updates
+    if updates is None:
+        return 0
+    none = Updates(versions=Versions.BOUNDED, microbatches=updates.microbatches, is_period=True, most_delay=0)
+    return next(value_ns for name, value_ns, _ in period_bounds(replace(problem, updates=none)) if name is BoundName.PATH)
 
 
 def about_ns(request: TuneRequest, candidate: TuneCandidate, totals: Totals) -> int:

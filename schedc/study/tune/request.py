@@ -12,6 +12,7 @@ from schedc.costs.devices import RESERVE, ROOFLINE, Accelerator, device_named
 from schedc.errors import InvalidInput, Unsupported
 from schedc.formats.profile_file import ProfileFile, profile_json
 from schedc.frontend.profile import layers_of_entries
+from schedc.frontend.tune_file import TuneFile
 from schedc.io.conform import conform
 from schedc.io.input_file import read_bytes
 from schedc.io.location import Location, show
@@ -20,7 +21,6 @@ from schedc.ir import Layer, MessageCost, Semantics, Versions
 from schedc.study.loss.delay_table import read_delay_table
 from schedc.study.loss.time_to_loss import Measurements, Theory, theory_of
 from schedc.study.tune.candidates import Choices, divisors
-from schedc.study.tune.tune_file import TuneFile
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:

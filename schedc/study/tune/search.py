@@ -16,23 +16,13 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
-from schedc import __version__
 from schedc.analysis.bounds.lower_bounds import cheap_bound_ns
-from schedc.analysis.bounds.period import period_bounds
 from schedc.analysis.bounds.residency import rank_without_room
 from schedc.analysis.gap import relative_gap
-from schedc.analysis.simulation.versions import versions_of
-from schedc.compile.certify import certify
-from schedc.compile.driver import checks_s, compile_problem, defects_named
+from schedc.compile.driver import checks_s, compile_problem
 from schedc.errors import Infeasible, InvalidInput, NoPlanFound, Unsupported
-from schedc.ir import BoundName, MadeBy, Plan, Problem, Updates, Versions
-from schedc.solvers.common.base import SearchSettings
-from schedc.solvers.common.incumbent import Incumbent
-from schedc.solvers.common.interruption import OutOfTime
-from schedc.solvers.common.method import fusing_frees, fusing_saves_time
-from schedc.solvers.driver.portfolio import candidate_names, try_methods
+from schedc.ir import Plan, Problem, Versions
 from schedc.solvers.driver.registry import is_auto, method_named
-from schedc.solvers.templates import TEMPLATES
 from schedc.study.loss.time_to_loss import LossCandidate, LossRow, TimeToLoss, sorted_rows
 from schedc.study.tune.candidates import CandidateState, TuneRow, candidates
 from schedc.study.tune.estimates import (
@@ -41,10 +31,12 @@ from schedc.study.tune.estimates import (
     no_room,
     simple_bound_ns,
     totals_of,
+    undelayed_ns,
     update_bound_ns,
     what_fits,
     work_bound_ns,
 )
+from schedc.study.tune.first_plans import baseline_of, best_period_of, rated
 from schedc.study.tune.problems import CandidateProblem, candidate_problem
 from schedc.study.tune.sums import Sums, check_sums, sums_of
 from schedc.units import format_bytes
@@ -52,6 +44,7 @@ from schedc.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from schedc.solvers.common.base import SearchSettings
     from schedc.solvers.common.incumbent import Failure
     from schedc.study.tune.request import TuneRequest
 
@@ -59,12 +52,8 @@ MOST_SEARCHED_OPS = 50_000
 """Candidates of more compute ops get a bound only: bounds and checks alone would take five seconds and more."""
 FEW_OPS = 4_000
 """Candidates of at most this many compute ops are tried first, then those of twice as many, and so on: they take little time."""
-FEW_PERIOD_OPS, PERIOD_S = 400, 2.0
-"""Of more compute ops, each method that makes a period at once has this many seconds; templates take milliseconds."""
 BASELINES_SHARE = 0.6
 """Of the time limit, for the first pass."""
-GREEDY, GREEDY_FUSED = "greedy{n_sub=1}", "greedy{fused=all,n_sub=1}"
-"""Blocks stay whole: the cut variants are rarely better by more than a thousandth, and take several times as long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -420,92 +409,8 @@ def tune(
     )
 
 
-def rated(reached: LossRow | None, step_ns: int) -> tuple[float, int]:
-    """The time to the loss, where there is one, then the step: less is better."""
-    return (inf if reached is None or reached.time_ns is None else reached.time_ns), step_ns
-
-
 def _period_of(plan: Plan, work: _Work) -> tuple[int, tuple[int, ...]]:
     """From one update to the next, and the delays."""
     assert work.made is not None
     own = LossCandidate.of_plan(plan, update_ns=work.made.update_ns)
     return own.period_ns, own.delays
-
-
-def undelayed_ns(problem: Problem) -> int:
-    """Of steps that overlap, a least period of plans without any delay; 0 of steps that end.
-
-    Proof: their forwards and backwards of a step have no update of their stage between them, as where versions are bounded by 0.
-    """
-    updates = problem.updates
-    if updates is None:
-        return 0
-    none = Updates(versions=Versions.BOUNDED, microbatches=updates.microbatches, is_period=True, most_delay=0)
-    return next(value_ns for name, value_ns, _ in period_bounds(replace(problem, updates=none)) if name is BoundName.PATH)
-
-
-def best_period_of(
-    problem: Problem,
-    settings: SearchSettings,
-    failures: list[Failure],
-    reached: Callable[[int, tuple[int, ...]], LossRow],
-) -> Plan:
-    """As `baseline_of` where steps overlap: the plan, of those of the methods that make one at once, that reaches the loss first.
-
-    Raises:
-        NoPlanFound: there is no schedule.
-        Defect: a schedule breaks a rule.
-    """
-    best: tuple[tuple[float, int], Incumbent] | None = None
-    why_not = ""
-    for method in candidate_names(problem):
-        incumbent = Incumbent(problem=problem, settings=SearchSettings(interruption=settings.interruption))
-        with defects_named(problem.name, method):
-            try:
-                with incumbent.alarm(None if problem.num_ops <= FEW_PERIOD_OPS else PERIOD_S):
-                    try_methods(incumbent, (method,))
-            except OutOfTime:
-                pass  # the incumbent says so
-            except KeyboardInterrupt:
-                if best is None:
-                    raise
-                break
-        failures += incumbent.failures
-        if incumbent.schedule is None:
-            why_not = why_not or "; ".join(f"{each.method}: {each.why_not}" for each in incumbent.candidates)
-            continue
-        period_ns = incumbent.objective_ns
-        found = rated(reached(period_ns, versions_of(problem, incumbent.schedule).delays), period_ns)
-        if best is None or found < best[0]:
-            best = found, incumbent
-    if best is None or best[1].schedule is None:
-        raise NoPlanFound(why_not)
-    made_by = MadeBy(schedc=__version__, method=best[1].found_by, seed=settings.limits.seed)
-    return certify(problem, best[1].schedule, made_by, limits=settings.limits)
-
-
-def baseline_of(problem: Problem, settings: SearchSettings, failures: list[Failure]) -> Plan:
-    """A first plan: the best of the known schedules and of one list scheduler, whatever the settings' method, within their limits.
-
-    An interruption ends the work once there is a schedule. `failures` gets those of methods.
-
-    Raises:
-        NoPlanFound: there is no schedule.
-        Defect: a schedule breaks a rule.
-    """
-    incumbent = Incumbent(problem=problem, settings=SearchSettings(interruption=settings.interruption))
-    fused = (GREEDY_FUSED,) if fusing_saves_time(problem) or fusing_frees(problem) else ()
-    with defects_named(problem.name, "the baselines"):
-        try:
-            try_methods(incumbent, (*TEMPLATES, GREEDY, *fused), mix=fusing_saves_time(problem))
-            if incumbent.schedule is None:
-                try_methods(incumbent, ("sequential",))
-        except KeyboardInterrupt:
-            if incumbent.schedule is None:
-                raise
-    failures += incumbent.failures
-    if incumbent.schedule is None:
-        greedy = next(each for each in incumbent.candidates if each.method == GREEDY)
-        raise NoPlanFound(f"{GREEDY}: {greedy.why_not}")
-    made_by = MadeBy(schedc=__version__, method=incumbent.found_by, seed=settings.limits.seed)
-    return certify(problem, incumbent.schedule, made_by, limits=settings.limits)
