@@ -58,15 +58,13 @@ class AsynchronousPipe(Pipe):
         training.groups, training.ties = self.groups, self.steps.ties
         training.collectives = self.hooks if isinstance(self.hooks, UpdateCollectives) else None
 
-    def _found(self, error: NonFiniteLoss, updates: Updates | None) -> None:
-        """As `Pipe._found`; in a run it is none where such steps make no updates."""
+    def _after_nonfinite(self, updates: Updates | None) -> tuple[str, str] | None:
+        """As `Pipe._after_nonfinite`; a run goes on where such steps make no updates."""
         if updates is None:
-            raise error
-        if not self.optimizers.skip_nonfinite:
-            found = str(error).partition("; zero")[0].removeprefix("step ")  # of pipes without updates: what to do is another
-            raise NonFiniteLoss(
-                f"run {found}; updates were made of it, load the last checkpoint, or give StageOptimizers skip_nonfinite=True"
-            )
+            return super()._after_nonfinite(updates)
+        if self.optimizers.skip_nonfinite:
+            return None
+        return "run", "updates were made of it, load the last checkpoint, or give StageOptimizers skip_nonfinite=True"
 
     def _loss_of(self, total: torch.Tensor, updates: Updates | None) -> torch.Tensor:
         """As `Pipe._loss_of`; of a run, each step's mean."""

@@ -122,8 +122,8 @@ class Pipe:
                     steps.observer.swapped(steps.plan)
         if refused is not None:
             warnings.warn(f"step {steps.count} goes on with plan {steps.plan.name!r}: {refused}", RuntimeWarning, stacklevel=2)
-        if self._check_loss and not math.isfinite(total.item()):
-            self._found(non_finite(steps.losses, total, ending, steps.count - 1), updates)
+        if self._check_loss and not math.isfinite(total.item()) and (said := self._after_nonfinite(updates)) is not None:
+            raise non_finite(steps.losses, total, ending, f"{said[0]} {steps.count - 1}", said[1])
         return self._loss_of(total, updates)
 
     def evaluate(
@@ -215,9 +215,9 @@ class Pipe:
     def _look_at(self, given: Given) -> None:
         """Before a step: raise a SchedcError where this class of pipes does not take what the plan that runs is given."""
 
-    def _found(self, error: NonFiniteLoss, updates: Updates | None) -> None:
-        """After a step of a plan with these updates, of which a loss is not finite: raise the error, if it is one."""
-        raise error
+    def _after_nonfinite(self, updates: Updates | None) -> tuple[str, str] | None:
+        """What a step of a plan with these updates is called, and what to do where a loss of it is not finite; None: nothing."""
+        return "step", "zero the gradients, which hold this step's, before going on, or give load check_loss=False"
 
     def _loss_of(self, total: torch.Tensor, updates: Updates | None) -> torch.Tensor:
         """What such a step gives, from the mean of its losses."""
