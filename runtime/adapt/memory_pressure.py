@@ -105,7 +105,8 @@ class MemoryWatch:
         self._pressed = False
         self._level = 0
         """How many of the plans this rank has offered."""
-        self._swap: Swap | None = None
+        self.swap: Swap | None = None
+        """The last move that this rank has offered, and what has become of it; None: none yet."""
         self._ending = Event()
         self._thread = Thread(target=self._run, name="schedc memory watch", daemon=True)
 
@@ -126,29 +127,31 @@ class MemoryWatch:
             InvalidInput: another swap is pending, or the pipe is closed.
             TransferFailed: the job's store is lost; a RuntimeError as well.
         """
-        free_bytes = self._free()
+        free_bytes, device_bytes = self._seen()
         level = self._pipe.groups.store.add(LEVEL, 0)
         lacking_bytes = self._least - free_bytes
         if lacking_bytes > 0:
             if self._cache is not None:
-                self._cache.limit_bytes = min(self._cache.limit_bytes, max(0, self._cache.device_bytes - lacking_bytes))
+                self._cache.limit_bytes = min(self._cache.limit_bytes, max(0, device_bytes - lacking_bytes))
             if not self._pressed or self._may_go_on(level):
                 self._warn(free_bytes, lacking_bytes, level)
                 level = self._pipe.groups.store.add(LEVEL, 0)
             self._pressed = True
         else:
             self._pressed = False
-            cache = self._cache
-            if (
-                cache is not None
-                and cache.limit_bytes < self._usual_bytes
-                and cache.device_bytes  # in a run: between two it counts nothing, though the weights are there
-                and -lacking_bytes >= cache.peak_bytes - cache.limit_bytes
-            ):
-                cache.limit_bytes = self._usual_bytes
+            if self._cache is not None and -lacking_bytes + device_bytes >= self._cache.peak_bytes:  # there is room for all again
+                self._cache.limit_bytes = self._usual_bytes
         if self._level < level and not self._is_moving():
-            self._swap = self._pipe.swap(self._plans[self._level])
+            self.swap = self._pipe.swap(self._plans[self._level])
             self._level += 1
+
+    def _seen(self) -> tuple[int, int]:
+        """What is free, and what versions have at that time: again where an op has changed that meanwhile."""
+        while True:
+            device_bytes = 0 if self._cache is None else self._cache.device_bytes
+            free_bytes = self._free()
+            if self._cache is None or self._cache.device_bytes == device_bytes:
+                return free_bytes, device_bytes
 
     def _warn(self, free_bytes: int, lacking_bytes: int, level: int) -> None:
         rank, following = self._pipe.groups.rank, None
@@ -170,11 +173,11 @@ class MemoryWatch:
 
     def _may_go_on(self, level: int) -> bool:
         """Whether there is another plan to ask for: a step of the one before has run, and did not help."""
-        ran = self._swap is None or (self._swap.step is not None and self._pipe.steps.count > self._swap.step)
+        ran = self.swap is None or (self.swap.step is not None and self._pipe.steps.count > self.swap.step)
         return level == self._level < len(self._plans) and ran
 
     def _is_moving(self) -> bool:
-        return self._swap is not None and self._swap.state == "pending"
+        return self.swap is not None and self.swap.state == "pending"
 
     def _run(self) -> None:
         while not self._ending.wait(self._look_s):

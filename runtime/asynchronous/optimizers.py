@@ -89,6 +89,10 @@ class StageOptimizers:
         given = self.by_stage.get(stage, ())
         return tuple(given) if isinstance(given, Sequence) else (given,)
 
+    def weights_of(self, stage: int) -> list[nn.Parameter]:
+        """Those that a stage's optimizers have, frozen ones too."""
+        return [weight for one in self.of(stage) for group in one.param_groups for weight in group["params"]]
+
     @property
     def all(self) -> list[torch.optim.Optimizer]:
         """Those of all stages, for `save_checkpoint` and `load_checkpoint`."""
@@ -109,7 +113,9 @@ class StageOptimizers:
 
 
 def check_updates(plan: Plan, modules: Mapping[int, nn.Module], optimizers: StageOptimizers | None) -> None:
-    """Refuse a plan whose steps overlap where this rank cannot run it. The plan need not be sound.
+    """Refuse a plan whose steps overlap where this rank cannot run it; in any thread, even while a run has the optimizers.
+
+    The plan need not be sound. What weights there are is for `check_weights`.
 
     Args:
         plan: the plan.
@@ -134,8 +140,27 @@ def check_updates(plan: Plan, modules: Mapping[int, nn.Module], optimizers: Stag
             " data_parallel_group"
         )
     _check_norms(plan, updates.versions, optimizers)
+    for stage, module in modules.items():
+        ties = getattr(module, "ties_of_ranks", None) or getattr(getattr(module, "stage", None), "ties_of_ranks", None)
+        if ties:
+            check_ties(plan, optimizers, f"stage {stage} shares the weight {next(iter(ties))} with another rank")
+
+
+def check_weights(modules: Mapping[int, nn.Module], optimizers: StageOptimizers) -> None:
+    """Refuse optimizers that have not exactly the weights that are trained, and weights that a run cannot keep in versions.
+
+    `load` does it, and each run before it begins: what a job replaces, freezes or unfreezes between two of them is not lost. An
+    optimizer may have frozen weights, which it leaves as they are.
+
+    Args:
+        modules: what is trained on this rank, by stage.
+        optimizers: its own.
+
+    Raises:
+        SchedcError: says why.
+    """
     trained = sorted(stage for stage, module in modules.items() if any(weight.requires_grad for weight in module.parameters()))
-    if {*optimizers.by_stage} != {*trained}:
+    if not {*trained} <= {*optimizers.by_stage} <= modules.keys():
         raise InvalidInput(
             f"optimizers were given for stages {sorted(optimizers.by_stage, key=str)}, expected {trained}, those of this"
             " rank with weights that require grad"
@@ -147,17 +172,14 @@ def check_updates(plan: Plan, modules: Mapping[int, nn.Module], optimizers: Stag
         found = sharded(module)
         if found is not None:
             raise Unsupported(f"stage {stage} has {found}; where steps overlap, weights are kept in versions, plain tensors alone")
-        ties = getattr(module, "ties_of_ranks", None) or getattr(getattr(module, "stage", None), "ties_of_ranks", None)
-        if ties:
-            check_ties(plan, optimizers, f"stage {stage} shares the weight {next(iter(ties))} with another rank")
         if stage not in optimizers.by_stage:
             continue
-        given = {weight for one in optimizers.of(stage) for group in one.param_groups for weight in group["params"]}
+        given = {weight for weight in optimizers.weights_of(stage) if weight.requires_grad}
         places: dict[int, str] = {}
         own = {weight: name for name, weight in module.named_parameters() if weight.requires_grad}
         if given != own.keys():
             missing = next((name for weight, name in own.items() if weight not in given), None)
-            what = f"lacks its weight {missing!r}" if missing else "has a weight that is not of the stage, or is frozen"
+            what = f"lacks its weight {missing!r}" if missing else "has a weight that is not of the stage"
             one = "optimizer" if len(optimizers.of(stage)) == 1 else "list of optimizers"
             raise InvalidInput(f"the {one} of stage {stage} {what}; give it all weights of the stage that require grad")
         for weight, name in own.items():

@@ -57,13 +57,11 @@ class UpdatingTraining(Training):
         """Per stage and step, gradients that are exchanged."""
         self._norms: GlobalNorms | None = None
         self._unseen: set[int] = set()
-        """Stages whose F has not run yet, and is to be watched."""
+        """Stages whose F has not run yet in a run, and is to be watched: between two runs a job may change what a stage does."""
         if updates is None:
             return
         scale, count = self.optimizers.loss_scale, updates.microbatches * self.replicas
         self._even = [Seeds(scale / count, f"{scale:g}/{count}")] * self.plan.problem.microbatches
-        if updates.versions is Versions.BOUNDED:
-            self._unseen = self.optimizers.by_stage.keys() - self._recomputed.keys()
         for buffers in self._recomputed.values():
             buffers.compares = updates.versions is not Versions.BOUNDED  # the second forward reads newer weights there
 
@@ -76,7 +74,11 @@ class UpdatingTraining(Training):
         delays = self.plan.certificate.delays
         if given.cache is not None:
             given.cache.begin((one.op for one in self.program.instructions), updates)
+        if updates.versions is Versions.BOUNDED:
+            self._unseen = given.by_stage.keys() - self._recomputed.keys()
         for stage in given.by_stage:
+            if not any(weight.requires_grad for weight in given.weights_of(stage)):
+                continue
             self._weights[stage] = StageWeights(
                 given.of(stage), updates, delays[stage], given.corrections, given.updates, stage=stage, cache=given.cache
             )

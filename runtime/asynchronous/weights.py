@@ -56,7 +56,7 @@ class StageWeights:
         """Begin a run.
 
         Args:
-            optimizers: of all weights of the stage, each of which has one.
+            optimizers: of all weights of the stage that require grad, each of which has one; frozen ones have no gradient here.
             updates: of the plan.
             delay: of the stage, in updates; the parameter groups have it as `delay` until `end`.
             corrections: of the delay.
@@ -67,7 +67,8 @@ class StageWeights:
         self._optimizers, self._updates, self._delay, self._corrections = optimizers, updates, delay, corrections
         self._number = number
         self.stage, self._cache = stage, cache
-        self._weights: list[nn.Parameter] = [weight for group in self._groups() for weight in group["params"]]
+        given: list[nn.Parameter] = [weight for group in self._groups() for weight in group["params"]]
+        self._weights = [weight for weight in given if weight.requires_grad]
         self._ahead = any(each.reads_ahead for each in corrections)
         self._newest = -1
         self._masters: Tensors = []
@@ -89,7 +90,7 @@ class StageWeights:
         self._replace(dict(zip(self._weights, self._aliases, strict=True)))
         for group in self._groups():
             group["delay"] = delay
-        for weight in self._weights:
+        for weight in given:
             weight.grad = None
         self._settle()
 
@@ -194,6 +195,8 @@ class StageWeights:
             written = [self._versions[self._newest]] if self._updates.versions is Versions.BOUNDED else []
             self._cache.need(before, *written, copies=(not in_place) + (self._ahead and not written))
         self._masters = before if in_place else [each.clone() for each in before]
+        if self._cache is not None:  # the copy counts from here on
+            self._cache.add(self, self._masters)
         for alias, memory, gradient in zip(self._aliases, self._masters, gradients, strict=True):
             alias.data = memory
             alias.grad = gradient if gradient is None or factor == 1 else gradient.mul_(factor)
@@ -235,9 +238,9 @@ class StageWeights:
         return [group for optimizer in self._optimizers for group in optimizer.param_groups]
 
     def _replace(self, others: Mapping[torch.Tensor, nn.Parameter]) -> None:
-        """Let the optimizers go on with other parameters."""
+        """Let the optimizers go on with other parameters, but for frozen ones."""
         for group in self._groups():
-            group["params"][:] = [others[weight] for weight in group["params"]]
+            group["params"][:] = [others.get(weight, weight) for weight in group["params"]]
         for optimizer in self._optimizers:
             entries = [(others.get(key, key), entry) for key, entry in optimizer.state.items()]
             optimizer.state.clear()

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from schedc.errors import InvalidInput, Unsupported
 from schedc.ir import Plan, Updates
-from schedc.runtime.asynchronous.optimizers import StageOptimizers, check_ties
+from schedc.runtime.asynchronous.optimizers import StageOptimizers, check_ties, check_weights
 from schedc.runtime.asynchronous.training import UpdatingTraining
-from schedc.runtime.common.failure import NonFiniteLoss
 from schedc.runtime.replicas.updates import UpdateCollectives
 from schedc.runtime.session.pipe import Pipe
 
@@ -44,6 +43,7 @@ class AsynchronousPipe(Pipe):
             raise InvalidInput(f"plan {plan.name!r} has no updates, as its steps do not overlap; give load no optimizers")
         if not alone:
             raise Unsupported("a swap_group was given; pipelines whose steps overlap do not move together")
+        check_weights(modules, cls.optimizers)
 
     def _look_at(self, given: Given) -> None:
         """As `Pipe._look_at`; and let a run's norms know the ranks."""
@@ -51,6 +51,7 @@ class AsynchronousPipe(Pipe):
             return
         if not given.is_even:
             raise InvalidInput("a run of steps that overlap takes no weights, divide_by or scale; StageOptimizers has a loss_scale")
+        check_weights(self.modules, self.optimizers)
         if self.steps.ties and self._tied != (self.plan, len(self.steps.ties)):
             check_ties(self.plan, self.optimizers, "ranks share a tied weight")
             self._tied = self.plan, len(self.steps.ties)

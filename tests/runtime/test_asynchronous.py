@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from inputs.asynchronous_plans import period_plan, random_plan, synchronous_plan
+from inputs.asynchronous_plans import one_by_one, period_plan, random_plan, synchronous_plan
 from inputs.plans import plan_of
 from runs import asynchronous_runs
 from runs.asynchronous_runs import OPTIMIZERS, Way
@@ -26,6 +26,8 @@ from schedc.runtime.emulation.emulate import emulate, emulate_adapting
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from runs.processes import Ranks
 
     from schedc.ir import Plan
@@ -127,6 +129,33 @@ def test_memory_that_is_taken_away(four: Ranks) -> None:
     """The rank that warns sends versions to the host at its next op; all ranks go on with the plan made before."""
     plan = period_plan(4, 1, STASH)
     given = four.run(asynchronous_runs.pressed, plan, synchronous_plan(plan))
+    check_pressed(given)
+    (event,) = given[0][1]
+    assert event.plan == synchronous_plan(plan).name
+    assert event.lacking_bytes == -event.free_bytes > 0
+    assert str(event).startswith("rank 0 has -")
+
+
+@pytest.mark.parametrize("tight", [synchronous_plan, one_by_one])
+def test_a_watch_in_its_thread(four: Ranks, tight: Callable[[Plan], Plan]) -> None:
+    """The move is offered in the middle of a run, while the optimizers have its own parameters."""
+    plan = period_plan(4, 1, STASH)
+    given = four.run(asynchronous_runs.pressed, plan, tight(plan), threaded=True)
+    for rank, found in enumerate(given):
+        assert isinstance(found, tuple), found
+        errors, events, above, _ = found
+        assert max(errors) < EXACT
+        assert above <= 0
+        assert (rank == 0) == bool(events)
+
+
+@pytest.mark.parametrize("left", [2, 3])
+def test_a_limit_stays_between_runs(four: Ranks, left: int) -> None:
+    """Nothing is counted there, and little at the beginning of the next, so that there seems to be room."""
+    check_pressed(four.run(asynchronous_runs.pressed, period_plan(4, 1, STASH), None, left=left))
+
+
+def check_pressed(given: list[Any]) -> None:
     for rank, found in enumerate(given):
         assert isinstance(found, tuple), found
         errors, events, above, evicted = found
@@ -134,10 +163,6 @@ def test_memory_that_is_taken_away(four: Ranks) -> None:
         assert [event.rank for event in events] == [0] * (rank == 0)
         assert (evicted > 0) == (rank == 0)
         assert above <= 0
-    (event,) = given[0][1]
-    assert event.plan == synchronous_plan(plan).name
-    assert event.lacking_bytes == -event.free_bytes > 0
-    assert str(event).startswith("rank 0 has -")
 
 
 @pytest.mark.parametrize(("mode", "per_stage"), [(TWO_BUFFERED, False), (STASH, True)])
@@ -169,6 +194,21 @@ def test_a_stage_without_anything_to_train(two: Ranks, tmp_path: Path, mode: Ver
     for found in two.run(asynchronous_runs.partly_frozen, period_plan(2, 3, mode), str(tmp_path / "saved")):
         assert isinstance(found, list), found
         assert max(found) < EXACT
+
+
+@pytest.mark.parametrize("change", ["frozen", "unfrozen"])
+def test_frozen_weights_of_an_optimizer(two: Ranks, change: str) -> None:
+    """They stay as they are, as torch's optimizers leave them; a stage may be frozen or unfrozen between two runs."""
+    for found in two.run(asynchronous_runs.changing, period_plan(2, 3, TWO_BUFFERED), change):
+        assert isinstance(found, list), found
+        assert max(found) < EXACT
+
+
+def test_a_weight_that_is_replaced_between_two_runs(two: Ranks) -> None:
+    first, second = two.run(asynchronous_runs.changing, period_plan(2, 3, STASH), "replaced")
+    expected = "the optimizer of stage 1 lacks its weight '0.norm.bias'; give it all weights of the stage that require grad"
+    assert second == f"InvalidInput: {expected}"
+    assert first == f"InvalidInput: rank 1: {expected}"
 
 
 def test_several_optimizers_of_a_stage(two: Ranks, tmp_path: Path) -> None:
@@ -211,6 +251,7 @@ def test_bounded_versions_refuse_what_is_made_of_weights(two: Ranks) -> None:
     expected = "stage 1 keeps for its backward what add has made of its weights"
     assert own.startswith(f"Unsupported: {expected}")
     assert other.startswith(f"Unsupported: rank 1: {expected}")
+    assert two.run(asynchronous_runs.with_copies, plan, recompute=False, first=1)[1] == own
     for kind, again in ((BOUNDED, True), (STASH, False)):
         for losses in two.run(asynchronous_runs.with_copies, period_plan(2, 1, kind), recompute=again):
             assert isinstance(losses, list), losses

@@ -10,6 +10,7 @@ from inputs.periods import random_period
 from inputs.plans import one_f_one_b
 from schedc.compile.certify import certify
 from schedc.ir import Kind, Link, MadeBy, Op, Plan, Problem, Schedule, Stage, Updates, Versions
+from schedc.lower.run import run_of
 
 
 def period_plan(
@@ -91,6 +92,12 @@ def synchronous_plan(plan: Plan) -> Plan:
     count = plan.problem.ranks
     problem = replace(plan.problem, name="synchronous", updates=None, microbatches=count, path_of=(0,) * count)
     return certify(problem, one_f_one_b(problem), MadeBy(schedc="0", method="1f1b"))
+
+
+def one_by_one(plan: Plan) -> Plan:
+    """A run of 12 steps for such stages, a microbatch each, that holds one microbatch and one version at a time."""
+    orders = tuple(tuple(Op(kind, stage, 0) for kind in (Kind.F, Kind.BW, Kind.U)) for stage in range(plan.problem.ranks))
+    return run_of(certify(plan.problem, Schedule(orders=orders), MadeBy(schedc="0", method="one-by-one")), 12)
 
 
 def random_plan(seed: int, ranks: int, versions: Versions) -> Plan:

@@ -151,6 +151,10 @@ class DelayedTraining:
                 losses.append(self._differentiate(m, inputs[m], targets[m], 1 / count, total))
             for (a, one), (b, two) in self.ties:
                 total[a][one] = total[b][two] = total[a][one] + total[b][two]
+            total = [
+                {name: one for name, one in found.items() if piece.get_parameter(name).requires_grad}
+                for piece, found in zip(self.pieces, total, strict=True)
+            ]
             squares = [
                 sum(
                     float(gradient.square().sum())
@@ -162,8 +166,8 @@ class DelayedTraining:
             for stage, (optimizer, found) in enumerate(zip(self.optimizers, total, strict=True)):
                 norm = math.sqrt(squares[stage] if self.per_stage else sum(squares))
                 before = {name: weight.detach().clone() for name, weight in self.pieces[stage].named_parameters()}
-                for name, weight in self.pieces[stage].named_parameters():
-                    weight.grad = found[name] * min(1.0, self.max_norm / (norm + 1e-6))
+                for name, gradient in found.items():
+                    self.pieces[stage].get_parameter(name).grad = gradient * min(1.0, self.max_norm / (norm + 1e-6))
                 rates = [group["lr"] for group in optimizer.param_groups]
                 if self.rate_of is not None:
                     for group in optimizer.param_groups:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -322,13 +323,22 @@ def cached(rank: int, plan: Plan, way: Way, steps: int, versions: int) -> tuple[
     return found, [*peaks, *seen]
 
 
-def pressed(rank: int, plan: Plan, tight: Plan) -> tuple[list[float], list[PressureEvent], int, int]:
+def pressed(
+    rank: int, plan: Plan, tight: Plan | None, *, left: int = 2, threaded: bool = False
+) -> tuple[list[float], list[PressureEvent], int, int]:
     """Runs in which memory is taken away from rank 0 with an update in the first, until all ranks go on with `tight`.
+
+    Args:
+        rank: this one.
+        plan: the period.
+        tight: the run or the synchronous plan to go on with; None: there is none, and three runs.
+        left: how many versions there is still room for.
+        threaded: whether the watch looks in its thread; else with each update, and between two runs.
 
     Returns:
         The errors; the warnings; by how much versions were above what is left for them afterwards; how many went to the host.
     """
-    run, updates, above = run_of(plan, 12), 0, list[int]()
+    run, updates, above, warned = run_of(plan, 12), 0, list[int](), False
     stages, oracle = make_stages(run, rank), oracle_of(run, Way())
     version_bytes = sum(weight.nbytes for weight in weights_of(stages))
     optimizers, room_bytes = optimizers_of(stages, Way(), device_bytes=math.inf), 9 * version_bytes
@@ -338,23 +348,37 @@ def pressed(rank: int, plan: Plan, tight: Plan) -> tuple[list[float], list[Press
     def updated(*_: object) -> None:
         nonlocal updates, room_bytes
         updates += 1
-        if updates > 5 and watch.events:
+        if warned or (updates > 5 and watch.events and not threaded):
             above.append(cache.device_bytes - room_bytes)
         if updates == 5 and rank == 0:
-            room_bytes = 2 * version_bytes
-        watch.look()
-        watch.look()
+            room_bytes = left * version_bytes
+        look()
+
+    def look() -> None:
+        if not threaded:
+            watch.look()
+            watch.look()
 
     for optimizer in optimizers.all:
         optimizer.register_step_post_hook(updated)
-    found = list[float]()
+    found, number = list[float](), 0
     with load(run, stages, optimizers=optimizers) as pipe, warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        watch = MemoryWatch(pipe, least_free_bytes=0, free_bytes=lambda: room_bytes - cache.device_bytes, plans=[tight])
-        for number in range(3):
-            if pipe.plan == run:
+        plans = [] if tight is None else [tight]
+        watch = MemoryWatch(pipe, least_free_bytes=0, free_bytes=lambda: room_bytes - cache.device_bytes, plans=plans, look_s=1e-4)
+        with watch if threaded else nullcontext():
+            while pipe.plan == run and number < (200 if plans else 3):
                 found += trained(pipe, oracle, number)
-        assert pipe.plan == tight
+                warned, number = bool(watch.events), number + 1
+                look()
+            if plans:
+                assert pipe.plan == tight
+                assert watch.swap is not None
+                assert watch.swap.state == "done"
+            if pipe.plan.problem.updates is not None:
+                found += trained(pipe, oracle, number)
+            else:
+                pipe.step(*make_batch(pipe.plan, number))
     return found, watch.events, max(above, default=0), cache.evicted
 
 
@@ -391,6 +415,37 @@ def partly_frozen(rank: int, plan: Plan, path: str) -> list[float]:
                 weight.fill_(0.1)
         load_checkpoint(pipe, path, optimizers, model=model)
         return found + trained(pipe, oracle, 1)
+
+
+def changing(rank: int, plan: Plan, change: str) -> str | list[float]:
+    """A run with a frozen weight in each optimizer, and one after a change on rank 1: what is said, or the errors."""
+    run, lines = run_of(plan, 4), list[str]()
+    stages, oracle = make_stages(run, rank), oracle_of(run, Way())
+    frozen = [next(stages[rank].parameters()), *(next(piece.parameters()) for piece in oracle.pieces)]
+    for weight in frozen:
+        weight.requires_grad_(False).grad = torch.ones_like(weight)  # left by steps before it was frozen
+    for optimizer in oracle.optimizers:
+        optimizer.zero_grad()
+    given = optimizers_of(stages, Way(max_norm=0.05, per_stage=True))
+    oracle.max_norm, oracle.per_stage = 0.05, True
+    with noting(lines), load(run, stages, optimizers=given) as pipe:
+        found = trained(pipe, oracle, 0)
+        assert list(given.all[0].param_groups[0]["params"]) == [*stages[rank].parameters()]
+        if change == "frozen":
+            for module in (oracle.pieces[1], *([stages[1]] if rank == 1 else [])):
+                module.requires_grad_(False)
+            return found + trained(pipe, oracle, 1)
+        if change == "unfrozen":
+            for weight in frozen:
+                weight.requires_grad_(True)
+            return found + trained(pipe, oracle, 1)
+        if rank == 1:
+            name, weight = [*stages[rank].named_parameters()][1]
+            place, _, own = name.rpartition(".")
+            setattr(stages[rank].get_submodule(place), own, nn.Parameter(weight.detach().clone()))
+        pipe.step(*make_batch(run, 1))
+        return found
+    return lines[0]
 
 
 def versions_held(rank: int, plan: Plan, steps: int) -> dict[int, int]:
@@ -575,20 +630,27 @@ class Scaled(nn.Module):
         super().__init__()
         self.inner = inner
         self.scale = nn.Parameter(torch.zeros((), dtype=torch.float64))
+        self.scales = True
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.inner(x) * (1 + self.scale)
+        result: torch.Tensor = self.inner(x) * (1 + self.scale if self.scales else 1)
         return result
 
 
-def with_copies(rank: int, plan: Plan, *, recompute: bool) -> str | list[float]:
-    """A run in which one stage saves what it has made of a weight: what is said, or the losses."""
+def with_copies(rank: int, plan: Plan, *, recompute: bool, first: int = 0) -> str | list[float]:
+    """Runs in which one stage saves what it has made of a weight, from the run `first` on: what is said, or the losses."""
     run, lines = run_of(plan, 4), list[str]()
     stages = make_stages(run, rank)
     if rank == 1:
-        stages[1] = Scaled(stages[1])
+        stages[1] = scaled = Scaled(stages[1])
+        scaled.scales = first == 0
     with noting(lines), load(run, stages, optimizers=optimizers_of(stages, Way()), recompute=recompute) as pipe:
-        return [*map(float, pipe.step(*make_batch(run, 0)))]
+        losses = [*map(float, pipe.step(*make_batch(run, 0)))]
+        if first:
+            if rank == 1:
+                scaled.scales = True
+            losses += map(float, pipe.step(*make_batch(run, 1)))
+        return losses
     return lines[0]
 
 
