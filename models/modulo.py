@@ -54,6 +54,14 @@ class Moment(NamedTuple):
     most_ns: int
 
 
+def pairs_of(problem: Problem) -> int:
+    """How many pairs of ops one rank runs in a period, which the model's size follows: a Boolean for each, and some constraints."""
+    ops = [len(problem.stages_on(rank)) for rank in range(problem.ranks)]
+    for stage, _ in problem.blocks():
+        ops[problem.stages[stage].rank] += 3 if problem.split_backward else 2
+    return sum(each * (each - 1) // 2 for each in ops)
+
+
 def build_modulo(problem: Problem, period_ns: int) -> ModuloModel:
     """The model of all schedules whose period is at most this long; whole blocks.
 

@@ -4,7 +4,8 @@ A Problem whose steps overlap and a known period go in; a better one and a prove
 `schedc.models.modulo`; each period T is a question of its own, whether any schedule has it. No is a proof that all take T + 1 or
 more, as what is feasible with T is with all that is longer. The bound is asked for first, then what is just below the best known,
 which proves it, in turn with what lies in the middle. Of the least period that is found the delays are minimized. Schedules are
-timed by `steady_state`; only the bound is CP-SAT's own word.
+timed by `steady_state`; only the bound is CP-SAT's own word. A model grows with the pairs of a rank's ops; to build it counts as
+work, and none is built for which too little is left of a limit, nor of a very long period: what is known is kept.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from schedc.analysis.simulation.period import steady_state
 from schedc.analysis.simulation.versions import versions_of
 from schedc.errors import Defect, Unsupported
 from schedc.ir import BoundName, Kind, Op, Problem, Schedule, Versions
-from schedc.models.modulo import build_modulo, minimize_delays, orders_of
+from schedc.models.modulo import build_modulo, minimize_delays, orders_of, pairs_of
 from schedc.solvers.common.base import Limits, Solved, SolverStatus
 from schedc.solvers.common.method import Search
 from schedc.solvers.exact.cpsat import SOLVER, digest_of, run, solver_of
@@ -38,6 +39,10 @@ DELAYS_SHARE = 0.3
 """The least delays get this much of it, once the period is settled."""
 LEAST_S = 0.25
 """No question gets less."""
+S_PER_PAIR = 5e-5
+"""Building a model takes this much of a limit, for each two ops that one rank runs in a period."""
+MOST_PAIRS = 100_000
+"""With more of them nothing is asked: a model would take five seconds and half a gigabyte, its search several times that."""
 
 
 class Modulo(Search, frozen=True):
@@ -74,6 +79,8 @@ class Known:
     ended_by: BaseException | None = None
     share: float = SHARE
     """Of what is left, for the next question."""
+    build_s: float = 0.0
+    """What the next model takes to be built, of seconds or of work."""
 
     @property
     def left(self) -> tuple[float | None, float | None]:
@@ -84,8 +91,8 @@ class Known:
 
     @property
     def is_over(self) -> bool:
-        """Whether a limit or an interruption ends it."""
-        return self.ended_by is not None or any(left is not None and left <= 0 for left in self.left)
+        """Whether an interruption ends it, or what is left of a limit would be spent before a model is built."""
+        return self.ended_by is not None or any(left is not None and left <= self.build_s for left in self.left)
 
 
 def solve_modulo(
@@ -115,8 +122,11 @@ def solve_modulo(
         raise Unsupported("modulo finds periods; this job's steps do not overlap")
     first_ns = steady_state(problem, incumbent).period_ns
     check_bound(known_bound_ns, first_ns, "known before modulo")
-    known = Known(problem, limits, incumbent, first_ns, max(1, known_bound_ns))
-    for period_ns in _questions(known):
+    pairs = pairs_of(problem)
+    known = Known(problem, limits, incumbent, first_ns, max(1, known_bound_ns), build_s=S_PER_PAIR * pairs)
+    if pairs > MOST_PAIRS:
+        known.log.append(f"{pairs} pairs of ops, of which no model is built")
+    for period_ns in _questions(known) if pairs <= MOST_PAIRS else ():
         before_ns = known.best_ns, known.lower_ns
         status = _ask(known, period_ns)
         if known.best_ns < before_ns[0]:
@@ -126,7 +136,7 @@ def solve_modulo(
             on_bound(known.lower_ns)
         if status is SolverStatus.UNKNOWN and known.is_over:
             break
-    if not known.is_over and _fewer_delays(known):
+    if pairs <= MOST_PAIRS and not known.is_over and _fewer_delays(known):
         on_schedule(known.best)
     status = SolverStatus.OPTIMAL if known.best_ns == known.lower_ns else SolverStatus.FEASIBLE
     return Solved(
@@ -168,8 +178,7 @@ def _questions(known: Known) -> Iterator[int]:
 
 def _ask(known: Known, period_ns: int) -> SolverStatus:
     """Whether there is a schedule of at most this period; what is found counts, or that there is none."""
-    built = build_modulo(known.problem, period_ns)
-    _hint(built, known.best)
+    built = _build(known, period_ns)
     status, found = _solve(known, built, known.share)
     if status is SolverStatus.INFEASIBLE:
         known.lower_ns = max(known.lower_ns, period_ns + 1)
@@ -184,12 +193,11 @@ def _ask(known: Known, period_ns: int) -> SolverStatus:
 def _fewer_delays(known: Known) -> bool:
     """Whether a schedule of the same period is found whose stages have less delay together, which then is the best."""
     before = sum(versions_of(known.problem, known.best).delays)
-    built = build_modulo(known.problem, known.best_ns)
     updates = known.problem.updates
     if before == 0 or updates is None or updates.versions is Versions.TWO_BUFFERED:
         return False
+    built = _build(known, known.best_ns)
     minimize_delays(built)
-    _hint(built, known.best)
     _, found = _solve(known, built, DELAYS_SHARE)
     if found is None or steady_state(known.problem, found).period_ns > known.best_ns:
         return False
@@ -197,6 +205,17 @@ def _fewer_delays(known: Known) -> bool:
         return False
     known.best = found
     return True
+
+
+def _build(known: Known, period_ns: int) -> ModuloModel:
+    """The model of a question, with the best schedule as its hint; it is a part of the work."""
+    begun = time.perf_counter()
+    built = build_modulo(known.problem, period_ns)
+    _hint(built, known.best)
+    known.work += known.build_s
+    if known.limits.clock_s is not None:
+        known.build_s = max(known.build_s, time.perf_counter() - begun)
+    return built
 
 
 def _solve(known: Known, built: ModuloModel, share: float) -> tuple[SolverStatus, Schedule | None]:

@@ -16,8 +16,9 @@ from schedc.analysis.simulation.period import steady_state
 from schedc.analysis.simulation.unroll import depth_of
 from schedc.errors import Unsupported
 from schedc.ir import BoundName, Versions
+from schedc.models.modulo import pairs_of
 from schedc.solvers.common.base import Limits, SolverStatus
-from schedc.solvers.exact.modulo import solve_modulo
+from schedc.solvers.exact.modulo import MOST_PAIRS, solve_modulo
 from schedc.solvers.heuristics.steady import SteadyList, rating
 from schedc.solvers.templates.overlapping import PipeDream, PipeDream2BW, one_by_one, one_f_one_b
 from schedc.verify.schedule.checks import verify_schedule
@@ -152,6 +153,18 @@ def test_a_period_in_odd_nanoseconds_is_refuted_in_little_work() -> None:
     assert best.status is SolverStatus.OPTIMAL
     assert best.lower_bound_ns == best.objective_ns == steady_state(problem, best.schedule).period_ns
     assert best.work < 5
+
+
+@pytest.mark.parametrize(("microbatches", "limits"), [(120, ONE_WORKER), (4, Limits(workers=1, deterministic=1e-4))])
+def test_no_model_is_built_that_is_too_large_or_for_which_too_little_is_left(microbatches: int, limits: Limits) -> None:
+    problem = as_period(make_problem(3, microbatches, costs_ns=(5, 7, 3)), Versions.STASH)
+    known = one_by_one(problem)
+    solved = solve_modulo(problem, known, limits=limits, known_bound_ns=15 * microbatches)
+    assert solved.schedule == known
+    assert solved.lower_bound_ns == 15 * microbatches < solved.objective_ns
+    assert solved.status is SolverStatus.FEASIBLE
+    assert (pairs_of(problem) > MOST_PAIRS) is (microbatches == 120)
+    assert not solved.work and not any("sha256" in line for line in solved.log)
 
 
 def test_synchronous_problems_are_refused() -> None:
