@@ -239,7 +239,8 @@ class Migration:
                     updating.by_stage[stage] = like(self._optimizers[stage], [weights])
             options = {"optimizers": updating}
         pipe._fits(plan, stages=stages, **options)  # type: ignore[call-arg]
-        type(pipe).check(plan, with_loss(plan.problem, stages, pipe.steps.loss_fn), alone=True)
+        kind: type[Pipe] = type(pipe) if own is None else type(type(pipe).__name__, (type(pipe),), options)
+        kind.check(plan, with_loss(plan.problem, stages, pipe.steps.loss_fn), alone=True)
 
     def _stage_layers(self, plan: Plan, stage: int) -> list[nn.Module]:
         bounds = plan.problem.stages[stage].layers
