@@ -234,6 +234,9 @@ def test_the_best_whose_steps_overlap_is_a_job_with_its_plan(tmp_path: Path, cap
     assert "time to loss" in printed and "the best synchronous one, 2 ranks" in printed and "updates: a table; sgd" in printed
     plan = read_plan(folder / "plan.json")
     assert plan.is_period and plan.certificate.delays == (1, 1)
+    with (folder / "table.csv").open(newline="") as file:
+        first = next(csv.DictReader(file))
+    assert (first["versions"], first["delays"], first["factor"]) == ("2bw", "1 1", "1.0")
     assert run("compile", str(folder / "job.toml"), "-o", str(again), "--quiet") == 0
     assert read_plan(again) == plan
     assert run("verify", str(folder / "plan.json"), "--job", str(folder / "job.toml")) == 0

@@ -236,7 +236,6 @@ def rows_csv(rows: Iterable[TuneRow]) -> bytes:
     others = [field.name for field in fields(TuneRow) if field.name != "candidate"]
     table: list[list[object]] = [[*of_candidate, *others]]
     for row in rows:
-        values = [getattr(row.candidate, name) for name in of_candidate]
-        values = [" ".join(map(str, each)) if isinstance(each, tuple) else each for each in values]  # of sites
-        table.append(values + [getattr(row, name) for name in others])
+        values = [getattr(row.candidate, name) for name in of_candidate] + [getattr(row, name) for name in others]
+        table.append([" ".join(map(str, each)) if isinstance(each, tuple) else each for each in values])  # of sites, of stages
     return csv_bytes(table)
