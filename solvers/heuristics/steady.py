@@ -322,9 +322,8 @@ class ModuloLane:
             longest = heapq.nlargest(2, [following - end for end, following in self._gaps()])
             longest.append(0)
         count = len(begins) or 1
-        turn = (bisect_right if late else bisect_left)(
-            begins, wanted % period_ns
-        ) - 1  # the gap where it is wanted, or next to that
+        # The gap where it is wanted, or next to that.
+        turn = (bisect_right if late else bisect_left)(begins, wanted % period_ns) - 1
         ways: list[tuple[int, int, int]] = []
         for step in range(count + 1):  # gap after gap, away from where it is wanted; the first one's other side is the last
             at = (turn - step if late else turn + step) % count

@@ -21,8 +21,8 @@ Place: TypeAlias = tuple[int, int]
 """Rank and index of an op in its order; its transfer is (-1 - rank, index)."""
 Wait: TypeAlias = tuple[Place, Place, int, int]
 """What begins at least this many ns after what, of how many periods before."""
-ROUNDS = 32
-"""So often somebody may get later before it is looked whether that is because of themselves."""
+ROUNDS = 4
+"""So often all may get later before it is looked whether somebody does because of themselves."""
 
 
 def repeat(plan: Plan) -> Replay:
@@ -45,24 +45,36 @@ def repeat(plan: Plan) -> Replay:
 def is_period(problem: Problem, schedule: Schedule, period_ns: int) -> bool:
     """Whether all ops can repeat every `period_ns`; never where they wait for each other in a cycle."""
     waiting: dict[Place, list[tuple[Place, int]]] = {}
+    within: dict[Place, list[Place]] = {}
+    left: dict[Place, int] = {}  # of each that waits for something of its period, for how many
     for before, after, time_ns, periods in _waits(problem, schedule):
         waiting.setdefault(before, []).append((after, time_ns - periods * period_ns))
         waiting.setdefault(after, [])
+        if periods <= 0:
+            within.setdefault(before, []).append(after)
+            left[after] = left.get(after, 0) + 1
+    turn = [each for each in waiting if each not in left]  # as one period can go; it grows
+    for before in turn:
+        for after in within.get(before, ()):
+            left[after] -= 1
+            if not left[after]:
+                turn.append(after)
+    turn += [each for each, count in left.items() if count]
     begin = dict.fromkeys(waiting, 0)
     reason: dict[Place, Place] = {}
-    moved, rounds = list(waiting), 0
+    moved, rounds = set(waiting), 0
     while moved:
         rounds += 1
-        later: dict[Place, None] = {}  # in the order in which they have got later
-        for before in moved:
-            for after, gap in waiting[before]:
-                if begin[before] + gap > begin[after]:
-                    begin[after], reason[after] = begin[before] + gap, before
-                    later[after] = None
+        for before in turn:
+            if before in moved:
+                moved.remove(before)
+                for after, gap in waiting[before]:
+                    if begin[before] + gap > begin[after]:
+                        begin[after], reason[after] = begin[before] + gap, before
+                        moved.add(after)
         # A way of reasons without a cycle is no longer than there are places, so one that goes on has a cycle at last.
         if rounds % ROUNDS == 0 and _has_cycle(reason):
             return False
-        moved = list(later)
     return True
 
 
