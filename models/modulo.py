@@ -163,9 +163,8 @@ def _add_after(
     """The one is at least so long after the other: the fewer whole periods are between, the more the times must differ."""
     period_ns = built.period_ns
     fewest = -(-(after_ns - later.most_ns + earlier.least_ns) // period_ns)
-    enough: list[
-        cp_model.IntVar
-    ] = []  # per number of periods between, from the fewest on, whether the times are enough apart for it
+    # Per number of periods between, from the fewest on, whether the times are enough apart for it.
+    enough: list[cp_model.IntVar] = []
     while (apart_ns := after_ns - (fewest + len(enough)) * period_ns) > later.least_ns - earlier.most_ns:
         enough.append(built.model.new_bool_var(""))
         built.add_if(later.time - earlier.time >= apart_ns, [enough[-1], *literals])

@@ -238,7 +238,7 @@ class Migration:
                 if weights:
                     updating.by_stage[stage] = like(self._optimizers[stage], [weights])
             options = {"optimizers": updating}
-        pipe._fits(plan, stages=stages, **options)  # type: ignore[call-arg]
+        pipe._fits(plan, stages=stages, **options)
         kind: type[Pipe] = type(pipe) if own is None else type(type(pipe).__name__, (type(pipe),), options)
         kind.check(plan, with_loss(plan.problem, stages, pipe.steps.loss_fn), alone=True)
 

@@ -55,10 +55,11 @@ class Pipe:
     runner: type[PipelineRunner] = PipelineRunner
     """What runs them."""
 
-    def __init__(self, steps: Steps, *, observe: Observer | None, fits: Callable[[Plan], None], check_loss: bool) -> None:
+    def __init__(self, steps: Steps, *, observe: Observer | None, fits: Callable[..., None], check_loss: bool) -> None:
         """Take the steps of a plan that `load` has checked, with open channels; all ranks do this together.
 
-        `fits` checks another plan for this rank as `load` has checked the first. The hooks are closed with the pipe.
+        `fits` checks another plan for this rank as `load` has checked the first, or with other stages.
+        The hooks are closed with the pipe.
         """
         self.steps = steps
         self.groups, self.stages, self.hooks, self.swap_group = steps.groups, steps.stages, steps.hooks, steps.swap_group

@@ -15,7 +15,7 @@ from schedc.ir import Versions
 from schedc.lower.run import run_of
 from schedc.study.loss.convergence import ConvergenceConstants
 from schedc.study.loss.delay_table import read_delay_table
-from schedc.study.loss.time_to_loss import LossCandidate, time_by_table, time_by_theory
+from schedc.study.loss.time_to_loss import LossCandidate, Measurements, Theory, times_to_loss
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -131,7 +131,7 @@ def candidates(synchronous_ms: int, period_ms: int) -> list[LossCandidate]:
 
 def test_time_by_theory() -> None:
     """8 / (1/8 × (1 − D/16)): 64 updates without delay, 69 at D = 1, 86 at D = 4, 147 at D = 9."""
-    found = time_by_theory(candidates(100, 80), CONSTANTS, learning_rate=RATE, error=1.0)
+    found = times_to_loss(candidates(100, 80), Theory(constants=CONSTANTS, learning_rate=RATE, error=1.0))
     assert [(row.candidate.name, row.updates, row.time_ns) for row in found.rows] == [
         ("2bw", 69, 69 * 80 * MS),
         ("synchronous", 64, 64 * 100 * MS),
@@ -146,7 +146,7 @@ def test_time_by_theory() -> None:
 
 
 def test_asynchrony_that_does_not_pay_is_said_with_its_numbers() -> None:
-    found = time_by_theory(candidates(82, 80), CONSTANTS, learning_rate=RATE, error=1.0)
+    found = times_to_loss(candidates(82, 80), Theory(constants=CONSTANTS, learning_rate=RATE, error=1.0))
     assert found.asynchrony_pays is False and found.fastest is not None and found.fastest.candidate.name == "synchronous"
     assert found.verdict == (
         "asynchrony does not pay: synchronous (64 updates of 82 ms, 5.248 s) is the fastest; the best asynchronous one, 2bw"
@@ -158,7 +158,7 @@ def test_shares_make_the_theory_sharper() -> None:
     """The gradient is where nothing is delayed: as without delay."""
     known = LossCandidate(name="known", period_ns=MS, delays=(3, 0), shares=(0.0, 1.0))
     unknown = LossCandidate(name="unknown", period_ns=MS, delays=(3, 0))
-    found = time_by_theory([unknown, known], CONSTANTS, learning_rate=RATE, error=1.0)
+    found = times_to_loss([unknown, known], Theory(constants=CONSTANTS, learning_rate=RATE, error=1.0))
     assert [(row.candidate.name, row.updates) for row in found.rows] == [("known", 64), ("unknown", 147)]
     assert found.asynchrony_pays is None and found.verdict.endswith("there is none without delays to compare with that is known to"
                                                                     " reach the loss")  # fmt: skip
@@ -166,10 +166,10 @@ def test_shares_make_the_theory_sharper() -> None:
 
 def test_what_never_reaches_the_loss_is_last() -> None:
     far = LossCandidate(name="far", period_ns=1, delays=(5, 0))
-    found = time_by_theory([far, *candidates(100, 90)], CONSTANTS, learning_rate=RATE, error=1.0)
+    found = times_to_loss([far, *candidates(100, 90)], Theory(constants=CONSTANTS, learning_rate=RATE, error=1.0))
     assert found.rows[-1].candidate is far and found.rows[-1].time_ns is None
     assert found.rows[-1].basis.startswith("the delays alone cause an error of 1.56, which is not below 1;")
-    alone = time_by_theory([far], CONSTANTS, learning_rate=RATE, error=1.0)
+    alone = times_to_loss([far], Theory(constants=CONSTANTS, learning_rate=RATE, error=1.0))
     assert alone.fastest is None and alone.verdict.startswith("none of 1 candidates is known to reach the loss: far: the delays")
 
 
@@ -180,7 +180,7 @@ def test_time_by_table(table_path: Path) -> None:
         LossCandidate(name="2bw", period_ns=210, delays=(1, 1), tokens=30),
         LossCandidate(name="far", period_ns=1, delays=(9, 9), tokens=10),
     ]
-    found = time_by_table(made, read_delay_table(table_path), optimizer="sgd", tokens=1000)
+    found = times_to_loss(made, Measurements(table=read_delay_table(table_path), optimizer="sgd", tokens=1000))
     assert [(row.candidate.name, row.updates, row.time_ns) for row in found.rows] == [
         ("2bw", 42, 42 * 210),
         ("synchronous", 100, 100 * 100),
@@ -193,20 +193,20 @@ def test_time_by_table(table_path: Path) -> None:
 def test_equal_times_are_not_worth_delays() -> None:
     made = [LossCandidate(name="late", period_ns=100, delays=(2,)), LossCandidate(name="now", period_ns=100, delays=(0,))]
     constants = ConvergenceConstants(initial_loss=1e-9, smoothness=1e-3, second_moment=1e-3)
-    assert time_by_theory(made, constants, learning_rate=RATE, error=1.0).asynchrony_pays is False
+    assert times_to_loss(made, Theory(constants=constants, learning_rate=RATE, error=1.0)).asynchrony_pays is False
 
 
 def test_what_cannot_be_compared_is_refused(table_path: Path) -> None:
     made = candidates(100, 80)
     other = LossCandidate(name="larger", period_ns=1, delays=(0,), tokens=2)
     with pytest.raises(InvalidInput, match=r"^larger: tokens: found 2, expected the 1 of stash, as the theory does not say"):
-        time_by_theory([*made, other], CONSTANTS, learning_rate=RATE, error=1.0)
+        times_to_loss([*made, other], Theory(constants=CONSTANTS, learning_rate=RATE, error=1.0))
     for wrong in ([], [made[0], made[0]]):
         with pytest.raises(InvalidInput, match=r"^candidates: found .*, expected one or more, each with a name of its own$"):
-            time_by_table(wrong, read_delay_table(table_path), optimizer="sgd", tokens=1)
+            times_to_loss(wrong, Measurements(table=read_delay_table(table_path), optimizer="sgd", tokens=1))
     for tokens in (0, 10**400):
         with pytest.raises(InvalidInput, match=r"^tokens: found .*, expected a whole number of at least 1 and at most 10"):
-            time_by_table(made, read_delay_table(table_path), optimizer="sgd", tokens=tokens)
+            times_to_loss(made, Measurements(table=read_delay_table(table_path), optimizer="sgd", tokens=tokens))
     for key, value in (("period_ns", 0), ("tokens", 0), ("delays", ()), ("delays", (-1,))):
         with pytest.raises(InvalidInput, match=rf"^x: {key}: found"):
             LossCandidate(**{"name": "x", "period_ns": 1, "delays": (0,), key: value})  # type: ignore[arg-type]

@@ -92,7 +92,7 @@ class DelayTable:
             raise place.refuse(show(optimizer), f"one of {', '.join(known)}{nearest(optimizer, known)}")
 
     def least_delays(self, optimizer: str, stages: int) -> tuple[tuple[int, ...], ...]:
-        """Delays of so many stages, not all 0, among which are those of the least factor that there is for any.
+        """Delays of this many stages, not all 0, among which are those of the least factor that there is for any.
 
         Between two measured delays the factor changes evenly, so it is least at one of them, or at a delay of 1.
         """

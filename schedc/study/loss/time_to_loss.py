@@ -151,7 +151,7 @@ class Theory:
         return _row(candidate, needed.updates, "; ".join(part for part in (said, needed.warning) if part))
 
     def least_delays(self, stages: int) -> tuple[tuple[int, ...], ...]:
-        """Delays of so many stages, not all 0, among which are those that need the fewest updates: more delay needs no fewer."""
+        """Delays of this many stages, not all 0, among which are those that need the fewest updates: more delay needs no fewer."""
         return ((1,) + (0,) * (stages - 1),)
 
 
@@ -185,7 +185,7 @@ class Measurements:
         return _row(candidate, updates, basis)
 
     def least_delays(self, stages: int) -> tuple[tuple[int, ...], ...]:
-        """Delays of so many stages, not all 0, among which are those with the fewest updates that the table knows."""
+        """Delays of this many stages, not all 0, among which are those with the fewest updates that the table knows."""
         return self.table.least_delays(self.optimizer, stages)
 
 
@@ -208,18 +208,6 @@ def theory_of(
     if learning_rate is None:
         raise (Location("learning_rate") if place is None else place / "learning_rate").refuse("nothing", "that of the updates")
     return Theory(constants=constants, learning_rate=learning_rate, error=error, measured=said)
-
-
-def time_by_theory(
-    candidates: Sequence[LossCandidate], constants: ConvergenceConstants, *, learning_rate: float, error: float
-) -> TimeToLoss:
-    """`times_to_loss` where the theory is the rule, whose fields these are."""
-    return times_to_loss(candidates, Theory(constants=constants, learning_rate=learning_rate, error=error))
-
-
-def time_by_table(candidates: Sequence[LossCandidate], table: DelayTable, *, optimizer: str, tokens: int) -> TimeToLoss:
-    """`times_to_loss` where a table is the rule, with these fields."""
-    return times_to_loss(candidates, Measurements(table=table, optimizer=optimizer, tokens=tokens))
 
 
 def times_to_loss(candidates: Sequence[LossCandidate], rule: Theory | Measurements) -> TimeToLoss:
