@@ -393,8 +393,10 @@ def tune(
         (work.row for work in works),
         key=lambda row: (search.value_ns(row), row.step_ns is None, row.step_ns or 0, order[row.state], search.bound_ns(row) or 0),
     )
-    # A candidate without a bound may be as good as one likes, but for those of which no delays that they may have are known.
-    bounded = (row for row in rows if row.state not in (CandidateState.NO_ROOM, CandidateState.UNKNOWN) or search.bound_ns(row))
+    # A candidate without a bound may be as good as one likes, but one of which no delays that it may have are known. One without
+    # room has no schedule.
+    bounded = [row for row in rows if row.state is not CandidateState.NO_ROOM]
+    bounded = [row for row in bounded if row.state is not CandidateState.UNKNOWN or search.bound_ns(row) is not None]
     bound_ns = min((search.bound_ns(row) or 0 for row in bounded), default=0)
     reached = sorted_rows([work.reached for work in works if work.reached is not None])
     return Tuned(
