@@ -15,6 +15,7 @@ from repository.doc_outputs import ROOT
 
 from schedc.cli.app import main
 from schedc.formats.plan.plan_file import read_plan
+from schedc.study.tune.candidates import OF_LOSS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,6 +48,7 @@ def test_the_best_is_a_job_with_its_plan(tmp_path: Path, capsys: pytest.CaptureF
     assert int(rows[0]["step_ns"]) == plan.certificate.makespan_ns
     assert len({tuple(list(row.values())[:10]) for row in rows}) == len(rows) > 6
     assert float(rows[0]["tokens_per_s"]) == pytest.approx(8 * 1024 / (int(rows[0]["step_ns"]) / 1e9))
+    assert not set(OF_LOSS) & rows[0].keys()  # nobody asked for a loss
 
 
 def test_the_best_for_torch_is_exported_to_torchtitan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,6 +84,7 @@ def test_json_and_values_set_and_standard_input(
     assert best["tokens_per_s"] == pytest.approx(4 * 512 / (best["step_ns"] / 1e9))
     assert printed["lower_bound_ns"] <= best["step_ns"]
     assert [row["state"] for row in printed["candidates"]].count("best") == 1
+    assert not set(OF_LOSS) & best.keys()
 
 
 def test_measured_profiles_by_microbatch_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -244,5 +247,6 @@ def test_the_best_whose_steps_overlap_is_a_job_with_its_plan(tmp_path: Path, cap
     assert run("tune", str(job), "-o", str(folder), *FAST, "--set", "tune.ranks=[2]", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     best = found["best"]
+    assert set(OF_LOSS) <= best.keys() & first.keys()
     assert best["versions"] == "2bw" and best["delays"] == [1, 1] and found["verdict"] in printed
     assert found["lower_bound_ns"] <= best["time_to_loss_ns"] == best["updates"] * best["step_ns"]

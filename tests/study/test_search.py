@@ -194,9 +194,7 @@ def test_what_has_no_room_does_not_weaken_the_bound(tmp_path: Path) -> None:
     """Candidates whose own partition has no room have a first bound too, below that of those with a plan."""
     found = tuned(tiny_request(tmp_path, tune={"microbatch_sizes": [1, 2, 4]}, memory={"capacity": "800 MB"}))
     of_state = {
-        full: min(
-            row.bound_ns for row in found.rows if row.bound_ns is not None and (row.state is CandidateState.NO_ROOM) is full
-        )
+        full: min(row.bound_ns for row in found.rows if row.bound_ns is not None and (row.state is CandidateState.NO_ROOM) is full)
         for full in (True, False)
     }
     assert of_state[True] < of_state[False] == found.bound_ns

@@ -128,6 +128,13 @@ class TuneRow:
     """What the number of updates rests on."""
 
 
+OF_LOSS = (
+    *("versions", "most_delay", "update_ns", "delays", "updates", "factor"),
+    *("time_to_loss_ns", "time_to_loss_bound_ns", "basis"),
+)
+"""The fields of a candidate and its row that say something only where candidates are compared by the time to a loss."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
     """What is tried, in its order."""
@@ -230,10 +237,11 @@ def _divided(
             yield across, (ranks,), tuple(group // ranks for group in groups)
 
 
-def rows_csv(rows: Iterable[TuneRow]) -> bytes:
-    """The table: a column for each field, nanoseconds and bytes, an empty cell where there is none."""
-    of_candidate = [field.name for field in fields(TuneCandidate)]
-    others = [field.name for field in fields(TuneRow) if field.name != "candidate"]
+def rows_csv(rows: Iterable[TuneRow], *, by_loss: bool) -> bytes:
+    """The table: a column per field, those of `OF_LOSS` only by loss; nanoseconds and bytes, an empty cell where there is none."""
+    left_out = ("candidate", *(() if by_loss else OF_LOSS))
+    of_candidate = [field.name for field in fields(TuneCandidate) if field.name not in left_out]
+    others = [field.name for field in fields(TuneRow) if field.name not in left_out]
     table: list[list[object]] = [[*of_candidate, *others]]
     for row in rows:
         values = [getattr(row.candidate, name) for name in of_candidate] + [getattr(row, name) for name in others]

@@ -88,7 +88,7 @@ def write_folder(folder: Path, request: TuneRequest, tuned: Tuned) -> None:
     if again.problem != tuned.plan.problem:
         raise Defect(f"{request.name}: the job of the best candidate is not the one that was planned")
     plan = dataclasses.replace(tuned.plan, made_by=dataclasses.replace(tuned.plan.made_by, job_sha256=again.sha256))
-    contents = {PROFILE: profile, JOB: job, PLAN: plan_json(plan), TABLE: rows_csv(tuned.rows)}
+    contents = {PROFILE: profile, JOB: job, PLAN: plan_json(plan), TABLE: rows_csv(tuned.rows, by_loss=tuned.times is not None)}
     for file, content in contents.items():
         write_atomically(folder / file, content)
 

@@ -10,7 +10,7 @@ from schedc.ir import Objective
 from schedc.spelling import counted
 from schedc.study.loss.time_to_loss import long_duration
 from schedc.study.robust.scenarios import MEAN, percentile_of
-from schedc.study.tune.candidates import CandidateState, TuneRow
+from schedc.study.tune.candidates import OF_LOSS, CandidateState, TuneRow
 from schedc.study.tune.folder import JOB, PLAN, TABLE
 from schedc.view.document import Block, Column, Line, Table, duration, left, number, picked, plain, right, size
 from schedc.view.terminal.results import certificate_lines, written_to
@@ -134,19 +134,20 @@ def shown_tuned(tuned: Tuned, folder: Path, *, interrupted: bool) -> Iterator[Bl
 
 def tuned_json(tuned: Tuned) -> dict[str, Any]:
     """The object of `tune --json`."""
+    by_loss = tuned.times is not None
     return {
-        "best": _row_json(tuned.best),
+        "best": _row_json(tuned.best, by_loss=by_loss),
         "lower_bound_ns": tuned.bound_ns,
         "sums": tuned.sums,
-        "candidates": [_row_json(row) for row in tuned.rows],
+        "candidates": [_row_json(row, by_loss=by_loss) for row in tuned.rows],
         "failures": tuned.failures,
     } | ({} if tuned.times is None else {"verdict": tuned.times.verdict, "source": tuned.times.source})
 
 
-def _row_json(row: TuneRow) -> dict[str, Any]:
+def _row_json(row: TuneRow, *, by_loss: bool) -> dict[str, Any]:
     values: dict[str, Any] = plain(row)
     candidate: dict[str, Any] = values.pop("candidate")
-    return candidate | values
+    return {key: value for key, value in (candidate | values).items() if by_loss or key not in OF_LOSS}
 
 
 _TEXTS: dict[str, Callable[[TuneRow], str]] = {
