@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -116,6 +117,15 @@ def test_each_bound_is_the_optimum_of_a_problem_where_it_alone_is_the_largest(na
     assert all(values[name] > value_ns for of, value_ns in values.items() if of is not name)
     solved = solve_modulo(problem, one_by_one(problem), limits=ONE_WORKER, known_bound_ns=values[name])
     assert solved.objective_ns == values[name]
+
+
+def test_small_activations_beside_large_weights_are_counted_at_once() -> None:
+    """Five microbatches read five versions, of which one is not counted; room for activations alone is for 10^10 of them."""
+    problem = make_problem(2, 1, links={(0, 1): (41, 0)}, costs_ns=(5, 7, 3), activation=(1, 0), split_backward=False)
+    problem = replace(problem, memory_limit_bytes=(10**10, None))
+    problem = as_period(problem, Versions.STASH, version_bytes=[2 * 10**9, 0])
+    return_ns = 5 + 41 + (5 + 10) + 10
+    assert (BoundName.RESIDENCY, -(-return_ns // 5), "rank 0") in period_bounds(problem)
 
 
 def test_least_delays_are_found_at_the_least_period() -> None:

@@ -13,6 +13,7 @@ be split.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -154,14 +155,15 @@ def _memory(problem: Problem, chains: Sequence[RoundTrips]) -> Iterator[tuple[in
                     yield -(-total // held), f"rank {rank}"
         room -= min(each.recomputed_bytes for each in costs)
         unit = max(1, gcd(*(each.activation_bytes for each in costs)))
+        most = max(0, room // unit)
         if len(stages) == 1 and costs[0].activation_bytes:
             size = costs[0].version_bytes if mode is Versions.STASH else 0
             step = sum(chain.count for chain, _ in places[stages[0]])
             limit = room + costs[0].recomputed_bytes
-            while room > 0 and room // unit * unit + (-(-(room // unit) // step) - 1) * size > limit:
-                room -= unit
-        if energy and room >= unit:
-            yield -(-energy // (room // unit * unit)), f"rank {rank}"
+            # A stage with small activations and large weights has millions of counts.
+            most = bisect_right(range(1, most + 1), limit, key=lambda count: count * unit + (-(-count // step) - 1) * size)
+        if energy and most:
+            yield -(-energy // (most * unit)), f"rank {rank}"
 
 
 def _steps(problem: Problem, chains: Sequence[RoundTrips]) -> Iterator[tuple[int, str]]:
