@@ -73,8 +73,17 @@ def build_modulo(problem: Problem, period_ns: int) -> ModuloModel:
 
     needs = list(needs_of(problem))
     hops_ns = [0] * len(problem.stages)
+    sent: dict[Resource, list[ModuloNeed]] = defaultdict(list)
     for need in needs:
-        hops_ns[need.producer.stage] = max(hops_ns[need.producer.stage], need.occupancy_ns + need.latency_ns)
+        if need.resource is not None:
+            sent[need.resource].append(need)
+    for transfers in sent.values():
+        ways_ns = [need.occupancy_ns + need.latency_ns for need in transfers]
+        if len({problem.rank_of(need.producer) for need in transfers}) > 1:
+            # The wire serves messages in the order in which they are taken, so they may all be as late as the slowest.
+            ways_ns = [max(ways_ns)] * len(ways_ns)
+        for need, way_ns in zip(transfers, ways_ns, strict=True):
+            hops_ns[need.producer.stage] = max(hops_ns[need.producer.stage], way_ns)
     work_ns = sum(max(stage.durations_ns(kind)) for stage in problem.stages for kind in Kind)
     hops = 2 * max(map(len, problem.paths)) + 2
     turns = 2 * -(-(2 * sum(hops_ns) + work_ns) // period_ns) + (2 if problem.microbatches == 1 else 4) * hops + SPARE

@@ -16,8 +16,9 @@ from schedc.analysis.simulation.memory import exceeded_limit
 from schedc.analysis.simulation.period import steady_state
 from schedc.analysis.simulation.unroll import depth_of
 from schedc.errors import Unsupported
-from schedc.ir import BoundName, Versions
+from schedc.ir import BoundName, Kind, Op, Versions
 from schedc.models.modulo import pairs_of
+from schedc.models.modulo_orders import schedule_of_starts
 from schedc.solvers.common.base import Limits, SolverStatus
 from schedc.solvers.exact.modulo import MOST_PAIRS, solve_modulo
 from schedc.solvers.heuristics.steady import SteadyList, rating
@@ -182,3 +183,37 @@ def test_synchronous_problems_are_refused() -> None:
     for method in (PipeDream(), PipeDream2BW(), SteadyList()):
         with pytest.raises(Unsupported):
             method(problem)
+
+
+def test_a_slow_link_into_a_wire_makes_no_period_impossible() -> None:
+    # Rank 0 takes messages of ranks 1 and 2 over one wire, in one order: those of rank 1 wait as long as rank 2's take.
+    latency_ns, period_ns = 300, 20
+    line = make_problem(
+        3,
+        1,
+        placement=[0, 1] * 3 + [0, 2, 0],
+        costs_ns=(1, 1, 1),
+        links={(2, 0): (latency_ns, 0)},
+        trunks={(1, 0): "into 0", (2, 0): "into 0"},
+        split_backward=False,
+    )
+    problem = as_period(line, Versions.STASH)
+    places = len(problem.stages)
+    chain = [Op(Kind.F, stage, 0) for stage in range(places)] + [Op(Kind.BW, stage, 0) for stage in reversed(range(places))]
+    starts: dict[Op, int] = {}
+    busy: set[tuple[int, int]] = set()
+    now_ns = 0
+    for before, op in zip([None, *chain], chain, strict=False):
+        rank = problem.rank_of(op)
+        now_ns += latency_ns if before is not None and problem.rank_of(before) != rank == 0 else 0
+        while any((rank, (now_ns + each) % period_ns) in busy for each in range(problem.duration_ns(op.kind, op.stage, 0))):
+            now_ns += 1
+        starts[op] = now_ns
+        busy |= {(rank, (now_ns + each) % period_ns) for each in range(problem.duration_ns(op.kind, op.stage, 0))}
+        now_ns += problem.duration_ns(op.kind, op.stage, 0)
+    starts |= {Op(Kind.U, stage, 0): starts[Op(Kind.BW, stage, 0)] + 2 for stage in range(places)}
+    known = schedule_of_starts(problem, starts, period_ns)
+    assert verify_schedule(problem, known) == ()
+    assert steady_state(problem, known).period_ns <= period_ns
+    solved = solve_modulo(problem, one_by_one(problem), limits=Limits(workers=1, deterministic=2.0), known_bound_ns=period_ns)
+    assert solved.lower_bound_ns <= period_ns
