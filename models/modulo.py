@@ -142,6 +142,7 @@ def _add_rank(built: ModuloModel, rank: int) -> None:
         for earlier, later, is_so in ((one, other, literal), (other, one, ~literal)):
             for length_ns, literals in built.lengths(earlier):
                 built.add_if(built.time[later] - built.time[earlier] >= length_ns, [is_so, *literals])
+    _add_timeless(built, others)
     weights = [built.least_ns(op) for op in others]
     for at, op in enumerate(others):
         rest, rest_ns = others[:at] + others[at + 1 :], weights[:at] + weights[at + 1 :]
@@ -149,6 +150,20 @@ def _add_rank(built: ModuloModel, rank: int) -> None:
         model.add(built.time[op] - begin - ahead >= first_ns)
         behind = cp_model.LinearExpr.weighted_sum([built.before[op, each] for each in rest], rest_ns)
         model.add(built.time[op] - begin + behind <= period_ns - weights[at])
+
+
+def _add_timeless(built: ModuloModel, others: Sequence[Op]) -> None:
+    """Ops that take no time have an order, too: three at the same time would else be before each other in a cycle.
+
+    W of a fused backward need not be counted: it is before and after the same ops as its B.
+    """
+    timeless = [op for op in others if not all(ns for ns, _ in (built.lengths(op)[:1] if op.kind is Kind.W else built.lengths(op)))]
+    if len(timeless) < 3:
+        return
+    place = {op: built.model.new_int_var(0, len(timeless) - 1, "") for op in timeless}
+    for one, other in combinations(timeless, 2):
+        for earlier, later in ((one, other), (other, one)):
+            built.add_if(place[later] - place[earlier] >= 1, [built.before[earlier, later]])
 
 
 def _add_backwards(built: ModuloModel) -> None:

@@ -10,6 +10,7 @@ import pytest
 from inputs.period_problems import as_period, tiny_period
 from inputs.problems import make_problem
 from oracles.modulo_brute_force import TooMany, least_period
+from ortools.sat.python.cp_model import INFEASIBLE, CpSolver
 
 from schedc.analysis.bounds.period import period_bounds
 from schedc.analysis.simulation.memory import exceeded_limit
@@ -17,7 +18,7 @@ from schedc.analysis.simulation.period import steady_state
 from schedc.analysis.simulation.unroll import depth_of
 from schedc.errors import Unsupported
 from schedc.ir import BoundName, Kind, Op, Versions
-from schedc.models.modulo import pairs_of
+from schedc.models.modulo import build_modulo, pairs_of
 from schedc.models.modulo_orders import schedule_of_starts
 from schedc.solvers.common.base import Limits, SolverStatus
 from schedc.solvers.exact.modulo import MOST_PAIRS, solve_modulo
@@ -217,3 +218,12 @@ def test_a_slow_link_into_a_wire_makes_no_period_impossible() -> None:
     assert steady_state(problem, known).period_ns <= period_ns
     solved = solve_modulo(problem, one_by_one(problem), limits=Limits(workers=1, deterministic=2.0), known_bound_ns=period_ns)
     assert solved.lower_bound_ns <= period_ns
+
+
+def test_ops_that_take_no_time_are_in_an_order() -> None:
+    problem = as_period(make_problem(1, 1, placement=[0] * 4, costs_ns=(1, 1, 1)), Versions.STASH)
+    built = build_modulo(problem, 100)
+    one, other, third = (Op(Kind.U, stage, 0) for stage in (1, 2, 3))
+    for earlier, later in ((one, other), (other, third), (third, one)):
+        built.model.add(built.before[earlier, later] == 1)
+    assert CpSolver().solve(built.model) == INFEASIBLE
