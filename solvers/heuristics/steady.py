@@ -60,7 +60,7 @@ class SteadyList(Constructive, frozen=True):
         """
         if problem.updates is None or not problem.updates.is_period:
             raise Unsupported(f"{self.name} makes periods; this job's steps do not overlap")
-        bound_ns = max(value_ns for _, value_ns, _ in period_bounds(problem))
+        bound_ns = max(1, *(value_ns for _, value_ns, _ in period_bounds(problem)))  # 0 where nothing takes time
         best = first = one_by_one(problem)
         best_rating = rating(problem, best)
         try:

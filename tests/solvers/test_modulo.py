@@ -227,3 +227,13 @@ def test_ops_that_take_no_time_are_in_an_order() -> None:
     for earlier, later in ((one, other), (other, third), (third, one)):
         built.model.add(built.before[earlier, later] == 1)
     assert CpSolver().solve(built.model) == INFEASIBLE
+
+
+@pytest.mark.parametrize("mode", list(Versions))
+def test_steady_plans_what_takes_no_time(mode: Versions) -> None:
+    for ranks, latency_ns in ((1, 0), (3, 0), (2, 7)):
+        line = make_problem(ranks, 2, costs_ns=(0, 0, 0), links={(0, 1): (latency_ns, 0)})
+        problem = as_period(line, mode, most_delay=1)
+        schedule = SteadyList()(problem)
+        assert verify_schedule(problem, schedule) == ()
+        assert steady_state(problem, schedule).period_ns <= latency_ns
