@@ -255,6 +255,11 @@ def loss_request(
         {"loss": {"convergence": "convergence.json", "error": 0.1}, "memory": {"capacity": "900 MB"}},
         {"sites": (2, 2), "topology": {"between": {"latency": "2 ms", "bandwidth": "1 GB/s"}}, "tune": {"ranks": [2, 4]}},
         {"loss": {"optimizer": "noted", "tokens": 10**9, "delay_table": "delays.toml"}},
+        # The best whose steps overlap has no delays, and does not refuse those with some.
+        {
+            **{"same": 1.9, "stages": 3.0, "topology": {"within": {"latency": "5 ms"}}},
+            "tune": {"versions": ["bounded", "2bw"], "most_delays": [0], "ranks": [2, 4]},
+        },
     ],
 )
 def test_what_is_pruned_could_not_reach_the_loss_first(sections: dict[str, Any], tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ first, those of a size in the order of what they about take; most are refused be
 
 With a loss, the time to it takes the place of the step. How many updates it takes follows from the delays, so its bound is
 the less, of no delay and some delay, of the fewest updates that they need × the least period that leaves them. In the first pass
-steps that end and steps that overlap refuse their own kind alone, so that the verdict has the best of both.
+a candidate is refused where neither would be the best of its kind, so that the verdict has the best of both.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class _Work:
     plan: Plan | None = None
     about_ns: int = 0
     """What the step, or all until the loss, may take; only for the order."""
-    ways: list[tuple[int, int]] = field(default_factory=list)
-    """With a loss: the fewest updates, and a least period of theirs, without delay and with some."""
+    ways: dict[bool, tuple[int, int]] = field(default_factory=dict)
+    """With a loss: the fewest updates, and a least period of theirs, without delay (False) and with some."""
     reached: LossRow | None = None
     """With a loss: of the plan."""
 
@@ -120,8 +120,12 @@ class _Work:
         """No schedule of the candidate has a shorter step than this, either."""
         row = self.row
         row.bound_ns = max(row.bound_ns or 0, bound_ns)
-        times = [updates * (max(least_ns, row.bound_ns) + (row.update_ns or 0)) for updates, least_ns in self.ways]
-        row.time_to_loss_bound_ns = min(times, default=None)
+        row.time_to_loss_bound_ns = min(self.times_ns().values(), default=None)
+
+    def times_ns(self) -> dict[bool, int]:
+        """With a loss: bounds of the time to it, without delay (False) and with some."""
+        bound_ns, update_ns = self.row.bound_ns or 0, self.row.update_ns or 0
+        return {late: updates * (max(least_ns, bound_ns) + update_ns) for late, (updates, least_ns) in self.ways.items()}
 
 
 @dataclass(slots=True)
@@ -133,13 +137,13 @@ class _Search:
     works: list[_Work]
     begun_s: float = field(default_factory=time.perf_counter)
     leaders: dict[bool, _Work] = field(default_factory=dict)
-    """The best of those whose steps end, and of those whose steps overlap."""
+    """The best of those without delay (False), and of those with some; steps that overlap may have none."""
     failures: list[Failure] = field(default_factory=list)
 
     @property
     def best(self) -> _Work | None:
-        """Of all; of equal ones that whose steps end."""
-        return min(self.leaders.values(), key=lambda work: (self.value_ns(work.row), work.overlaps), default=None)
+        """Of all; of equal ones that without delay."""
+        return min(self.leaders.values(), key=lambda work: (self.value_ns(work.row), any(work.row.delays)), default=None)
 
     def value_ns(self, row: TuneRow) -> float:
         """What candidates are compared by: the time to the loss, or else the step; infinite: there is none."""
@@ -161,9 +165,14 @@ class _Search:
         return self.best is not None and (self.settings.interruption.requested or (left_s is not None and left_s <= 0))
 
     def refuses(self, work: _Work, *, of_kind: bool = False) -> bool:
-        """Whether no schedule of the candidate is better than the best plan, or the best of its kind, by its bound."""
-        best, bound_ns = self.leaders.get(work.overlaps) if of_kind else self.best, self.bound_ns(work.row)
-        return self.prune and bound_ns is not None and best is not None and bound_ns >= self.value_ns(best.row)
+        """Whether no schedule of the candidate is better than the best plan, or the best of its kind, by its bounds."""
+        best, bound_ns = self.best, self.bound_ns(work.row)
+        if not self.prune or best is None or bound_ns is None:
+            return False
+        if not of_kind or self.request.loss is None:
+            return bound_ns >= self.value_ns(best.row)
+        times_ns = work.times_ns()
+        return all(late in self.leaders and time_ns >= self.value_ns(self.leaders[late].row) for late, time_ns in times_ns.items())
 
     def tell(self, doing: str, done: int) -> None:
         """Say what is known."""
@@ -183,7 +192,8 @@ class _Search:
             if request.loss is not None:
                 work.row.update_ns = None if work.overlaps else update_bound_ns(request, candidate, total)
                 work.ways = self.ways(work, total.path_ns(candidate))
-                work.about_ns = min((updates for updates, _ in work.ways), default=0) * (work.about_ns + (work.row.update_ns or 0))
+                updates = min((updates for updates, _ in work.ways.values()), default=0)
+                work.about_ns = updates * (work.about_ns + (work.row.update_ns or 0))
             work.raise_bound(simple_bound_ns(request, candidate, total))
             if request.loss is not None and not work.ways:
                 work.end(CandidateState.UNKNOWN, self.reached(work, 1, (1,) * candidate.stages).basis)
@@ -201,7 +211,7 @@ class _Search:
         tokens = each.sequences * self.request.tokens_of_sequence
         return loss.row(LossCandidate(name=each.title, period_ns=max(1, period_ns), delays=delays, tokens=tokens))
 
-    def ways(self, work: _Work, path_ns: int) -> list[tuple[int, int]]:
+    def ways(self, work: _Work, path_ns: int) -> dict[bool, tuple[int, int]]:
         """The fewest updates and the least period of plans without delay, and with; under 2BW all delays are 1.
 
         Where no stage has a delay, all of a step is between two updates of the first one: not less than a microbatch's path.
@@ -213,9 +223,12 @@ class _Search:
             delays = ((1,) * each.stages,)
         elif each.versions is not None and each.most_delay != 0:
             delays += loss.least_delays(each.stages)
-        known = [(updates, some) for some in delays if (updates := self.reached(work, 1, some).updates) is not None]
-        without = [(updates, path_ns) for updates, some in known if not any(some)]
-        return [*without, *sorted((updates, 0) for updates, some in known if any(some))[:1]]
+        found: dict[bool, tuple[int, int]] = {}
+        for some in delays:
+            updates, late = self.reached(work, 1, some).updates, any(some)
+            if updates is not None and (late not in found or updates < found[late][0]):
+                found[late] = updates, 0 if late else path_ns
+        return found
 
     def first_pass(self, candidate_s: float) -> None:
         """The baselines, or the method that the user names, on every candidate that may be the best."""
@@ -274,7 +287,9 @@ class _Search:
         work.row.collectives_ns = max(made.collectives_ns)
         if self.request.loss is not None and not work.overlaps:
             work.row.update_ns = made.update_ns
-        work.ways = [(updates, least_ns and max(least_ns, undelayed_ns(made.problem))) for updates, least_ns in work.ways]
+        if False in work.ways:
+            updates, least_ns = work.ways[False]
+            work.ways[False] = updates, max(least_ns, undelayed_ns(made.problem))
         work.raise_bound(work_bound_ns(made.problem))
         return made.problem
 
@@ -323,9 +338,9 @@ class _Search:
             if row.updates is None:
                 row.state, row.why_not = CandidateState.UNKNOWN, row.basis
                 return
-        leader = self.leaders.get(work.overlaps)
-        if leader is None or self.value_ns(row) < self.value_ns(leader.row):
-            self.leaders[work.overlaps] = work
+        late = any(row.delays)
+        if late not in self.leaders or self.value_ns(row) < self.value_ns(self.leaders[late].row):
+            self.leaders[late] = work
 
 
 def tune(
