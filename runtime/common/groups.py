@@ -11,6 +11,7 @@ import pickle
 from collections import Counter
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
@@ -138,8 +139,23 @@ class Groups:
                 raise
             raise TransferFailed(f"rank {self.rank} waits for what the others have loaded: {self._absent()}") from error
 
-    def all_or_none(self, work: Callable[[], T], refused: str = "has refused") -> T:
-        """What this rank makes, if all ranks can make theirs.
+    def everywhere(self, value: T) -> list[T]:
+        """What every process gives that has connections to this one, in all pipelines; all processes call it together.
+
+        Raises:
+            TransferFailed: another one does not give anything.
+        """
+        return [given for groups in (self, *self.beside) for given in groups.exchange(value)]
+
+    def all_or_none_everywhere(self, work: Callable[[], T]) -> T:
+        """As `all_or_none`, over all pipelines that are connected; all processes call it together."""
+        work = partial(self.all_or_none, work)
+        for others in self.beside:
+            work = partial(others.all_or_none, work, who="pipeline")
+        return work()
+
+    def all_or_none(self, work: Callable[[], T], refused: str = "has refused", who: str = "rank") -> T:
+        """What this rank makes, if all ranks can make theirs; `who` they are, for the message.
 
         Raises:
             SchedcError: this rank's refusal; or another's, `rank 2 has refused: …`.
@@ -156,7 +172,7 @@ class Groups:
             raise refusal
         for rank, reason in enumerate(reasons):
             if reason is not None:
-                raise CheckFailed(f"rank {rank} {refused}: {reason}")
+                raise CheckFailed(f"{who} {rank} {refused}: {reason}")
         return made[0]
 
     def _absent(self) -> str:

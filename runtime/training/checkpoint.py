@@ -22,6 +22,7 @@ from schedc.runtime.training.checkpoint_checks import (
     METADATA,
     check_alike,
     check_names,
+    digest_of,
     fingerprints,
     saved_in,
     take_new,
@@ -72,7 +73,7 @@ def save_checkpoint(
 
     Args:
         pipe: this rank's.
-        path: a new folder, which all processes see.
+        path: a new folder, which all processes see, of the same name on all of them.
         optimizer: of all this process's weights, one or several; None: its state is not saved. A rank without weights to train has
             an empty list.
         model: this rank's layers, under the names that they have in the whole model; None: `layers_of(pipe)`.
@@ -95,9 +96,16 @@ def save_checkpoint(
         pipe.beside = Writer(pipe.groups.timeout_s)
     writer = pipe.beside
 
+    pipe.gather()
+    given_names = sorted({*pipe.groups.everywhere(Path(path).name)})
+
     def checked() -> dict[str, Any]:
         if writer is not None:
             writer.settle()
+        if len(given_names) > 1:
+            raise InvalidInput(
+                f"{path}: processes were given folders of different names, {', '.join(given_names)}; give all of them the same"
+            )
         if (Path(path) / METADATA).exists():
             raise InvalidInput(f"{path}: found a checkpoint, expected a new folder")
         try:
@@ -112,13 +120,12 @@ def save_checkpoint(
             state["optim"].update(_under_all_names(layers, state["optim"]))
         return state
 
-    pipe.gather()
-    state = pipe.groups.all_or_none(checked)
+    state = pipe.groups.all_or_none_everywhere(checked)
     if pipe.swap_group is not None:
         buffers = {name for name, _ in (layers_of(pipe) if model is None else model).named_buffers()}
         weights = {name: value for name, value in state["model"].items() if name not in buffers}
         given = pipe.swap_group.exchange(fingerprints(weights))
-        pipe.groups.all_or_none(lambda: check_alike(path, given))
+        pipe.groups.all_or_none_everywhere(lambda: check_alike(path, given))
     if beside:
         assert isinstance(writer, Writer)
         return writer.write(path, state)
@@ -169,20 +176,23 @@ def load_checkpoint(pipe: Pipe, path: Path | str, optimizer: Optimizers | None =
     from schedc.runtime.training.beside import reason
 
     optimizer = optimizer or None
+    digests = pipe.groups.everywhere(digest_of(Path(path)))
 
     def checked() -> tuple[dict[str, Any], dict[str, Any], nn.Module]:
         if not (Path(path) / METADATA).is_file():
             half = "; one that has not been written to its end" if any(Path(path).glob("*.distcp")) else ""
             raise InvalidInput(f"{path}: found no {METADATA}, expected a folder that save_checkpoint has written{half}")
+        if len({*digests}) > 1:
+            raise InvalidInput(f"{path}: another process has another checkpoint, or none, in its folder; give all the same")
         layers = layers_of(pipe) if model is None else model
         if any(not one.state and any(each.grad is not None for each in _weights_of(one)) for one in _each(optimizer)):
             raise InvalidInput(f"rank {pipe.groups.rank}: the optimizer has no state yet and there are gradients; zero them first")
         return _state(pipe, optimizer, layers), saved_in(Path(path)), layers
 
-    state, saved, layers = pipe.groups.all_or_none(checked)
-    begins = pipe.groups.all_or_none(lambda: take_new(path, state, saved))
+    state, saved, layers = pipe.groups.all_or_none_everywhere(checked)
+    begins = pipe.groups.all_or_none_everywhere(lambda: take_new(path, state, saved))
     own = {f"{part}.{name}": value for part, values in state.items() for name, value in values.items()}
-    pipe.groups.all_or_none(lambda: check_names(path, own, saved))
+    pipe.groups.all_or_none_everywhere(lambda: check_names(path, own, saved))
     everywhere = {name for names in pipe.groups.exchange([*own]) for name in names}
     if pipe.swap_group is not None:
         everywhere = {name for names in pipe.swap_group.exchange(everywhere) for name in names}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,14 @@ def saved_in(path: Path) -> dict[str, Any]:
         if found is None or found < end:
             raise InvalidInput(f"{file}: found {'no file' if found is None else f'{found} bytes'}, expected {end} bytes or more")
     return metadata.state_dict_metadata
+
+
+def digest_of(path: Path) -> str:
+    """Of a folder's metadata, which torch gives an identity of their own whenever it saves; empty: they cannot be read."""
+    try:
+        return hashlib.sha256((path / METADATA).read_bytes()).hexdigest()
+    except OSError:
+        return ""
 
 
 def weight_of(key: str) -> str:

@@ -50,6 +50,13 @@ def test_training_goes_on_under_other_plans(four: Ranks, tmp_path: Path) -> None
         assert said.endswith("/3: found a checkpoint, expected a new folder")
     for said in four.run(checkpoint_runs.refused, fitting, "twice", f"{path}/.metadata/new"):
         assert said.endswith("/3/.metadata/new: cannot be written: Not a directory")
+    unknown = "rank 0: the optimizer has a weight that is not of this rank's layers"
+    assert four.run(checkpoint_runs.refused, fitting, "pipeline", path) == [
+        f"CheckFailed: pipeline 1 has refused: {unknown}",
+        f"CheckFailed: pipeline 1 has refused: rank 0 has refused: {unknown}",
+        f"InvalidInput: {unknown}",
+        f"CheckFailed: rank 0 has refused: {unknown}",
+    ]
     for said in four.run(checkpoint_runs.refused, fitting, "shape", path):
         assert said.endswith("up.weight: found the shape [12, 6], expected [18, 6]")
         assert "\n" not in said
@@ -88,8 +95,10 @@ def test_beside_steps(two: Ranks, tmp_path: Path) -> None:
     """What is written while the next step runs has the weights of before it; what is not whole, or not written, is said."""
     for said in two.run(checkpoint_runs.beside, made_by("1f1b", 2, counts=[2, 4]), str(tmp_path)):
         assert isinstance(said, list), said
-        name, same, half, of_next, of_end, last = said
+        name, same, other, names, half, of_next, of_end, last = said
         assert (name, same, last) == ("step-10", "True", "step-13")
+        assert other.endswith(": another process has another checkpoint, or none, in its folder; give all the same")
+        assert names.endswith(": processes were given folders of different names, of-0, of-1; give all of them the same")
         assert half.endswith("that save_checkpoint has written; one that has not been written to its end")
         assert of_next.endswith("/step-11: was not written: No space left on device"), of_next
         assert of_end.endswith("/step-14: was not written: No space left on device"), of_end

@@ -149,6 +149,9 @@ def refused(rank: int, plan: Plan, way: str, path: str) -> str:
         with run.load() as pipe:
             if way == "twice":
                 save_checkpoint(pipe, path)
+            if way == "pipeline":
+                other = optimizer_of([nn.Parameter(torch.ones(1))], "sgd")
+                save_checkpoint(pipe, f"{path}/new", other if (run.pipeline, run.rank) == (1, 0) else None)
             model = nn.ModuleDict() if way == "model" else None
             load_checkpoint(pipe, path, optimizer_of(weights, "sgd") if way == "optimizer" else None, model=model)
             pipe.gather()
@@ -161,8 +164,9 @@ def refused(rank: int, plan: Plan, way: str, path: str) -> str:
 def beside(rank: int, plan: Plan, path: str) -> list[str]:
     """Checkpoints written beside steps: which is the last whole one, and whether it has the weights of the moment that it was made.
 
-    Then lines: of one that is loaded before it is whole, of one that cannot be written, of which the next save tells, of one after
-    that, and of the last, of which the end of the pipe tells.
+    Then lines: of folders that are not the same on all ranks, to load from and to save in; of one that is loaded before it is
+    whole, of one that cannot be written, of which the next save tells, of one after that, and of the last, of which the end of the
+    pipe tells.
     """
     said, lines = list[str](), list[str]()
     run = run_of(plan, layers(0))
@@ -187,7 +191,11 @@ def beside(rank: int, plan: Plan, path: str) -> list[str]:
         assert last is not None
         said.append(last[1].name)
         load_checkpoint(pipe, last[1], optimizer)
+        with noting(lines):
+            load_checkpoint(pipe, f"{path}/step-{9 + rank}", optimizer)
         said.append(str(all(map(torch.equal, then, weights_of(run.stages)))))
+        with noting(lines):
+            save_checkpoint(pipe, f"{path}/of-{rank}", optimizer, beside=True)
         with noting(lines):
             load_checkpoint(pipe, path, optimizer)
         write, full = FileSystemWriter.write_data, rank == 1
