@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 class Channel:
     """One queue of transfers of a rank, with one peer in one direction. The sender's and the receiver's lists are equal.
 
-    Transfers are named by the op that produced them: `F0.5` on rank 0's `send_next` and on rank 1's `recv_prev`.
+    Transfers are named by the op that produced them: `F0.5` on rank 0's `send_next` and on rank 1's `recv_prev`; where stages are a
+    graph, with the stage that they go to: `F0.5>3`.
     """
 
     name: str

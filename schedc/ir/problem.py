@@ -13,8 +13,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from schedc.ir.costs import BlockCosts
+from schedc.ir.graph import Edge, share_bytes
 from schedc.ir.layout import Layout
-from schedc.ir.ops import BLOCKS, Kind, Op
+from schedc.ir.ops import BLOCKS, Kind, Op, goes_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,6 +64,9 @@ class Stage(BlockCosts):
     """The duration of its `U`: what the optimizer's step takes, and what goes before it. Where steps overlap."""
     version_bytes: int = 0
     """What one more version of its weights takes. Where steps overlap."""
+    state_gradient_bytes: int = 0
+    """What the gradients of the state (keys and values) of a whole microbatch take, where microbatches are in slices: the backward
+    of the last slice takes that of all slices before it, the backward of each of these gives its own back."""
 
     def __post_init__(self) -> None:
         """Refuse a negative rank, and costs that cannot be."""
@@ -73,6 +77,8 @@ class Stage(BlockCosts):
             raise ValueError(f"static_bytes must be at least 0, got {self.static_bytes}")
         if self.update_ns < 0 or self.version_bytes < 0:
             raise ValueError(f"update_ns and version_bytes must be at least 0, got {self.update_ns} and {self.version_bytes}")
+        if self.state_gradient_bytes < 0:
+            raise ValueError(f"state_gradient_bytes must be at least 0, got {self.state_gradient_bytes}")
         if not 0 <= self.expert_parameters <= self.parameters:
             raise ValueError(f"expert_parameters must be 0 to parameters, got {self.expert_parameters} and {self.parameters}")
         if self.recomputed_bytes and not (self.recompute and self.recomputed_bytes > 0):
@@ -158,11 +164,19 @@ class Problem:
     name: str
     ranks: int
     microbatches: int
+    """With slices, how many slices there are of all microbatches: each is one by its own number, those of a microbatch in a row."""
     stages: tuple[Stage, ...]
     paths: tuple[tuple[int, ...], ...]
-    """The stages in the order in which a microbatch's forward visits them; one path, or two (bidirectional)."""
+    """The stages in the order in which a microbatch's forward visits them; one path, or two (bidirectional). With `edges` one path:
+    all stages, each behind those that its edges come from."""
     path_of: tuple[int, ...]
     """Per microbatch, its path."""
+    edges: tuple[Edge, ...] = ()
+    """What stages take from each other; none: each takes the output of the one before it on the path, a chain."""
+    slices: tuple[int, ...] = ()
+    """The lengths (in tokens) of the slices of each microbatch; none: microbatches are whole. Of a stage's sizes, and of messages,
+    a slice has its share (`share_bytes`); durations are given for each slice. F of a slice needs F of the slice before it on each
+    stage, its backward that of the slice after it."""
     links: tuple[Link, ...] = ()
     """One for each directed pair of ranks that a transfer crosses."""
     memory_limit_bytes: tuple[int | None, ...]
@@ -209,6 +223,61 @@ class Problem:
         values = self.stages[stage].durations_ns(kind)
         return values[0] if len(values) == 1 else values[microbatch % self.microbatches]
 
+    def edges_of(self, path: int) -> tuple[Edge, ...]:
+        """What the stages of a path take from each other; of a chain, from each one to the next."""
+        if self.edges:
+            return self.edges
+        return tuple(
+            Edge(
+                source=before,
+                destination=after,
+                message_bytes=self.stages[before].message_bytes,
+                gradient_message_bytes=self.stages[before].gradient_message_bytes,
+            )
+            for before, after in pairwise(self.paths[path])
+        )
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether each stage takes from the one before it on its path alone."""
+        return not self.edges
+
+    def slice_of(self, microbatch: int) -> int:
+        """Which slice of its microbatch it is; 0 where microbatches are whole."""
+        return microbatch % len(self.slices) if self.slices else 0
+
+    def is_last_slice(self, microbatch: int) -> bool:
+        """Whether no slice of its microbatch follows it."""
+        return not self.slices or (microbatch + 1) % len(self.slices) == 0
+
+    def share_bytes(self, size_bytes: int, microbatch: int) -> int:
+        """What of the size of a whole microbatch this one has: all, or its share if it is a slice."""
+        return share_bytes(size_bytes, self.slices, self.slice_of(microbatch))
+
+    def taken_bytes(self, kind: Kind, stage: int, microbatch: int) -> int:
+        """What a block takes when it (its first part) starts; the rule of the cost model, "Memory" and "Slices"."""
+        of = self.stages[stage]
+        if not self.slices:
+            return of.taken_bytes(kind)
+        taken = self.share_bytes(of.taken_bytes(kind), microbatch)
+        if kind in (Kind.B, Kind.BW) and self.is_last_slice(microbatch):
+            taken += sum(share_bytes(of.state_gradient_bytes, self.slices, index) for index in range(len(self.slices) - 1))
+        return taken
+
+    def released_bytes(self, kind: Kind, stage: int, microbatch: int) -> int:
+        """What it gives back when it (its last part) ends."""
+        of = self.stages[stage]
+        if not self.slices:
+            return of.released_bytes(kind)
+        if kind in (Kind.F, Kind.U):
+            return 0
+        kept = self.share_bytes(of.activation_after_input_bytes, microbatch)
+        if kind is Kind.W:
+            return kept
+        released = self.share_bytes(of.activation_bytes, microbatch) + self.share_bytes(of.recomputed_bytes, microbatch)
+        released -= kept if kind is Kind.B else 0
+        return released if self.is_last_slice(microbatch) else released + self.share_bytes(of.state_gradient_bytes, microbatch)
+
     def rank_of(self, op: Op) -> int:
         """The rank that executes the op."""
         return self.stages[op.stage].rank
@@ -237,21 +306,32 @@ class Problem:
     @property
     def one_message_bytes(self) -> int:
         """The size of every message between ranks; 0: they have several sizes, or none."""
+        lengths = set(self.slices)
         sizes = {
             size_bytes
-            for path in self.paths
-            for before, after in pairwise(path)
-            if self.stages[before].rank != self.stages[after].rank
-            for size_bytes in (self.stages[before].message_bytes, self.stages[before].gradient_message_bytes)
+            for path in range(len(self.paths))
+            for edge in self.edges_of(path)
+            if self.stages[edge.source].rank != self.stages[edge.destination].rank
+            for size_bytes in (edge.message_bytes, edge.gradient_message_bytes)
+            if size_bytes is not None
         }
-        return sizes.pop() if len(sizes) == 1 else 0
+        return self.share_bytes(sizes.pop(), 0) if len(sizes) == 1 and len(lengths) <= 1 else 0
 
     def message_bytes(self, op: Op) -> int:
-        """The size of what `op` sends: F's activation, or the gradient that B or BW sends to the previous stage of the path."""
+        """The size of a transfer: F's activation, or the gradient that B or BW sends to the previous stage of the path.
+
+        Args:
+            op: the transfer's name; with `edges` it says the stage that it goes to.
+        """
+        if self.edges:
+            forward, to = op.kind is Kind.F, goes_to(op)
+            ends = (op.stage, to) if forward else (to, op.stage)
+            edge = next(each for each in self.edges if (each.source, each.destination) == ends)
+            return self.share_bytes(edge.message_bytes if forward else edge.gradient_message_bytes or 0, op.microbatch)
         if op.kind is Kind.F:
-            return self.stages[op.stage].message_bytes
+            return self.share_bytes(self.stages[op.stage].message_bytes, op.microbatch)
         path = self.path(op.microbatch)
-        return self.stages[path[path.index(op.stage) - 1]].gradient_message_bytes
+        return self.share_bytes(self.stages[path[path.index(op.stage) - 1]].gradient_message_bytes, op.microbatch)
 
 
 def are_alike(problem: Problem) -> bool:
@@ -266,7 +346,7 @@ def are_alike(problem: Problem) -> bool:
 
 
 def groups_of(problem: Problem) -> tuple[int, ...]:
-    """Per microbatch, the least one that is like it: the same path, and the same durations on each of its stages.
+    """Per microbatch, the least one that is like it: the same path, the same slice, the same durations on each of its stages.
 
     Formulations may fix the order among those, and lose nothing (`schedc.models.blocks`), and searches over orders swap none of
     them.
@@ -282,6 +362,6 @@ def groups_of(problem: Problem) -> tuple[int, ...]:
     ]
     first: dict[tuple[int, ...], int] = {}
     return tuple(
-        first.setdefault((path, *(values[microbatch] for values in differing[path])), microbatch)
+        first.setdefault((path, problem.slice_of(microbatch), *(values[microbatch] for values in differing[path])), microbatch)
         for microbatch, path in enumerate(problem.path_of)
     )

@@ -15,6 +15,7 @@ from schedc.ir.costs import BlockCosts
 from schedc.ir.problem import DataParallel, Objective, Updates
 
 if TYPE_CHECKING:
+    from schedc.ir.graph import Edge
     from schedc.ir.network import Network
 
 
@@ -40,6 +41,8 @@ class Layer(BlockCosts):
     """Those of them that are of routed experts; expert parallelism leaves them fewer replicas than the others have."""
     static_bytes: int = 0
     """What its stage holds for it all the time: weights, gradients, optimizer state."""
+    state_gradient_bytes: int = 0
+    """What the gradients of its state take, of a whole microbatch, where that is in slices."""
     position: tuple[int, int] | None = None
     """Which of the model's layers it is, [first, last); None: not known. Two with the same position are one piece of the model that
     costs something else on another path."""
@@ -70,7 +73,7 @@ class Workload:
     name: str
     microbatches: int
     layers: tuple[Layer, ...]
-    """In the order of the forward."""
+    """In the order of the forward; of a graph, each behind those that it takes from."""
     devices: tuple[Device, ...]
     """One for each rank."""
     network: Network
@@ -91,6 +94,10 @@ class Workload:
     """What one more version of a stage's weights takes besides what its parameters say, where steps overlap."""
     bytes_per_version_parameter: Fraction = Fraction(0)
     """What it takes for each parameter."""
+    edges: tuple[Edge, ...] = ()
+    """What layers (here no stages) take from each other, where they are a graph; none: each takes the output of the one before."""
+    slices: tuple[int, ...] = ()
+    """The lengths of the slices of each microbatch, as in a Problem; none: microbatches are whole."""
 
     @property
     def ranks(self) -> int:

@@ -60,6 +60,49 @@ def check_rank_has_stage(problem: Problem) -> Found:
 
 
 @CHECKS
+def check_edges(problem: Problem) -> Found:
+    """The edges of a graph join stages that exist, two of them once, and go forward on the one path, which has all stages.
+
+    Edges of one source with the same value carry messages of the same size.
+    """
+    if not problem.edges:
+        return
+    if len(problem.paths) != 1:
+        yield "edges", f"expected one path where stages are a graph, found {len(problem.paths)}"
+        return
+    at = {stage: place for place, stage in enumerate(problem.paths[0])}
+    sizes: dict[tuple[int, int], int] = {}
+    for index, edge in enumerate(problem.edges):
+        place, missing = f"edges[{index}]", [stage for stage in (edge.source, edge.destination) if stage not in at]
+        if missing:
+            yield place, f"stage {missing[0]} is not on the path"
+        elif at[edge.source] >= at[edge.destination]:
+            message = f"leads from stage {edge.source} to stage {edge.destination}, which is before it on the path"
+            yield place, f"{message}; expected stages in an order in which each is behind those that it takes from"
+        if sizes.setdefault((edge.source, edge.value), edge.message_bytes) != edge.message_bytes:
+            message = f"found {edge.message_bytes}, expected {sizes[edge.source, edge.value]}"
+            yield f"{place}.message_bytes", f"{message} as of the edge before with the same value of stage {edge.source}"
+    yield from repeated("edges", ((edge.source, edge.destination) for edge in problem.edges), "the edge from stage {} to stage {}")
+
+
+@CHECKS
+def check_slices(problem: Problem) -> Found:
+    """Slices have a length above 0, microbatches all of them, and states a gradient only where there are slices."""
+    for index, length in enumerate(problem.slices):
+        if length < 1:
+            yield f"slices[{index}]", f"expected a length of at least 1, found {length}"
+    if problem.slices and problem.microbatches % len(problem.slices):
+        message = f"expected a multiple of the {len(problem.slices)} slices, found {problem.microbatches}"
+        yield "microbatches", f"{message}; each slice counts"
+    for microbatch, path in enumerate(problem.path_of):
+        if problem.slices and microbatch % len(problem.slices) and path != problem.path_of[microbatch - 1]:
+            yield f"path_of[{microbatch}]", "is not the path of the other slices of its microbatch"
+    for index, stage in enumerate(problem.stages):
+        if stage.state_gradient_bytes and not problem.slices:
+            yield f"stages[{index}].state_gradient_bytes", "expected 0 where microbatches are whole"
+
+
+@CHECKS
 def check_path_of(problem: Problem) -> Found:
     """Every microbatch has a path, and it exists."""
     if len(problem.path_of) != problem.microbatches:
@@ -115,14 +158,18 @@ def check_link_unique(problem: Problem) -> Found:
 
 @CHECKS
 def check_links_present(problem: Problem) -> Found:
-    """Every directed pair of ranks that a transfer crosses has a link: along each path and back."""
+    """Every directed pair of ranks that a transfer crosses has a link: along each path or edge, and back."""
     present = {(link.source, link.destination) for link in problem.links}
     needed: dict[tuple[int, int], tuple[int, int]] = {}
-    for path in problem.paths:
-        for a, b in pairwise(stage for stage in path if _is_stage(problem, stage)):
-            source, destination = problem.stages[a].rank, problem.stages[b].rank
-            if source != destination:
-                needed.setdefault((source, destination), (a, b))
+    steps = [(a, b, True) for path in problem.paths for a, b in pairwise(stage for stage in path if _is_stage(problem, stage))]
+    if problem.edges:
+        ends = ((edge, _is_stage(problem, edge.source) and _is_stage(problem, edge.destination)) for edge in problem.edges)
+        steps = [(edge.source, edge.destination, edge.has_gradient) for edge, known in ends if known]
+    for a, b, returns in steps:
+        source, destination = problem.stages[a].rank, problem.stages[b].rank
+        if source != destination:
+            needed.setdefault((source, destination), (a, b))
+            if returns:
                 needed.setdefault((destination, source), (b, a))
     for (source, destination), (a, b) in sorted(needed.items()):
         if (source, destination) not in present:
@@ -197,6 +244,8 @@ def check_updates(problem: Problem) -> Found:
     updates = problem.updates
     if updates is None:
         return
+    if problem.edges or problem.slices:
+        yield "edges" if problem.edges else "slices", "are not planned where steps overlap; expected a chain of whole microbatches"
     if problem.objective is not Objective.MAKESPAN:
         yield "objective", f"expected {Objective.MAKESPAN} where steps overlap, found {problem.objective}"
     if problem.microbatches % updates.microbatches or (updates.is_period and problem.microbatches != updates.microbatches):
@@ -229,8 +278,9 @@ def check_length(problem: Problem) -> Found:
     """All work and transfers one after the other stay far below 2^63 ns, where times in 64 bits would wrap around."""
     work_ns = sum(stage.update_ns + sum(max(stage.durations_ns(kind)) for kind in BLOCKS) for stage in problem.stages)
     largest = max((max(stage.message_bytes, stage.gradient_message_bytes) for stage in problem.stages), default=0)
+    largest = max([largest, *(max(edge.message_bytes, edge.gradient_message_bytes or 0) for edge in problem.edges)])
     transfers_ns = sum(link.latency_ns + link.occupancy_ns(largest) for link in problem.links)
-    whole_ns = problem.microbatches * (work_ns + 2 * len(problem.stages) * transfers_ns)
+    whole_ns = problem.microbatches * (work_ns + 2 * max(len(problem.stages), len(problem.edges)) * transfers_ns)
     if whole_ns >= 2**62:
         yield "stages", f"expected a step below 2^62 ns, found up to {whole_ns} ns of work and transfers"
 
@@ -243,7 +293,7 @@ def _is_stage(problem: Problem, stage: int) -> bool:
     return 0 <= stage < len(problem.stages)
 
 
-PIPELINE = ("ranks", "microbatches", "paths", "path_of", "split_backward")
+PIPELINE = ("ranks", "microbatches", "paths", "path_of", "edges", "slices", "split_backward")
 """The fields of a Problem that decide which orders make sense for it; and the ranks of its stages."""
 FOR_PEOPLE = ("name", "placement", "origin")
 """The fields that mean nothing to a plan's orders and times."""

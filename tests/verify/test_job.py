@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from inputs.plans import small_plan
 
+from schedc.ir.graph import Edge
 from schedc.ir.network import Link, Network
 from schedc.ir.problem import DataParallel, Origin, Problem, Stage, Updates, Versions
 from schedc.verify import problem as job
@@ -23,6 +24,8 @@ OTHER: dict[type, dict[str, Any]] = {
         "stages": (),
         "paths": ((0,),),
         "path_of": (0,),
+        "edges": (Edge(source=0, destination=1),),
+        "slices": (9,),
         "links": (),
         "memory_limit_bytes": (),
         "split_backward": None,
@@ -52,6 +55,7 @@ OTHER: dict[type, dict[str, Any]] = {
         "expert_parameters": 2,
         "update_ns": 9,
         "version_bytes": 9,
+        "state_gradient_bytes": 9,
     },
     Link: {
         "source": 8,

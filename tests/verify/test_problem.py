@@ -12,6 +12,7 @@ from hypothesis import given
 from inputs.problems import make_problem, problems
 
 import schedc.verify.problem as rules
+from schedc.ir.graph import Edge
 from schedc.ir.network import Link, Network
 from schedc.ir.problem import DataParallel, Objective, Origin, Problem, Stage, Updates, Versions
 from schedc.verify.problem import verify_problem
@@ -46,7 +47,20 @@ def _origin(layers: tuple[tuple[int, int], ...] = ((0, 3), (3, 4)), sites: tuple
     return Origin(layers_of_stage=layers, network=Network(site_of_rank=sites, links=BOTH))
 
 
+def _graph(*edges: tuple[int, int, int, int], paths: tuple[tuple[int, ...], ...] = ((0, 1),)) -> Problem:
+    made = tuple(Edge(source=a, destination=b, message_bytes=size, value=value) for a, b, size, value in edges)
+    return replace(make_problem(2, 3), edges=made, paths=paths)
+
+
 BROKEN = [
+    ("edges", "edges", _graph((0, 1, 5, 0), paths=((0, 1), (1, 0))), "expected one path where stages are a graph, found 2"),
+    ("edges", "edges[0]", _graph((0, 2, 5, 0)), "stage 2 is not on the path"),
+    ("edges", "edges[0]", _graph((1, 0, 5, 0)), "leads from stage 1 to stage 0, which is before it on the path"),
+    ("edges", "edges[1]", _graph((0, 1, 5, 0), (0, 1, 5, 1)), "the edge from stage 0 to stage 1 is already given by edges[0]"),
+    ("edges", "edges[1].message_bytes", _graph((0, 1, 5, 0), (0, 2, 6, 0)), "found 6, expected 5 as of the edge before"),
+    ("slices", "slices[1]", _problem(slices=(3, 0, 1)), "expected a length of at least 1, found 0"),
+    ("slices", "microbatches", _problem(slices=(3, 1)), "expected a multiple of the 2 slices, found 3; each slice counts"),
+    ("slices", "stages[1].state_gradient_bytes", _problem(stages=_stage(SOUND, 1, state_gradient_bytes=8)), "expected 0"),
     ("counts", "microbatches", _problem(microbatches=0, path_of=()), "expected at least 1, found 0"),
     (
         "counts",

@@ -30,10 +30,13 @@ _KEYS_OF_STAGE = {
     **{name: f"pipeline.stages[].{name}" for name in ("rank", "layers", "recompute", "parameters", "expert_parameters")},
     **{name: f"costs.durations_ns.{KIND_NAMES[kind]}[]" for kind, name in DURATIONS.items()},
 }
-_PIPELINE = ("ranks", "microbatches", "placement", "split_backward", "cut_blocks", "in_order", "paths", "path_of")
+_PIPELINE = (
+    *("ranks", "microbatches", "placement", "split_backward", "cut_blocks", "in_order", "paths", "path_of"),
+    *("edges", "slices"),
+)
 _OF_STAGES = (
     *("costs.durations_ns.", "costs.activation", "costs.recomputed_bytes", "costs.static_bytes", "costs.message_bytes"),
-    *("costs.update_ns", "costs.version_bytes"),
+    *("costs.update_ns", "costs.version_bytes", "costs.state_gradient_bytes"),
     *("costs.gradient_message_bytes", "pipeline.stages[].parameters", "pipeline.stages[].expert_parameters"),
     f"{_COLLECTIVES}.",
 )
@@ -174,6 +177,8 @@ def _why_not(before: Plan, after: Plan) -> str:
         return "stages are on other ranks"
     if [rank.rank for rank in before.ranks] != [rank.rank for rank in after.ranks]:
         return "the ranks have other numbers"
+    if len(ours.slices) != len(theirs.slices):
+        return "microbatches have other numbers of slices"
     return "microbatches take other paths" if (ours.paths, ours.path_of) != (theirs.paths, theirs.path_of) else ""
 
 

@@ -20,7 +20,7 @@ from schedc.errors import CheckFailed
 from schedc.ir import Kind, Op, Problem, Resource, Schedule, token
 
 
-class Edge(NamedTuple):
+class Arc(NamedTuple):
     """`after` of some period begins at least `time_ns` after `before` of the period that lies `periods` before it began."""
 
     before: int
@@ -96,7 +96,7 @@ class PeriodGraph:
     edges hold. Edges that form a cycle are longer than the ratio: an edge was taken only where its end had to begin later for it.
     """
 
-    edges: list[Edge]
+    edges: list[Arc]
     after: list[list[tuple[int, int, int, int]]]
     """By node: number of an edge, its end, time, periods."""
     order: list[int]
@@ -176,7 +176,7 @@ class PeriodGraph:
         return (True, Fraction(0)) if periods <= 0 else (False, Fraction(sum(self.edges[each].time_ns for each in cycle), periods))
 
 
-def _edges(problem: Problem, schedule: Schedule) -> tuple[list[Edge], int]:
+def _edges(problem: Problem, schedule: Schedule) -> tuple[list[Arc], int]:
     """What waits for what, and how many nodes there are: the ops, rank after rank, then their transfers."""
     count = problem.microbatches
     ops = [op for order in schedule.orders for op in order]
@@ -185,7 +185,7 @@ def _edges(problem: Problem, schedule: Schedule) -> tuple[list[Edge], int]:
     edges = []
     for first, last in pairwise(begin):  # a rank runs one op at a time, in its order, again and again
         around = [*range(first, last), first]
-        edges += [Edge(a, b, lasts_ns[a], int(b <= a)) for a, b in pairwise(around)] if last > first else []
+        edges += [Arc(a, b, lasts_ns[a], int(b <= a)) for a, b in pairwise(around)] if last > first else []
     of_block: dict[tuple[bool, int, int], tuple[int, int]] = {}
     for number, op in enumerate(ops):  # by what it does, stage and microbatch of the step: first op, step
         if op.kind in (Kind.F, Kind.B, Kind.BW):
@@ -206,8 +206,8 @@ def _edges(problem: Problem, schedule: Schedule) -> tuple[list[Edge], int]:
         occupancy_ns = link.occupancy_ns(problem.message_bytes(ops[producer]._replace(microbatch=microbatch)))
         periods = step_of(ops[producer], count) - step
         edges += [
-            Edge(producer, nodes, lasts_ns[producer], 0),
-            Edge(nodes, consumer, occupancy_ns + link.latency_ns, periods),
+            Arc(producer, nodes, lasts_ns[producer], 0),
+            Arc(nodes, consumer, occupancy_ns + link.latency_ns, periods),
         ]
         carried.setdefault(Resource.of_link(link), []).append(Carried(producer, consumer, nodes, occupancy_ns, periods))
         nodes += 1
@@ -217,5 +217,5 @@ def _edges(problem: Problem, schedule: Schedule) -> tuple[list[Edge], int]:
         served = sorted(transfers, key=lambda each: each.producer if len(sources) == 1 else each.consumer)
         for before, after in pairwise([*served, served[0]]):
             ahead = 0 if len(sources) == 1 else before.periods - after.periods
-            edges.append(Edge(before.node, after.node, before.occupancy_ns, ahead + int(after is served[0])))
+            edges.append(Arc(before.node, after.node, before.occupancy_ns, ahead + int(after is served[0])))
     return edges, nodes

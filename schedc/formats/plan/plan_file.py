@@ -21,6 +21,7 @@ from schedc.formats.plan.plan_structs import (
     VERSIONS,
     CostEntry,
     CostsEntry,
+    EdgeEntry,
     FileHeader,
     LinkEntry,
     OpTokens,
@@ -45,6 +46,7 @@ from schedc.ir import (
     Certificate,
     Channel,
     DataParallel,
+    Edge,
     Kind,
     Link,
     MadeBy,
@@ -71,7 +73,7 @@ T = TypeVar("T")
 
 STAGE_SIZES = tuple(field.name for field in fields(Stage) if field.name.endswith("_bytes") or field.name == "update_ns")
 """The fields of a stage that are one number; the file has a list of each under the same name."""
-LEFT_OUT = {"recomputed_bytes": 0, "static_bytes": None, "update_ns": 0, "version_bytes": 0}
+LEFT_OUT = {"recomputed_bytes": 0, "static_bytes": None, "update_ns": 0, "version_bytes": 0, "state_gradient_bytes": 0}
 """Those whose list is empty where all stages have this."""
 
 
@@ -175,6 +177,7 @@ def _problem(file: PlanFile, num_ops: int, location: Location) -> Problem:
         "links": tuple(_link(entry, place) for place, entry in _placed(costs.links, location / "costs" / "links")),
         "data_parallel": DataParallel(**structs.asdict(costs.data_parallel)) if costs.data_parallel else None,
         "updates": _updates(pipeline.updates, location / "pipeline" / "updates"),
+        "edges": tuple(_edge(entry, place) for place, entry in _placed(pipeline.edges, location / "pipeline" / "edges")),
     }
     same = structs.asdict(costs) | structs.asdict(pipeline)
     problem = Problem(**own, **{name: same[name] for field in fields(Problem) if (name := field.name) in same.keys() - own.keys()})
@@ -215,6 +218,12 @@ def _updates(entry: UpdatesEntry | None, location: Location) -> Updates | None:
         return Updates(**structs.asdict(entry))
     except ValueError as error:
         raise location.error(str(error)) from error
+
+
+def _edge(entry: EdgeEntry, location: Location) -> Edge:
+    if entry.source == entry.destination:
+        raise location.refuse(f"an edge from stage {entry.source} to itself", "two stages")
+    return Edge(**structs.asdict(entry))
 
 
 def _link(entry: LinkEntry, location: Location) -> Link:

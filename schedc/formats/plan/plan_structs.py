@@ -85,6 +85,16 @@ class StageEntry(FileEntry, frozen=True, omit_defaults=True):
     expert_parameters: Count = 0
 
 
+class EdgeEntry(FileEntry, frozen=True):
+    """A value of one stage that another takes. Gradient null: integers, none comes back."""
+
+    source: Count
+    destination: Count
+    message_bytes: Count
+    gradient_message_bytes: Count | None
+    value: Count
+
+
 class UpdatesEntry(FileEntry, frozen=True, omit_defaults=True):
     """How steps overlap: which weights ops read, the microbatches of one step, and whether the queues are one period."""
 
@@ -107,6 +117,10 @@ class Pipeline(FileEntry, frozen=True, omit_defaults=True):
     cut_blocks: Annotated[bool, Meta(description="Blocks may be cut into parts.")] = True
     in_order: Annotated[bool, Meta(description="Microbatches enter in the order of their numbers; false: in any order.")] = False
     updates: UpdatesEntry | None = None
+    edges: Annotated[tuple[EdgeEntry, ...], Meta(description="What stages take from each other, where they are no chain.")] = ()
+    slices: Annotated[
+        tuple[Several, ...], Meta(description="The lengths of the slices of each microbatch; each counts as one.")
+    ] = ()
 
 
 class Durations(FileEntry, frozen=True):
@@ -202,6 +216,8 @@ class CostsEntry(FileEntry, frozen=True, omit_defaults=True):
     """Of each stage's U; empty where steps do not overlap."""
     version_bytes: tuple[Count, ...] = ()
     """What one more version of a stage's weights takes; likewise."""
+    state_gradient_bytes: tuple[Count, ...] = ()
+    """Of a whole microbatch in each stage; empty where microbatches are whole."""
     parts: tuple[PartsEntry, ...] = ()
     data_parallel: DataParallelEntry | None = None
 
