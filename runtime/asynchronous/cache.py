@@ -59,6 +59,8 @@ class VersionCache:
         self.limit_bytes = limit_bytes
         """The most bytes of weights' versions on the device, the newest included. It may be changed at any time, in any thread: the
         next op of a run keeps to it."""
+        self.pressed_bytes = math.inf
+        """The same, from a watch of free memory (`schedc.runtime.adapt.memory_pressure`): the less of both counts."""
         self.device_bytes = 0
         """On the device now."""
         self.peak_bytes = 0
@@ -147,7 +149,7 @@ class VersionCache:
             needed: what stays.
             before: infinite: whatever is not needed may go; else only what is read later than this place.
         """
-        while self.device_bytes + size_bytes > self.limit_bytes:
+        while self.device_bytes + size_bytes > min(self.limit_bytes, self.pressed_bytes):
             there = [entry for entry in self._entries.values() if entry.host is None and entry not in needed]
             victim = max(there, key=self._next_use, default=None)
             if victim is None or (before < math.inf and self._next_use(victim) <= before):

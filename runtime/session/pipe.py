@@ -188,6 +188,11 @@ class Pipe:
             self.hooks.gather()
 
     @property
+    def is_open(self) -> bool:
+        """Whether it is not closed, by `close()` or by an error."""
+        return self._open
+
+    @property
     def plan(self) -> Plan:
         """The plan that the next step runs."""
         return self.steps.plan

@@ -134,7 +134,8 @@ class PlanSwapper:
         self._size = groups.size
         self._swap_group = swap_group
         everybody = (groups.store, groups.rank, groups.size) if swap_group is None else swap_group.everybody(groups)
-        self._store, self._rank, self._ranks = everybody
+        self.store, self._rank, self._ranks = everybody
+        """Where all ranks that move together, and they alone, can leave values for each other."""
         self._number = 0
         """How many offers are settled."""
         self._pending: tuple[Swap, Plan | None] | None = None
@@ -172,8 +173,8 @@ class PlanSwapper:
         self._pending = swap, plan
         with self._reaching_others("offers a plan to the others"):
             key = self._key(self._rank)
-            self._store.set(key, json.dumps(offer))  # from here on the step's thread may settle it, where another one offers
-            self._store.wait([key])  # `set` returns before the store has it
+            self.store.set(key, json.dumps(offer))  # from here on the step's thread may settle it, where another one offers
+            self.store.wait([key])  # `set` returns before the store has it
         return swap
 
     def all_have_offered(self) -> bool:
@@ -185,7 +186,7 @@ class PlanSwapper:
         seen = False
         if self._pending is not None:
             with self._reaching_others("looks who has offered a plan"):
-                seen = self._store.check([self._key(rank) for rank in range(self._ranks)])
+                seen = self.store.check([self._key(rank) for rank in range(self._ranks)])
         return seen if self._swap_group is None else self._swap_group.all_see(seen)
 
     def settle(self, step: int, running: Plan, wiring: Wiring, use: Callable[[Plan], None]) -> str | None:
@@ -206,9 +207,9 @@ class PlanSwapper:
         assert self._pending is not None
         (swap, plan), self._pending = self._pending, None
         with self._reaching_others("reads the offers of the others"):
-            offers = [Offer(*json.loads(self._store.get(self._key(rank)))) for rank in range(self._ranks)]
+            offers = [Offer(*json.loads(self.store.get(self._key(rank)))) for rank in range(self._ranks)]
             if self._number:  # all have read it, or they would not have made the next
-                self._store.delete_key(self._key(self._rank, before=1))
+                self.store.delete_key(self._key(self._rank, before=1))
         self._number += 1
         swap.step = step
         swap.reason = disagreement(offers, self._size)
