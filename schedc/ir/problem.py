@@ -335,9 +335,11 @@ class Problem:
 
 
 def are_alike(problem: Problem) -> bool:
-    """Whether the microbatches of each stage take the same time there."""
+    """Whether the microbatches of each stage take the same time there; of slices, the same ones of all microbatches."""
+    slices = len(problem.slices) or 1
     if len(problem.paths) == 1:
-        return all(len(set(stage.durations_ns(kind))) == 1 for stage in problem.stages for kind in BLOCKS)
+        each = (stage.durations_ns(kind) for stage in problem.stages for kind in BLOCKS)
+        return all(len(set(values[index::slices])) == 1 for values in each for index in range(slices if len(values) > 1 else 1))
     return all(
         len(values) == 1 or len({values[m] for m, path in enumerate(problem.path_of) if stage in problem.paths[path]}) == 1
         for stage, costs in enumerate(problem.stages)

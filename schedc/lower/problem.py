@@ -12,7 +12,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput
-from schedc.ir import Conditions, Kind, Layer, Layout, Origin, Problem, Semantics, Stage, Workload, are_alike
+from schedc.ir import Conditions, Edge, Kind, Layer, Layout, Origin, Placement, Problem, Semantics, Stage, Workload, are_alike
 from schedc.units import MAX_QUANTITY
 from schedc.verify.problem import verify_problem
 
@@ -34,8 +34,16 @@ def problem_of(workload: Workload, layout: Layout) -> Problem:
     )
     if workload.semantics is Semantics.TORCH:
         stages = as_torch_executes(stages, layout.paths[0][0])
+    count = len(stages)
+    edges = edges_between(workload.edges, layout.layers_of_stage)
+    if (
+        edges
+        and all(edge.has_gradient for edge in edges)
+        and sorted((e.source, e.destination) for e in edges) == list(pairwise(range(count)))
+    ):
+        stages, edges = _as_chain(stages, edges), ()
     if layout.recomputed:
-        stages = as_recomputed(stages, layout.paths)
+        stages = as_recomputed(stages, layout.paths, edges)
     if workload.updates is not None:
         takes_ns, sizes = _spread(workload.update_ns, len(stages)), _spread(workload.version_bytes, len(stages))
         stages = tuple(
@@ -43,12 +51,12 @@ def problem_of(workload: Workload, layout: Layout) -> Problem:
             for stage, took_ns, size in zip(stages, takes_ns, sizes, strict=True)
         )
     links = []
-    for source, destination in layout.crossed():
+    for source, destination in crossed_by(layout, edges):
         link = workload.network.link(source, destination)
         if link is None:
             raise ValueError(f"nothing connects rank {source} to rank {destination}")
         links.append(link)
-    parallel, count = workload.data_parallel, len(stages)
+    parallel = workload.data_parallel
     if parallel is not None:
         gather_ns = _spread(parallel.all_gather_ns, count)
         parallel = replace(parallel, reduce_scatter_ns=_spread(parallel.reduce_scatter_ns, count), all_gather_ns=gather_ns)
@@ -58,7 +66,9 @@ def problem_of(workload: Workload, layout: Layout) -> Problem:
         microbatches=workload.microbatches,
         stages=stages,
         paths=layout.paths,
-        path_of=layout.path_of(workload.microbatches),
+        path_of=_path_of(workload, layout),
+        edges=edges,
+        slices=workload.slices,
         links=tuple(links),
         memory_limit_bytes=_memory_limits(workload, layout, stages),
         split_backward=workload.split_backward,
@@ -71,6 +81,68 @@ def problem_of(workload: Workload, layout: Layout) -> Problem:
     )
     # The order of microbatches that are alike says nothing.
     return replace(problem, in_order=True) if workload.in_order and not are_alike(problem) else problem
+
+
+def edges_between(edges: Sequence[Edge], layers_of_stage: Sequence[tuple[int, int]]) -> tuple[Edge, ...]:
+    """What stages take from each other: between two of them one edge, with all values that layers of the one take of the other's.
+
+    A value that several layers of a stage take goes there once, and once back: the sum of its gradients, as large as the largest.
+    Edges of a stage that carry the same values carry the same value.
+
+    Args:
+        edges: between layers; none: these, and so the stages, are a chain, whose edges are not named.
+        layers_of_stage: per stage, its layers [first, last).
+    """
+    stage_of = {layer: stage for stage, (first, last) in enumerate(layers_of_stage) for layer in range(first, last)}
+    crossing: dict[tuple[int, int], dict[tuple[int, int], Edge]] = {}
+    for edge in edges:
+        ends = stage_of[edge.source], stage_of[edge.destination]
+        if ends[0] == ends[1]:
+            continue
+        values = crossing.setdefault(ends, {})
+        same = values.setdefault((edge.source, edge.value), edge)
+        if (edge.gradient_message_bytes or -1) > (same.gradient_message_bytes or -1) or not same.has_gradient:
+            values[edge.source, edge.value] = edge
+    numbers: dict[int, dict[frozenset[tuple[int, int]], int]] = {}
+    made = []
+    for (source, destination), values in crossing.items():
+        known = numbers.setdefault(source, {})
+        back = [size for each in values.values() if (size := each.gradient_message_bytes) is not None]
+        made.append(
+            Edge(
+                source=source,
+                destination=destination,
+                message_bytes=sum(each.message_bytes for each in values.values()),
+                gradient_message_bytes=sum(back) if back else None,
+                value=known.setdefault(frozenset(values), len(known)),
+            )
+        )
+    return tuple(made)
+
+
+def _as_chain(stages: Sequence[Stage], edges: Sequence[Edge]) -> tuple[Stage, ...]:
+    """The stages of a graph whose edges lead from each one to the next: a chain, whose messages are the stages'."""
+    sizes = {edge.source: (edge.message_bytes, edge.gradient_message_bytes or 0) for edge in edges}
+    return tuple(
+        replace(stage, message_bytes=forth, gradient_message_bytes=back)
+        for stage, (forth, back) in ((stage, sizes.get(index, (0, 0))) for index, stage in enumerate(stages))
+    )
+
+
+def crossed_by(placement: Placement, edges: Sequence[Edge]) -> list[tuple[int, int]]:
+    """The directed pairs of ranks that messages cross, ascending: along the edges and back; without edges, along the paths."""
+    if not edges:
+        return placement.crossed()
+    rank = placement.rank_of_stage
+    forth = {(rank[edge.source], rank[edge.destination]) for edge in edges}
+    back = {(rank[edge.destination], rank[edge.source]) for edge in edges if edge.has_gradient}
+    return sorted((source, destination) for source, destination in forth | back if source != destination)
+
+
+def _path_of(workload: Workload, layout: Layout) -> tuple[int, ...]:
+    """The path of each microbatch; slices take that of their microbatch."""
+    each = len(workload.slices) or 1
+    return tuple(path for path in layout.path_of(workload.microbatches // each) for _ in range(each))
 
 
 def stage_static_bytes(workload: Workload, layout: Layout) -> tuple[int, ...]:
@@ -127,6 +199,7 @@ def _stage(rank: int, layers: Sequence[Layer], speed: Fraction, recompute: bool,
         static_bytes=held,
         parameters=sum([layer.parameters for layer in layers]),
         expert_parameters=sum([layer.expert_parameters for layer in layers]),
+        state_gradient_bytes=sum([layer.state_gradient_bytes for layer in layers]),
     )
 
 
@@ -167,14 +240,16 @@ def _spread(values: Sequence[int], count: int) -> tuple[int, ...]:
     return (values[0],) * count if len(values) == 1 else tuple(values)
 
 
-def as_recomputed(stages: Sequence[Stage], paths: Sequence[Sequence[int]]) -> tuple[Stage, ...]:
+def as_recomputed(stages: Sequence[Stage], paths: Sequence[Sequence[int]], edges: Sequence[Edge] = ()) -> tuple[Stage, ...]:
     """The stages, those that recompute with what they hold, as if none did but for `recompute` and the durations before.
 
     Between F and its backward that is the input alone, from which the backward runs the forward again. The backward takes all
     activations when it starts; what W still needs of them stays until W has ended (cost model, "Recomputation").
     """
     input_bytes = [0] * len(stages)
-    for path in paths:
+    for edge in edges:
+        input_bytes[edge.destination] += edge.message_bytes
+    for path in paths if not edges else ():
         for before, after in pairwise(path):
             input_bytes[after] = stages[before].message_bytes
     return tuple(
