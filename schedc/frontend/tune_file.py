@@ -189,8 +189,8 @@ class LossSection(Section, frozen=True, kw_only=True):
             if value is not None:
                 yield name, show(value), f"no such key with {of}"
         if {**table, **theory}[needed] is None:
-            meaning = "the tokens that a run without delay needs until the loss" if needed == "tokens" else "a number above 0"
-            yield needed, "nothing", meaning
+            of_tokens = "the tokens that a run without delay needs until the loss"
+            yield needed, "nothing", of_tokens if needed == "tokens" else "the mean squared gradient to reach"
 
 
 class TuneFile(Section, frozen=True, kw_only=True):

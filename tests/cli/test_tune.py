@@ -176,7 +176,7 @@ BAD = [
             ('optimizer = "muon"\ntokens = 0\n', ".tokens: found 0, expected a whole number from 1 to"),
             ('optimizer = "moun"\ntokens = 9\n', ".optimizer: found \"moun\", expected one of .*did you mean 'muon'"),
             ('optimizer = "muon"\ntokens = 9\nerror = 0.1\n', ".error: found 0.1, expected no such key with optimizer"),
-            ('convergence = "c.json"\n', ".error: found nothing, expected a number above 0"),
+            ('convergence = "c.json"\n', ".error: found nothing, expected the mean squared gradient to reach"),
             ('convergence = "c.json"\nerror = 1\ntokens = 9\n', ".tokens: found 9, expected no such key with convergence"),
             ('optimizer = "muon"\ntokens = 9\nupdate = 4\n', '.update: found 4, expected a duration such as "38 ms"'),
         )

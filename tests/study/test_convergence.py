@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from schedc.errors import InvalidInput
-from schedc.formats.convergence_file import MeasuredUpdate, read_convergence, write_convergence
+from schedc.formats.convergence_file import MeasuredConvergence, MeasuredUpdate, read_convergence, write_convergence
 from schedc.study.loss.convergence import (
     ConvergenceConstants,
     estimated_constants,
@@ -173,6 +174,23 @@ def test_constants_from_a_file(tmp_path: Path) -> None:
     assert made.smoothness.samples == 2 and made.smoothness.least == pytest.approx(3.0)
     assert str(made) == "f(w₀) 4, L 4 (2 samples: 3 to 4, median 3.5), ξ² 5 (4 samples: 2 to 8, median 5)"
     assert (made.second_moment.least, made.second_moment.median, made.second_moment.largest) == (2.0, 5.0, 8.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"gradient_sq": 0.0}, r"^c.json: steps: found gradient_sq of 0.0, expected a number above 0$"),
+        (
+            {"gradient_change_sq": 1e300, "weight_change_sq": 1e-300},
+            r"^c.json: steps: found gradient_change_sq / weight_change_sq of inf, expected a number above 0$",
+        ),
+    ],
+)
+def test_constants_that_are_none_name_the_file(change: dict[str, float], says: str) -> None:
+    steps = tuple(msgspec.structs.replace(each, **change) for each in STEPS)
+    measured = MeasuredConvergence(format="schedc.convergence", version=1, name="x", learning_rate=None, steps=steps)
+    with pytest.raises(InvalidInput, match=says):
+        estimated_constants(measured, "c.json")
 
 
 @pytest.mark.parametrize(

@@ -308,6 +308,11 @@ def test_delays_that_nobody_has_measured_are_a_row_with_a_reason(tmp_path: Path)
         tuned(loss_request(tmp_path, loss=loss, tune={"versions": ["2bw"], "modes": ["asynchronous"]}))
 
 
+def test_a_loss_that_nobody_reaches_is_refused_by_what_each_needs(tmp_path: Path) -> None:
+    with pytest.raises(NoPlanFound, match=r"known to reach the loss; 1 rank × 4 pipelines.*: more updates than can be counted$"):
+        tuned(loss_request(tmp_path, loss={"convergence": "convergence.json", "error": 1e-300}))
+
+
 def test_first_bounds_of_periods_and_jobs_that_are_written(tmp_path: Path) -> None:
     sections = {"placements": ["unidirectional", "loop"], "zero_stages": [0, 1], "versions": ["stash", "2bw", "bounded"]}
     request = loss_request(tmp_path, sites=(2, 2), tune={**sections, "batch": 8})

@@ -80,6 +80,15 @@ def test_the_table_says_what_it_has_where_tokens_are_missing(table_path: Path) -
         table.factor("moun", (2, 2))
 
 
+def test_a_list_is_of_its_stages_whatever_the_order_of_rows(tmp_path: Path) -> None:
+    rows = [{"optimizer": "sgd", "delays": delays, "tokens": tokens} for delays, tokens in ((1, 1.1), ([1, 1], 1.9), (3, 1.5))]
+    for number, order in enumerate((rows, rows[::-1])):
+        path = tmp_path / f"{number}.json"
+        path.write_text(json.dumps({"measured": order}), encoding="utf-8")
+        table = read_delay_table(path)
+        assert [table.factor("sgd", delays).factor for delays in ((1, 1), (1, 1, 1), (2, 2, 2))] == [1.9, 1.1, pytest.approx(1.3)]
+
+
 def test_the_published_table() -> None:
     table = read_delay_table()
     assert "marin-community/marin" in table.source and "6431" in table.source
@@ -107,6 +116,10 @@ def test_a_table_is_read_from_json_too(tmp_path: Path) -> None:
         (
             '[[measured]]\noptimizer = "a"\ndelays = 1\ntokens = 1e308',
             r"measured\[0\].tokens: found 1e\+308, expected a number above 0",
+        ),
+        (
+            '[[measured]]\noptimizer = "a"\ndelays = [0, 0]\ntokens = 2',
+            r"measured\[0\].tokens: found 2.0, expected 1, or no such row: others are compared with runs without delay",
         ),
         (TABLE + '[[measured]]\noptimizer = "sgd"\ndelays = 2\ntokens = 2', r"measured\[4\]: found sgd with the same delays twice"),
         ("[[measured]]\ndelay = 1", r"measured\[0\].delay: found an unknown key, .*did you mean 'delays'\?"),
@@ -190,6 +203,18 @@ def test_time_by_table(table_path: Path) -> None:
     assert found.source == "a test; sgd" and found.asynchrony_pays is True
 
 
+def test_a_rate_that_the_theory_does_not_hold_for_is_said_beside_the_verdict() -> None:
+    rates = {rate: Theory(constants=CONSTANTS, learning_rate=rate, error=0.1).source for rate in (0.5, 2.0)}
+    assert rates[2.0] == "theory (DynPipe, equation 3) at a learning rate of 2; the theory holds for η L of at most 1, and it is 4"
+    assert rates[0.5].endswith("of 0.5")
+
+
+def test_more_updates_than_can_be_counted_are_none() -> None:
+    found = times_to_loss(candidates(100, 80), Theory(constants=CONSTANTS, learning_rate=RATE, error=1e-300))
+    assert {row.basis for row in found.rows} >= {"more updates than can be counted"} and found.fastest is None
+    assert found.verdict.startswith("none of 4 candidates is known to reach the loss")
+
+
 def test_equal_times_are_not_worth_delays() -> None:
     made = [LossCandidate(name="late", period_ns=100, delays=(2,)), LossCandidate(name="now", period_ns=100, delays=(0,))]
     constants = ConvergenceConstants(initial_loss=1e-9, smoothness=1e-3, second_moment=1e-3)
@@ -207,7 +232,8 @@ def test_what_cannot_be_compared_is_refused(table_path: Path) -> None:
     for tokens in (0, 10**400):
         with pytest.raises(InvalidInput, match=r"^tokens: found .*, expected a whole number of at least 1 and at most 10"):
             times_to_loss(made, Measurements(table=read_delay_table(table_path), optimizer="sgd", tokens=tokens))
-    for key, value in (("period_ns", 0), ("tokens", 0), ("delays", ()), ("delays", (-1,))):
+    wrong_values = {"period_ns": (0, 10**400), "tokens": (0, 10**400), "delays": ((), (-1,), (10**400,))}
+    for key, value in ((key, value) for key, values in wrong_values.items() for value in values):
         with pytest.raises(InvalidInput, match=rf"^x: {key}: found"):
             LossCandidate(**{"name": "x", "period_ns": 1, "delays": (0,), key: value})  # type: ignore[arg-type]
 

@@ -43,6 +43,10 @@ if TYPE_CHECKING:
     from schedc.formats.convergence_file import MeasuredConvergence
 
 
+MOST_UPDATES = 10**18
+"""More are as none: at a nanosecond each they take 31 years."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvergenceConstants:
     """What the theory must know of a loss function."""
@@ -149,10 +153,10 @@ def updates_needed(
     rate, allowed = _above_zero("learning_rate", learning_rate), _above_zero("error", error)
     if not 0 <= staleness_factor < math.inf:
         raise Location("staleness_factor").refuse(show(staleness_factor), "a number of at least 0")
-    product, stale = rate * constants.smoothness, 0.0
+    stale = 0.0
     if staleness_factor:  # products of what is too large are infinite, where powers of it are errors
         stale = (rate * rate) * (constants.smoothness * constants.smoothness) * constants.second_moment * staleness_factor
-    warning = "" if product <= 1 else f"the theory holds for η L of at most 1, and it is {product:.3g}"
+    warning = rate_warning(constants, rate)
     if stale >= allowed:
         why_not = (
             f"the delays alone cause an error of {stale:.3g}, which is not below {allowed:.3g}; a lower learning rate causes less"
@@ -160,16 +164,22 @@ def updates_needed(
         return UpdatesNeeded(updates=None, staleness_error=stale, why_not=why_not, warning=warning)
     each = rate * (allowed - stale)  # 0 where it is too small for a number
     needed = 2 * constants.initial_loss / each if each else math.inf
-    if not math.isfinite(needed):
+    if needed > MOST_UPDATES:
         return UpdatesNeeded(updates=None, staleness_error=stale, why_not="more updates than can be counted", warning=warning)
     return UpdatesNeeded(updates=max(1, math.ceil(needed)), staleness_error=stale, warning=warning)
+
+
+def rate_warning(constants: ConvergenceConstants, learning_rate: float) -> str:
+    """What the theory assumes of the learning rate and is not so; empty: it is."""
+    product = learning_rate * constants.smoothness
+    return "" if product <= 1 else f"the theory holds for η L of at most 1, and it is {product:.3g}"
 
 
 def estimated_constants(measured: MeasuredConvergence, file: str = "convergence.json") -> EstimatedConstants:
     """The constants that measured steps suggest: f(w(0)) is the first loss.
 
     Raises:
-        InvalidInput: no two steps follow each other with other weights, or the first loss is not above 0; names `file`.
+        InvalidInput: no two steps follow each other with other weights, a constant is not above 0 or infinite; names `file`.
     """
     place = Location(file) / "steps"
     ratios = [
@@ -180,6 +190,9 @@ def estimated_constants(measured: MeasuredConvergence, file: str = "convergence.
     if not ratios or max(ratios) <= 0:
         raise place.refuse("no two steps in a row whose weights and gradients differ", "some, for the smoothness of the loss")
     moments = [step.gradient_sq for step in measured.steps]
+    for name, value in (("gradient_change_sq / weight_change_sq", max(ratios)), ("gradient_sq", fmean(moments))):
+        if not 0 < value < math.inf:
+            raise place.refuse(f"{name} of {show(value)}", "a number above 0")
     loss = measured.steps[0].loss
     if not loss > 0:
         raise (place / 0 / "loss").refuse(show(loss), "a loss above 0, as the theory takes 0 for the lowest")

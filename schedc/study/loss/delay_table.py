@@ -115,7 +115,8 @@ class DelayTable:
         form = _form(asked)
         points = {0: 1.0}
         noted = ""
-        for each in self.measured:
+        # A list says more of its stages than one number for any does, and one number more of other stages than a list.
+        for each in sorted(self.measured, key=lambda each: not isinstance(each.delays, tuple)):
             own = each.delays if isinstance(each.delays, tuple) else (each.delays,) * len(asked)
             if each.optimizer != optimizer:
                 continue
@@ -163,5 +164,7 @@ def read_delay_table(path: Path | str | None = None) -> DelayTable:
             raise place.refuse("neither tokens nor loss_above", "one of them, or both")
         if (each.optimizer, each.delays) in seen:
             raise place.refuse(f"{each.optimizer} with the same delays twice", "each once")
+        if each.tokens not in (None, 1) and not any(each.delays if isinstance(each.delays, tuple) else (each.delays,)):
+            raise (place / "tokens").refuse(show(each.tokens), "1, or no such row: others are compared with runs without delay")
         seen.add((each.optimizer, each.delays))
     return DelayTable(source=read.source, measured=read.measured)

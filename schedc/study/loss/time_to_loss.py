@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput
 from schedc.io.location import Location, show
-from schedc.study.loss.convergence import ConvergenceConstants, estimated_constants, staleness, updates_needed
+from schedc.study.loss.convergence import ConvergenceConstants, estimated_constants, rate_warning, staleness, updates_needed
 from schedc.units import format_duration_ns
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from schedc.study.loss.delay_table import DelayTable
 
 MOST_TOKENS = 10**18
-"""Of a run."""
+"""Of a run; so many nanoseconds has an update at most."""
+MOST_DELAY = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +43,13 @@ class LossCandidate:
     """Of one update; samples or any other unit do as well, the same for all candidates."""
 
     def __post_init__(self) -> None:
-        """Refuse what takes no time, and delays that are none."""
-        if self.period_ns <= 0 or self.tokens <= 0:
-            place = Location(self.name) / ("period_ns" if self.period_ns <= 0 else "tokens")
-            raise place.refuse(str(min(self.period_ns, self.tokens)), "a whole number of at least 1")
-        if not self.delays or min(self.delays) < 0:
-            raise (Location(self.name) / "delays").refuse(show(self.delays), "one delay for each stage, each of at least 0 updates")
+        """Refuse what takes no time, delays that are none, and what cannot be counted."""
+        for key, value in (("period_ns", self.period_ns), ("tokens", self.tokens)):
+            if not 1 <= value <= MOST_TOKENS:
+                raise (Location(self.name) / key).refuse(show(value), f"a whole number of at least 1 and at most {MOST_TOKENS}")
+        if not self.delays or min(self.delays) < 0 or max(self.delays) > MOST_DELAY:
+            expected = f"one delay for each stage, each of at least 0 updates and at most {MOST_DELAY}"
+            raise (Location(self.name) / "delays").refuse(show(self.delays), expected)
 
     @classmethod
     def of_plan(cls, plan: Plan, *, name: str | None = None, update_ns: int = 0, tokens: int = 1) -> LossCandidate:
@@ -141,7 +143,7 @@ class Theory:
     def source(self) -> str:
         """Of the numbers of updates."""
         rate = f"theory (DynPipe, equation 3) at a learning rate of {self.learning_rate:g}"
-        return f"{rate}; {self.measured}" if self.measured else rate
+        return "; ".join(part for part in (rate, self.measured, rate_warning(self.constants, self.learning_rate)) if part)
 
     def row(self, candidate: LossCandidate) -> LossRow:
         """How long a candidate takes."""

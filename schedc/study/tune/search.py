@@ -196,7 +196,8 @@ class _Search:
                 work.about_ns = updates * (work.about_ns + (work.row.update_ns or 0))
             work.raise_bound(simple_bound_ns(request, candidate, total))
             if request.loss is not None and not work.ways:
-                work.end(CandidateState.UNKNOWN, self.reached(work, 1, (1,) * candidate.stages).basis)
+                delay = int(candidate.versions is Versions.TWO_BUFFERED)
+                work.end(CandidateState.UNKNOWN, self.reached(work, 1, (delay,) * candidate.stages).basis)
                 continue
             if work.ops > MOST_SEARCHED_OPS:
                 work.end(
