@@ -11,7 +11,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from schedc.ir import WHOLE, Channel, Collective, Kind, Op, Plan, token
+from schedc.ir import WHOLE, Channel, Collective, Kind, Op, Plan, Problem, sent_to, token
 from schedc.verify.violation import Checks, Found
 
 if TYPE_CHECKING:
@@ -25,13 +25,50 @@ class Need(NamedTuple):
     """One message that must cross ranks."""
 
     op: Op
-    """The block that produces it, whole: the transfer's name."""
+    """The transfer's name: the block that produces it, whole; where stages are a graph, with the stage that it goes to."""
     source: int
     destination: int
     producer: int
     """The index in the source's compute queue of the op that ends the block."""
     consumer: int
-    """The index in the destination's compute queue of the first op of the block that needs it."""
+    """The index in the destination's compute queue of the first op of the blocks that need it; those of others are behind it."""
+    size_bytes: int
+    place: int
+    """Its place among what the block sends: the number of its edge."""
+
+
+class Crossing(NamedTuple):
+    """What a block of a stage sends to another rank, for each microbatch of a path."""
+
+    forward: bool
+    sender: int
+    receivers: tuple[int, ...]
+    """The stages that take it; all on one rank. It is named by the first."""
+    size_bytes: int
+    """Of a whole microbatch."""
+    place: int
+
+
+def crossings_of(problem: Problem, path: int) -> list[Crossing]:
+    """What the blocks of a path's stages send to other ranks: F along each edge, equal values once to a rank; gradients back."""
+    stages, found = problem.stages, list[Crossing]()
+    for before, after in pairwise(problem.paths[path]) if not problem.edges else ():
+        if stages[before].rank != stages[after].rank:
+            found.append(Crossing(True, before, (after,), stages[before].message_bytes, 0))
+            found.append(Crossing(False, after, (before,), stages[before].gradient_message_bytes, 0))
+    sent: dict[tuple[int, int, int], int] = {}
+    for place, edge in enumerate(problem.edges):
+        rank = stages[edge.destination].rank
+        if stages[edge.source].rank == rank:
+            continue
+        equal = sent.setdefault((edge.source, edge.value, rank), len(found))
+        if equal < len(found):
+            found[equal] = found[equal]._replace(receivers=(*found[equal].receivers, edge.destination))
+        else:
+            found.append(Crossing(True, edge.source, (edge.destination,), edge.message_bytes, place))
+        if edge.gradient_message_bytes is not None:
+            found.append(Crossing(False, edge.destination, (edge.source,), edge.gradient_message_bytes, place))
+    return found
 
 
 def needs_of(plan: Plan) -> dict[Op, Need]:
@@ -43,23 +80,23 @@ def needs_of(plan: Plan) -> dict[Op, Need]:
             block = (kind, stage, microbatch)
             first.setdefault(block, index)
             last[block] = index
+    problem = plan.problem
     needs: dict[Op, Need] = {}
-    ranks = [stage.rank for stage in plan.problem.stages]
-    crossed = [
-        [(before, after, ranks[before], ranks[after]) for before, after in pairwise(path) if ranks[before] != ranks[after]]
-        for path in plan.problem.paths
-    ]
-    for microbatch, path in enumerate(plan.problem.path_of):
-        for before, after, here, there in crossed[path]:
-            back, to = (Kind.B if (Kind.B, stage, microbatch) in last else Kind.BW for stage in (after, before))
-            for kind, stage, source, consuming, destination in (
-                (Kind.F, before, here, (Kind.F, after, microbatch), there),
-                (back, after, there, (to, before, microbatch), here),
-            ):
-                producer, consumer = last.get((kind, stage, microbatch)), first.get(consuming)
-                if producer is not None and consumer is not None:
-                    op = Op(kind, stage, microbatch, WHOLE)
-                    needs[op] = Need(op, source, destination, producer, consumer)
+    ranks = [stage.rank for stage in problem.stages]
+    messages = [crossings_of(problem, path) for path in range(len(problem.paths))]
+    lengths, whole, is_graph = problem.slices or (1,), sum(problem.slices) or 1, bool(problem.edges)
+    for microbatch, path in enumerate(problem.path_of):
+        length = lengths[microbatch % len(lengths)]
+        for forward, sender, receivers, size_bytes, place in messages[path]:
+            kind = Kind.F if forward else Kind.B if (Kind.B, sender, microbatch) in last else Kind.BW
+            producer = last.get((kind, sender, microbatch))
+            takes = (Kind.F,) if forward else (Kind.B, Kind.BW)
+            taken = [first[take, each, microbatch] for each in receivers for take in takes if (take, each, microbatch) in first]
+            if producer is not None and taken:
+                op = Op(kind, sender, microbatch, WHOLE)
+                op = sent_to(op, receivers[0]) if is_graph else op
+                share = (size_bytes * length + whole - 1) // whole
+                needs[op] = Need(op, ranks[sender], ranks[receivers[0]], producer, min(taken), share, place)
     return needs
 
 
@@ -160,14 +197,19 @@ def check_channel_pairs(plan: Plan, _: Mapping[Op, Need]) -> Found:
 
 @CHANNELS
 def check_transfer_order(plan: Plan, needs: Mapping[Op, Need]) -> Found:
-    """A sender's list has the order in which its compute queue produces the messages, for that is when they become ready."""
+    """A sender's list has the order in which its compute queue produces the messages, for that is when they become ready.
+
+    What one op produces is in the order of its edges.
+    """
     for end in channel_ends(plan):
         if end.channel.receives:
             continue
-        produced = [(needs[op].producer, index) for index, op in enumerate(end.channel.transfers) if op in needs]
-        for (before, _), (after, index) in pairwise(produced):
+        produced = [(needs[op].producer, needs[op].place, index) for index, op in enumerate(end.channel.transfers) if op in needs]
+        for before, after in pairwise(produced):
             if after < before:
-                message = f"{token(end.channel.transfers[index])} is produced before the transfer in front of it"
+                does = "is produced" if after[0] < before[0] else "is of an edge"
+                index = after[2]
+                message = f"{token(end.channel.transfers[index])} {does} before the transfer in front of it"
                 yield f"{end.place}.transfers[{index}]", message
 
 

@@ -5,21 +5,22 @@ those before it: the problem; the ranks and their compute queues; channels and c
 Within the group where something is wrong, all violations are returned.
 
 Every number that a certificate claims is the one that comes out when it is computed again. The times come from the replay and the
-memory from a walk along the compute queues, neither from the code that made the claim.
+memory from a walk along the compute queues, of a graph with the replay's times; neither from the code that made the claim.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedc.ir import WHOLE, BoundName, Kind, Objective, Plan, Problem, Schedule, Scope
+from schedc.ir import BoundName, Objective, Plan, Scope, token
 from schedc.verify.plan.channels import CHANNELS, needs_of
+from schedc.verify.plan.memory import as_run, peaks_of
 from schedc.verify.plan.period import repeat
 from schedc.verify.plan.rendezvous import RENDEZVOUS
 from schedc.verify.plan.replay import Replay, replay
 from schedc.verify.problem import verify_problem
 from schedc.verify.schedule.checks import verify_schedule
-from schedc.verify.schedule.updates import delays_and_versions, run_of, version_bytes_along
+from schedc.verify.schedule.updates import delays_and_versions
 from schedc.verify.violation import Checks, Found, Violation
 
 if TYPE_CHECKING:
@@ -101,49 +102,33 @@ def check_bubble_ratio(plan: Plan, replayed: Replay) -> Found:
 
 
 @CERTIFICATE
-def check_peak_memory(plan: Plan, _: Replay) -> Found:
-    """The peak of each rank is the most that its compute queue holds, of a period a run's."""
+def check_peak_memory(plan: Plan, replayed: Replay) -> Found:
+    """The peak of each rank is the most that its compute queue holds, of a graph with values that wait; of a period a run's."""
     claimed, ranks = plan.certificate.peak_activation_bytes, len(plan.ranks)
-    problem, schedule = _as_run(plan)
     if len(claimed) != ranks:
         yield "certificate.peak_activation_bytes", f"found {len(claimed)} peaks, expected one for each of the {ranks} ranks"
-    for rank, claim in enumerate(claimed[:ranks]):
-        peak_bytes = _peak_bytes(problem, schedule, rank)
-        if claim != peak_bytes:
-            message = f"claims {claim} bytes, but the rank's compute queue holds up to {peak_bytes} bytes"
+    for rank, (claim, peak) in enumerate(zip(claimed, peaks_of(plan, replayed), strict=False)):
+        if claim != peak.size_bytes:
+            message = f"claims {claim} bytes, but the rank's compute queue holds up to {peak.size_bytes} bytes"
             yield f"certificate.peak_activation_bytes[{rank}]", message
 
 
-def _as_run(plan: Plan) -> tuple[Problem, Schedule]:
-    """What the plan's ranks do: of a period, in a run that is long enough."""
-    return run_of(plan.problem, plan.schedule()) if plan.is_period else (plan.problem, plan.schedule())
-
-
-def _peak_bytes(problem: Problem, schedule: Schedule, rank: int) -> int:
-    last_part = {(parts.kind, parts.stage): len(parts.shares) - 1 for parts in schedule.parts}
-    takes, leaves = {}, {}
-    for index in problem.stages_on(rank):
-        stage = problem.stages[index]
-        again, kept = stage.recomputed_bytes, stage.activation_after_input_bytes
-        whole = stage.activation_bytes + again
-        takes[index] = {Kind.F: stage.activation_bytes, Kind.B: again, Kind.W: 0, Kind.BW: again, Kind.U: 0}
-        leaves[index] = {Kind.F: 0, Kind.B: whole - kept, Kind.W: kept, Kind.BW: whole, Kind.U: 0}
-    order = schedule.orders[rank]
-    versions = list(version_bytes_along(problem, order)) if problem.updates is not None else [0] * len(order)
-    held = peak = 0
-    for (kind, index, _, part), more in zip(order, versions, strict=True):
-        if part in (WHOLE, 0):
-            held += takes[index][kind]
-        peak = max(peak, held + more)
-        if part == WHOLE or part == last_part[kind, index]:
-            held -= leaves[index][kind]
-    return peak
+@CERTIFICATE
+def check_memory_limit(plan: Plan, replayed: Replay) -> Found:
+    """No rank of a graph holds more than its limit with the values that wait, which `verify_schedule` knows nothing of."""
+    if not plan.problem.edges:
+        return
+    for rank, (limit, peak) in enumerate(zip(plan.problem.memory_limit_bytes, peaks_of(plan, replayed), strict=False)):
+        if limit is not None and peak.size_bytes > limit:
+            message = f"the rank holds {peak.size_bytes} bytes, {peak.waiting_bytes} of them values that wait for others"
+            place = f"ranks[{rank}].compute[{peak.at}]"
+            yield place, f"{message}, at {token(plan.ranks[rank].compute[peak.at])}; its limit is {limit} bytes"
 
 
 @CERTIFICATE
 def check_delays(plan: Plan, _: Replay) -> Found:
     """Where steps overlap, each stage's delay and number of versions are those of its rank's queue; else there are none."""
-    delays, versions = delays_and_versions(*_as_run(plan)) if plan.problem.updates is not None else ((), ())
+    delays, versions = delays_and_versions(*as_run(plan)) if plan.problem.updates is not None else ((), ())
     for name, claimed, found in (("delays", plan.certificate.delays, delays), ("versions", plan.certificate.versions, versions)):
         if claimed != found:
             yield f"certificate.{name}", f"claims {list(claimed)}, but the compute queues give {list(found)}"

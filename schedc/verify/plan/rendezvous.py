@@ -4,7 +4,8 @@ A transfer between two ranks is a rendezvous: it happens when the sender has sen
 executor's queues run beside each other, and what waits for what is a graph over the compute ops and the transfers:
 
 - an op waits for the op before it in its rank's compute queue;
-- a transfer waits for the op that produces it, and the op that needs it waits for the transfer;
+- a transfer waits for the op that produces it, and the ops that need it, all of one rank, wait for the transfer: the first of them,
+  and the others behind it;
 - a transfer waits for the transfer before it in the sender's list, and for the one before it in the receiver's list;
 - a transfer waits for its receive, which is posted when the op at `post_before - 1` has ended.
 

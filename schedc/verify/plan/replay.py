@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import inf
 from typing import TYPE_CHECKING
 
 from schedc.ir import WHOLE, Kind, Op, Plan, RankPlan
@@ -37,6 +38,10 @@ class Replay:
     """Per rank, the sum of its compute ops' durations."""
     ends_ns: tuple[tuple[int, ...], ...]
     """Per rank, the end of each op of its compute queue."""
+    starts_ns: tuple[tuple[int, ...], ...] = ()
+    """Per rank, the start of each, where stages are a graph; else none. So is the next."""
+    arrival_ns: Mapping[Op, int] = field(default_factory=dict)
+    """When each transfer has arrived."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,9 +69,9 @@ class _Nodes:
     """What else waits until it holds its resource no more."""
     trunk: dict[int, str] = field(default_factory=dict)
     """Of those that share one; for the others only their own queue uses what they hold, and its order decides."""
-    turn: dict[int, tuple[int, int, bool]] = field(default_factory=dict)
-    """Of those on a trunk the producer (−1: none, ready at the begin of the step), the source rank, and whether it is a collective:
-    the order of those that become ready at one moment."""
+    turn: dict[int, tuple[int, int, float]] = field(default_factory=dict)
+    """Of those on a trunk the producer (−1: none, ready at the begin of the step), the source rank, and the place among what one op
+    sends (inf: a collective): the order of those that become ready at one moment."""
 
     def add(self, occupies_ns: int, latency_ns: int = 0) -> int:
         """One more; returns its number."""
@@ -99,10 +104,10 @@ class _Nodes:
         """The end of what starts at the moment and takes this long."""
         return (moment // self.deltas + duration_ns) * self.deltas if duration_ns else moment + 1
 
-    def ready(self, node: int) -> tuple[int, int, bool]:
+    def ready(self, node: int) -> tuple[int, int, float]:
         """The place on its trunk of one that waits for nothing else."""
-        producer, source, is_collective = self.turn[node]
-        return (self.left[producer] if producer >= 0 else 0, source, is_collective)
+        producer, source, place = self.turn[node]
+        return (self.left[producer] if producer >= 0 else 0, source, place)
 
 
 def replay(plan: Plan, needs: Mapping[Op, Need]) -> Replay:
@@ -118,7 +123,7 @@ def replay(plan: Plan, needs: Mapping[Op, Need]) -> Replay:
     count = sum(len(rank.compute) + len(rank.collectives) for rank in plan.ranks) + len(needs)
     nodes = _Nodes(deltas=2 * count + 1)  # each node and each latency adds one at most
     compute = [_compute_queue(nodes, plan, rank) for rank in plan.ranks]
-    _add_transfers(nodes, plan, needs, compute)
+    transfers = _add_transfers(nodes, plan, needs, compute)
     _add_collectives(nodes, plan, compute)
     _run(nodes)
     ends_ns = tuple(tuple(nodes.left[node] // nodes.deltas for node in queue) for queue in compute)
@@ -130,6 +135,10 @@ def replay(plan: Plan, needs: Mapping[Op, Need]) -> Replay:
         ),
         busy_ns=tuple(sum(nodes.occupies_ns[node] for node in queue) for queue in compute),
         ends_ns=ends_ns,
+        starts_ns=tuple(tuple(nodes.start[node] // nodes.deltas for node in queue) for queue in compute if plan.problem.edges),
+        arrival_ns={op: nodes.left[node] // nodes.deltas + nodes.latency_ns[node] for op, node in transfers.items()}
+        if plan.problem.edges
+        else {},
     )
 
 
@@ -194,15 +203,16 @@ def _compute_queue(nodes: _Nodes, plan: Plan, rank: RankPlan) -> range:
     return queue
 
 
-def _add_transfers(nodes: _Nodes, plan: Plan, needs: Mapping[Op, Need], compute: list[range]) -> None:
+def _add_transfers(nodes: _Nodes, plan: Plan, needs: Mapping[Op, Need], compute: list[range]) -> dict[Op, int]:
+    """The node of each transfer."""
     links = {(link.source, link.destination): link for link in plan.problem.links}
     node_of: dict[Op, int] = {}
     for op, need in needs.items():
         link = links[need.source, need.destination]
         producer = compute[need.source][need.producer]
-        node = node_of[op] = nodes.add(link.occupancy_ns(plan.problem.message_bytes(op)), link.latency_ns)
+        node = node_of[op] = nodes.add(link.occupancy_ns(need.size_bytes), link.latency_ns)
         if link.trunk is not None:
-            nodes.trunk[node], nodes.turn[node] = link.trunk, (producer, need.source, False)
+            nodes.trunk[node], nodes.turn[node] = link.trunk, (producer, need.source, need.place)
         nodes.follow(node, producer)
         nodes.receive(compute[need.destination][need.consumer], node)
     for rank in plan.ranks:
@@ -212,6 +222,7 @@ def _add_transfers(nodes: _Nodes, plan: Plan, needs: Mapping[Op, Need], compute:
                     nodes.follow(node_of[op], compute[rank.rank][post - 1])
             if not channel.receives:
                 nodes.queue([node_of[op] for op in channel.transfers])
+    return node_of
 
 
 def _add_collectives(nodes: _Nodes, plan: Plan, compute: list[range]) -> None:
@@ -232,6 +243,6 @@ def _add_collectives(nodes: _Nodes, plan: Plan, compute: list[range]) -> None:
                 node, producer = nodes.add(parallel.reduce_scatter_ns[entry.stage]), last[entry.stage]
                 nodes.follow(node, producer)
             if parallel.trunk is not None:
-                nodes.trunk[node], nodes.turn[node] = parallel.trunk, (producer, rank.rank, True)
+                nodes.trunk[node], nodes.turn[node] = parallel.trunk, (producer, rank.rank, inf)
             queue.append(node)
         nodes.queue(queue)

@@ -7,6 +7,8 @@ memory peak of a rank depend on the orders alone, because a rank runs one op at 
 
 from __future__ import annotations
 
+from fractions import Fraction
+from math import ceil
 from typing import TYPE_CHECKING
 
 from schedc.ir import BLOCKS, KIND_NAMES, WHOLE, Kind, Op, Problem, Schedule, token
@@ -61,7 +63,7 @@ def check_op_fields(problem: Problem, schedule: Schedule) -> Found:
             if not 0 <= op.kind <= Kind.U:
                 found = f"kind {op.kind} does not exist; expected one of {', '.join(KIND_NAMES)}"
             elif op.part < WHOLE:
-                found = f"part {op.part} cannot be; expected {WHOLE} for a whole block, or 0 and up"
+                found = f"part {op.part} cannot be, as of the transfer {token(op)}; expected {WHOLE} for a whole block, or 0 and up"
             elif op.microbatch not in on_path:
                 found = f"{token(op)}: the microbatches are 0 to {problem.microbatches - 1}"
             elif not 0 <= op.stage < len(problem.stages):
@@ -174,7 +176,7 @@ def _whole(found: Container[tuple[int, int, int, int]], stage: int, microbatch: 
 
 @CHECKS
 def check_need_order(problem: Problem, schedule: Schedule) -> Found:
-    """On one rank, an op is after everything that it needs: F before B before W, and along the path."""
+    """On one rank, an op is after everything that it needs: F before B before W, along the path or the edges, and along slices."""
     ends = ends_of_blocks(problem, schedule)
     ops = [op for order in schedule.orders for op in order]
     for producer, consumer in needs(problem):
@@ -206,33 +208,39 @@ def check_deadlock(problem: Problem, schedule: Schedule) -> Found:
 
 @CHECKS
 def check_microbatch_order(problem: Problem, schedule: Schedule) -> Found:
-    """Where microbatches must enter in the order of their numbers, each path's first stage runs their F in that order."""
+    """Where microbatches must enter in the order of their numbers, stages that take from no other run their F in that order.
+
+    That is the first stage of each path; of a graph, each stage without edges in.
+    """
     if not problem.in_order:
         return
-    first_stage = [path[0] for path in problem.paths]
-    latest: dict[int, Op] = {}
+    entries = [{path[0]} for path in problem.paths]
+    if problem.edges:
+        entries = [set(problem.paths[0]).difference(edge.destination for edge in problem.edges)]
+    latest: dict[tuple[int, int], Op] = {}
     for rank, order in enumerate(schedule.orders):
         for index, op in enumerate(order):
             if op.kind != Kind.F or op.part > 0 or not 0 <= op.microbatch < problem.microbatches:
                 continue
             path = problem.path_of[op.microbatch]
-            if op.stage != first_stage[path]:
+            if op.stage not in entries[path]:
                 continue
-            before = latest.setdefault(path, op)
+            before = latest.setdefault((path, op.stage), op)
             if op.microbatch < before.microbatch:
                 yield _place(rank, index), f"{token(op)} is after {token(before)}; microbatches enter in the order of their numbers"
             else:
-                latest[path] = op
+                latest[path, op.stage] = op
 
 
 @CHECKS
 def check_memory_limit(problem: Problem, schedule: Schedule) -> Found:
-    """No rank ever holds more bytes of activations, and of versions beside the newest, than its limit."""
+    """No rank ever holds more bytes of activations, and of versions beside the newest, than its limit.
+
+    Of a graph it may hold more: values that wait depend on times, and are added in the check of a plan.
+    """
     counts = {(parts.kind, parts.stage): len(parts.shares) for parts in reversed(schedule.parts)}
-    begun = [stage.activation_bytes for stage in problem.stages]
-    again = [stage.recomputed_bytes for stage in problem.stages]
-    after = [stage.activation_after_input_bytes for stage in problem.stages]
-    known = range(len(problem.stages))
+    slices = [held_by_slice(problem, index) for index in range(len(problem.slices) or 1)]
+    known, number = range(len(problem.stages)), len(slices)
     for rank, (order, limit) in enumerate(zip(schedule.orders, problem.memory_limit_bytes, strict=False)):
         if limit is None:
             continue
@@ -243,19 +251,37 @@ def check_memory_limit(problem: Problem, schedule: Schedule) -> Found:
             kind, stage = op.kind, op.stage
             if stage not in known:
                 continue
+            begun, again, after, state = slices[op.microbatch % number][stage]
             if kind not in (Kind.W, Kind.U) and op.part <= 0:
-                held += begun[stage] if kind == Kind.F else again[stage]
+                held += begun if kind == Kind.F else again + max(0, state)
             if held + versions[index] > peak:
                 peak = held + versions[index]
                 if peak > limit and first is None:
                     first = (index, op, peak)
             if kind not in (Kind.F, Kind.U) and (op.part == WHOLE or op.part == counts.get((kind, stage), 0) - 1):
-                held -= 0 if kind == Kind.W else begun[stage] + again[stage]
-                held += 0 if kind == Kind.BW else after[stage] if kind == Kind.B else -after[stage]
+                held -= 0 if kind == Kind.W else begun + again + max(0, -state)
+                held += 0 if kind == Kind.BW else after if kind == Kind.B else -after
         if first is not None:
             index, op, bytes_held = first
             message = f"{token(op)} makes the rank hold {bytes_held} bytes, its limit is {limit} bytes, its peak {peak} bytes"
             yield _place(rank, index), message
+
+
+def held_by_slice(problem: Problem, index: int) -> list[tuple[int, int, int, int]]:
+    """Per stage, what this slice of a microbatch holds: activations, what runs again, what is left after B, its state's gradient.
+
+    The last is above 0 of the last slice, whose backward takes it for all slices before it, and below 0 of each of these, whose
+    backward gives it back.
+    """
+    lengths = problem.slices or (1,)
+    share = [Fraction(length, sum(lengths)) for length in lengths]
+    held = []
+    for stage in problem.stages:
+        of = [stage.activation_bytes, stage.recomputed_bytes, stage.activation_after_input_bytes]
+        begun, again, after = (ceil(size * share[index]) for size in of)
+        states = [ceil(stage.state_gradient_bytes * each) for each in share]
+        held.append((begun, again, after, sum(states[:-1]) if index == len(lengths) - 1 else -states[index]))
+    return held
 
 
 def _place(rank: int, index: int) -> str:

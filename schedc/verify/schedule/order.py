@@ -66,21 +66,38 @@ def ends_of_blocks(problem: Problem, schedule: Schedule) -> BlockEnds:
 
 
 def needs(problem: Problem) -> Iterator[tuple[int, int]]:
-    """Every (producer, consumer) pair of blocks, fused and split backwards alike (cost model, "Time")."""
-    stages = len(problem.stages)
+    """Every (producer, consumer) pair of blocks, fused and split backwards alike (cost model, "Time"; "Graphs and slices")."""
+    stages, slices = len(problem.stages), len(problem.slices)
     for microbatch in range(problem.microbatches):
+        begin = microbatch * stages
         previous = -1
         for stage in problem.path(microbatch):
-            block = (microbatch * stages + stage) * _KINDS
+            block = (begin + stage) * _KINDS
             yield block + _F, block + _B
             yield block + _F, block + _BW
             yield block + _B, block + _W
-            if previous >= 0:
+            if previous >= 0 and not problem.edges:
                 yield previous + _F, block + _F
                 for source in (block + _B, block + _BW):
                     yield source, previous + _B
                     yield source, previous + _BW
+            if slices and microbatch % slices:  # the slice before it, of the same microbatch
+                before = block - stages * _KINDS
+                yield before + _F, block + _F
+                yield from _backward(block, before)
             previous = block
+        for edge in problem.edges:
+            source, destination = ((begin + stage) * _KINDS for stage in (edge.source, edge.destination))
+            yield source + _F, destination + _F
+            if edge.has_gradient:
+                yield from _backward(destination, source)
+
+
+def _backward(producer: int, consumer: int) -> Iterator[tuple[int, int]]:
+    """The pairs of two blocks of which the backward of the one, fused or split, needs that of the other."""
+    for source in (producer + _B, producer + _BW):
+        yield source, consumer + _B
+        yield source, consumer + _BW
 
 
 def first_blocked(schedule: Schedule, ends: BlockEnds, waits: Mapping[int, Sequence[int]]) -> list[int] | None:
