@@ -75,7 +75,7 @@ def test_what_can_be_named_is_on_the_pages() -> None:
     keys = {key for section in job_schema()["$defs"].values() for key in section.get("properties", ())}
     bounds = {str(name) for name in BoundName}
     names = {
-        ("job-file.md", "topology-and-profile.md"): keys,
+        ("job-file.md", "topology-and-profile.md", "graphs.md"): keys,
         ("plan-file.md",): bounds,
         ("compile.md",): {*methods(Method)},
         ("bounds.md",): bounds,

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 from msgspec import Meta
 from msgspec.structs import asdict, fields
 
+from schedc.formats.graph_entries import LayerEdge, ModuleEntry
 from schedc.io.conform import Count, Duration, Rules, Section, Size
 from schedc.io.tables import JsonValue, pretty_json
 from schedc.ir import BLOCKS, Kind, Problem, Stage
@@ -44,6 +45,13 @@ class SpreadEntry(Section, frozen=True, kw_only=True):
     backward_input: Share | None = None
     backward_weight: Share | None = None
     backward: Share | None = None
+
+
+class QuadraticEntry(Section, frozen=True, kw_only=True):
+    """The shares of a layer's durations that grow with the square of the sequence (attention); of `W` nothing does."""
+
+    forward: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    backward_input: Annotated[float, Meta(ge=0, le=1)] = 0.0
 
 
 def more_after_input(after_input_bytes: int, whole_bytes: int) -> tuple[str, str]:
@@ -82,6 +90,13 @@ class LayerEntry(Section, frozen=True, kw_only=True):
     ] = None
     message_bytes: Annotated[Size | None, Meta(description="The layer's output, if a stage ends here. Default: nothing.")] = None
     gradient_message_bytes: Annotated[Size | None, Meta(description="The output's gradient. Default: the message's size.")] = None
+    state_gradient_bytes: Annotated[
+        Size | None, Meta(description="The gradients of its keys and values, where microbatches are in slices. Default: nothing.")
+    ] = None
+    quadratic: Annotated[
+        QuadraticEntry | None,
+        Meta(description="The shares of its durations that are quadratic. Default: those of [slices]."),
+    ] = None
     spread: Annotated[SpreadEntry | None, Meta(description="How far the samples of each duration spread, where measured.")] = None
 
     def rules(self) -> Rules:
@@ -120,6 +135,8 @@ class ProfileFile(Section, frozen=True, kw_only=True):
     version: Literal[1]
     model: Annotated[str, Meta(description="For people.")] = ""
     layers: Annotated[tuple[LayerEntry, ...], Meta(min_length=1, description="In the order of the forward.")]
+    modules: Annotated[tuple[ModuleEntry, ...], Meta(description="Parts of the model that are chains. Default: all is one.")] = ()
+    edges: Annotated[tuple[LayerEdge, ...], Meta(description="What layers take from each other besides.")] = ()
 
 
 def profile_json(layers: Sequence[LayerEntry], *, model: str = "", exact: bool = False) -> str:
@@ -147,7 +164,7 @@ def _entry(layer: LayerEntry, exact: bool) -> dict[str, JsonValue]:
         elif field.name.endswith("_bytes"):
             text = format_bytes(value)
             value = text if not exact or parse_bytes(text) == value else f"{value} B"
-        elif isinstance(value, SpreadEntry):
+        elif isinstance(value, SpreadEntry | QuadraticEntry):
             value = {name: round(share, 3) for name, share in asdict(value).items() if share is not None}
         entry[field.encode_name] = value
     return entry

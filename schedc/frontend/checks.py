@@ -7,7 +7,7 @@ in, and `root` that of the job.
 
 from __future__ import annotations
 
-from itertools import pairwise, permutations
+from itertools import permutations
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -19,17 +19,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from schedc.frontend.cost_keys import ProfileSection
-    from schedc.frontend.job_file import JobFile, PipelineSection
+    from schedc.frontend.job_file import JobFile
     from schedc.io.location import Location
 
 
-def check_placement(pipeline: PipelineSection, placed: Placement, root: Location) -> None:
+def check_placement(job: JobFile, placed: Placement, root: Location) -> None:
     """Refuse at once what is too large to be planned; all paths of a placement are equally long."""
     stages = len(placed.paths[0])
-    if 3 * stages * pipeline.microbatches > MOST_OPS:
+    if 3 * stages * job.units > MOST_OPS:
+        slices = job.units // job.pipeline.microbatches
         raise (root / "pipeline" / "microbatches").refuse(
-            f"{pipeline.microbatches}, which makes {3 * stages * pipeline.microbatches} compute ops",
-            f"at most {MOST_OPS // (3 * stages)} for {stages} stages, as a plan has at most {MOST_OPS} compute ops",
+            f"{job.pipeline.microbatches}, which makes {3 * stages * job.units} compute ops",
+            f"at most {MOST_OPS // (3 * stages * slices)} for {stages} stages, as a plan has at most {MOST_OPS} compute ops",
         )
 
 
@@ -85,20 +86,18 @@ def check_messages(problem: Problem, profile: ProfileSection, location: Location
     """
     at, given = location / ("message" if profile.path is None else "path"), profile.message_bytes is not None
     sized = {(link.source, link.destination) for link in problem.links if link.bytes_per_second is not None}
-    for path in problem.paths:
-        for stage, following in pairwise(path):
-            source, destination = problem.stages[stage].rank, problem.stages[following].rank
-            if (source, destination) in sized and not problem.stages[stage].message_bytes:
-                raise at.refuse(
-                    f"a message of 0 B from stage {stage}" if given else f"no message size of stage {stage}",
-                    f"{'more' if given else 'one'}, as the link from rank {source} to rank {destination} has a bandwidth",
-                )
-            keeps_it = problem.stages[following].recompute and problem.memory_limit_bytes[destination] is not None
-            if keeps_it and not problem.stages[stage].message_bytes:
-                raise at.refuse(
-                    f"no message size of stage {stage}",
-                    f"one, as stage {following} recomputes and keeps the message in limited memory",
-                )
+    for edge in (edge for path in range(len(problem.paths)) for edge in problem.edges_of(path) if not edge.message_bytes):
+        source, destination = problem.stages[edge.source].rank, problem.stages[edge.destination].rank
+        if (source, destination) in sized:
+            raise at.refuse(
+                f"a message of 0 B from stage {edge.source}" if given else f"no message size of stage {edge.source}",
+                f"{'more' if given else 'one'}, as the link from rank {source} to rank {destination} has a bandwidth",
+            )
+        if problem.stages[edge.destination].recompute and problem.memory_limit_bytes[destination] is not None:
+            raise at.refuse(
+                f"no message size of stage {edge.source}",
+                f"one, as stage {edge.destination} recomputes and keeps the message in limited memory",
+            )
 
 
 def check_open(workload: Workload, open_layout: OpenLayout, job: JobFile, root: Location) -> None:
@@ -135,7 +134,8 @@ def check_open(workload: Workload, open_layout: OpenLayout, job: JobFile, root: 
 def check_size(problem: Problem, location: Location) -> None:
     """Refuse a step so long or large that sums of it would no longer be exact everywhere (JSON, 64-bit evaluators)."""
     # More than the transfers of one microbatch take: each stage's larger message over the slowest link, there and back.
-    transfers_ns = 2 * len(problem.stages) * _message_ns(problem.links, problem.stages)
+    of_edges = [max(edge.message_bytes, edge.gradient_message_bytes or 0) for edge in problem.edges]
+    transfers_ns = 2 * max(len(problem.stages), len(of_edges)) * _message_ns(problem.links, problem.stages, of_edges)
     step_ns = problem.microbatches * (sum(map(_work_ns, problem.stages)) + transfers_ns)
     held = [0] * problem.ranks
     for stage in problem.stages:
@@ -157,7 +157,7 @@ def _work_ns(costs: BlockCosts) -> int:
     return max(costs.forward_ns) + backward_ns
 
 
-def _message_ns(links: Iterable[Link], costs: Sequence[BlockCosts]) -> int:
-    """What the largest message takes on the slowest link."""
-    largest = max(max(each.message_bytes, each.gradient_message_bytes) for each in costs)
+def _message_ns(links: Iterable[Link], costs: Sequence[BlockCosts], others: Sequence[int] = ()) -> int:
+    """What the largest message, of stages or of other sizes, takes on the slowest link."""
+    largest = max([*(max(each.message_bytes, each.gradient_message_bytes) for each in costs), *others])
     return max((link.latency_ns + link.occupancy_ns(largest) for link in links), default=0)

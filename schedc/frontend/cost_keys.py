@@ -90,6 +90,43 @@ class LengthsSection(Section, frozen=True, kw_only=True):
             yield "fit", "a value beside lengths.quadratic", "one of the two"
 
 
+class SlicesSection(Section, frozen=True, kw_only=True):
+    """Microbatches cut along their sequence: how many slices, and what each of them takes of a whole microbatch's durations."""
+
+    count: Annotated[Count | None, key("This many slices of equal length.", example="4")] = None
+    lengths: Annotated[tuple[Count, ...] | None, key("Instead of `count`: the length of each slice, in tokens.")] = None
+    quadratic: Annotated[
+        Annotated[float, Meta(ge=0, le=1)] | None,
+        key(
+            "q: the share of the `forward`, and of the `backward_input`, of a whole microbatch that grows with the square of its"
+            " length (attention), for layers of which the profile does not say it. Default: 0."
+        ),
+    ] = None
+    fixed: Annotated[
+        float,
+        Meta(ge=0, lt=1),
+        key("c: the share of a whole microbatch's duration that each slice takes, however short it is (launches). Default: 0."),
+    ] = 0.0
+    state_gradient_bytes: Annotated[
+        Sizes | None,
+        key("The gradients of a whole microbatch's keys and values in a stage: one value, or one per stage. Default: nothing."),
+    ] = None
+
+    def rules(self) -> Rules:
+        """One way to cut, into two slices or more; shares of one whole."""
+        if (self.count is None) == (self.lengths is None):
+            yield "count", "a value beside slices.lengths" if self.count else "nothing", "one of slices.count and slices.lengths"
+        if self.count == 1 or (self.lengths is not None and len(self.lengths) < 2):
+            yield "count" if self.count else "lengths", "one slice", "two or more, or no [slices]"
+        if self.fixed + (self.quadratic or 0) > 1:
+            yield "fixed", f"{self.fixed} beside quadratic = {self.quadratic}", "shares that add up to at most 1"
+
+    @property
+    def cut(self) -> tuple[int, ...]:
+        """The lengths; equal ones are 1 each."""
+        return self.lengths or (1,) * (self.count or 1)
+
+
 class MemorySection(Section, frozen=True, kw_only=True):
     """How much of the activations a rank can hold: by one of limit, in_flight, or capacity with what is static."""
 

@@ -24,7 +24,7 @@ from schedc.frontend.checks import (
 from schedc.frontend.job_file import AUTO, NAMING_FILES, JobFile, SolverSection
 from schedc.frontend.job_source import JobSource, source_of_file
 from schedc.frontend.lengths import layers_of_lengths
-from schedc.frontend.profile import read_layers
+from schedc.frontend.profile import quadratic_of, read_edges, read_layers
 from schedc.frontend.sections import (
     check_room,
     read_data_parallel,
@@ -34,10 +34,11 @@ from schedc.frontend.sections import (
     read_speeds,
     read_updates,
 )
+from schedc.frontend.slices import layers_in_slices
 from schedc.frontend.topology import check_connected, read_network, read_topology
 from schedc.io.conform import conform
 from schedc.ir import Layout, OpenLayout, Problem, Workload
-from schedc.lower.problem import problem_of
+from schedc.lower.problem import crossed_by, edges_between, problem_of
 from schedc.verify.layout import verify_layout
 from schedc.verify.workload import verify_workload
 
@@ -167,22 +168,23 @@ def _workload_and_layout(job: JobFile, source: JobSource) -> tuple[Workload, Lay
     root, pipeline = source.place, job.pipeline
     placed = read_placement(pipeline, root / "pipeline")
     if placed is not None:
-        check_placement(pipeline, placed, root)
+        check_placement(job, placed, root)
     topology, at = read_topology(job.topology, source)
-    layers, layers_of_stage = read_layers(job, source, placed)
-    layers = layers_of_lengths(job, source, layers)
+    layers, layers_of_stage, profile = read_layers(job, source, placed)
+    edges = read_edges(job, profile, layers, source)
+    layers = layers_in_slices(job, layers_of_lengths(job, source, layers), quadratic_of(profile, len(layers)), root)
     network = read_network(topology, pipeline.ranks, at)
     if placed is None:
         check_joined(network, pipeline.ranks, at)
         crossed = list(permutations(range(pipeline.ranks), 2))
     else:
-        crossed = placed.crossed()
+        crossed = crossed_by(placed, edges_between(edges, layers_of_stage) if layers_of_stage else ())
         check_connected(network, crossed, at)
     memory = read_memory(job.memory, layers, placed, pipeline.ranks, root / "memory")
     trunks = {link.trunk for pair in crossed if (link := network.link(*pair))} if job.data_parallel else set()
     workload = Workload(
         name=job.name or source.default_name,
-        microbatches=pipeline.microbatches,
+        microbatches=job.units,
         layers=memory.held_by(layers),
         devices=read_speeds(job.devices, memory.devices),
         network=network,
@@ -192,6 +194,8 @@ def _workload_and_layout(job: JobFile, source: JobSource) -> tuple[Workload, Lay
         in_order=pipeline.microbatch_order != AUTO,
         semantics=pipeline.semantics,
         objective=job.objective.minimize,
+        edges=edges,
+        slices=() if job.slices is None else job.slices.cut,
         **read_updates(job, placed, layers, root),
     )
     recompute = read_recomputed(pipeline, placed, root / "pipeline")

@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta
 
+from schedc.formats.graph_entries import LayerEdge, ModuleEntry
 from schedc.formats.layouts import LAYOUT_PATTERN, partition_of
-from schedc.frontend.cost_keys import DevicesSection, LengthsSection, MemorySection, ProfileSection, Text
+from schedc.frontend.cost_keys import DevicesSection, LengthsSection, MemorySection, ProfileSection, SlicesSection, Text
 from schedc.frontend.topology_keys import TopologySection
 from schedc.io.conform import (
     Count,
@@ -154,6 +155,13 @@ class PipelineSection(Section, frozen=True, kw_only=True):
         """Whether something of the layout is to be chosen."""
         return AUTO in (self.placement, self.partition, self.recompute)
 
+    def is_for_chains(self) -> tuple[str, str] | None:
+        """With what neither graphs nor slices are planned, and what is expected instead; None: they are."""
+        if self.mode == "asynchronous" or self.semantics is Semantics.TORCH or self.placement == "bidirectional":
+            where = 'with mode "asynchronous", semantics "torch" or placement "bidirectional" in [pipeline]'
+            return where, "none, as these are for chains of whole microbatches"
+        return ('where something in [pipeline] is "auto"', "a given layout, as none is chosen here") if self.is_open else None
+
     def rules(self) -> Rules:
         """What cannot be chosen, what steps that overlap need and cannot have, and what torch cannot execute."""
         overlap = 'pipeline.mode = "asynchronous"'
@@ -262,6 +270,12 @@ class JobFile(Section, frozen=True, kw_only=True):
     pipeline: PipelineSection
     profile: ProfileSection
     lengths: LengthsSection | None = None
+    slices: SlicesSection | None = None
+    module: Annotated[
+        tuple[ModuleEntry, ...],
+        key("Parts of the model whose layers are a chain, in the order of the forward. Default: all layers."),
+    ] = ()
+    edge: Annotated[tuple[LayerEdge, ...], key("What layers take from each other besides.")] = ()
     memory: MemorySection | None = None
     devices: DevicesSection = DevicesSection()
     topology: TopologySection = TopologySection()
@@ -269,11 +283,23 @@ class JobFile(Section, frozen=True, kw_only=True):
     objective: ObjectiveSection = ObjectiveSection()
     solver: SolverSection = SolverSection()
 
+    @property
+    def units(self) -> int:
+        """How many microbatches of their own number there are: all, or the slices of all."""
+        return self.pipeline.microbatches * (1 if self.slices is None else len(self.slices.cut))
+
     def rules(self) -> Rules:
         """What sections say of each other: costs by stage, which cannot be divided or placed elsewhere; values per rank."""
         if self.name is not None and not self.name.isprintable():
             yield "name", show(self.name), "printable text on one line"
         pipeline, profile, ranks = self.pipeline, self.profile, self.pipeline.ranks
+        for section, given in (("slices", self.slices), ("module", self.module), ("edge", self.edge)):
+            if given and (why := pipeline.is_for_chains()):
+                yield section, f"a section {why[0]}", why[1]
+        if self.slices is not None and self.lengths is not None:
+            yield "slices", "a section beside [lengths]", "one of the two"
+        if self.slices is not None and self.slices.state_gradient_bytes is not None and profile.path is not None:
+            yield "slices.state_gradient", "a value beside profile.path", "`state_gradient` of layers in the profile.json"
         if pipeline.mode == "asynchronous":
             overlap = 'a value with pipeline.mode = "asynchronous"'
             if self.data_parallel is not None:

@@ -10,10 +10,12 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from schedc.errors import Defect
+from schedc.formats.graph_entries import edges_of_entries
 from schedc.formats.profile_file import LayerEntry, ProfileFile, more_after_input
 from schedc.frontend.job_source import read_named
+from schedc.io.location import Location
 from schedc.io.tables import parse_json
-from schedc.ir import Layer, Placement
+from schedc.ir import Edge, Layer, Placement
 from schedc.lower.problem import together_ns
 from schedc.spelling import counted
 from schedc.units import MAX_QUANTITY
@@ -21,11 +23,9 @@ from schedc.units import MAX_QUANTITY
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.frontend.cost_keys import ProfileSection
     from schedc.frontend.job_file import JobFile, PipelineSection
     from schedc.frontend.job_source import JobSource
     from schedc.io.conform import BlockDurations
-    from schedc.io.location import Location
 
 T = TypeVar("T")
 
@@ -35,8 +35,10 @@ Partition = tuple[tuple[int, int], ...]
 _MOST_LAYERS = 2**16
 
 
-def read_layers(job: JobFile, source: JobSource, placed: Placement | None) -> tuple[tuple[Layer, ...], Partition | None]:
-    """The layers with their costs, and those of each stage; None where the partition is to be the balanced one, or is open.
+def read_layers(
+    job: JobFile, source: JobSource, placed: Placement | None
+) -> tuple[tuple[Layer, ...], Partition | None, ProfileFile | None]:
+    """The layers with their costs, those of each stage (None where these are to be balanced, or are open), and the profile.json.
 
     Args:
         job: for the costs or the path of a file that has them, `partition` and `split_backward`.
@@ -50,9 +52,36 @@ def read_layers(job: JobFile, source: JobSource, placed: Placement | None) -> tu
     if profile.path is None:
         if placed is None:
             raise Defect("costs by stage without a placement")
-        return _from_values(pipeline, profile, placed, root)
+        return *_from_values(job, placed, root), None
     file, place = read_named(source, "profile", profile.path, ProfileFile, parse_json)
-    return _from_layers(pipeline, file, placed, place, root)
+    return *_from_layers(pipeline, file, placed, place, root), file
+
+
+def read_edges(job: JobFile, profile: ProfileFile | None, layers: Sequence[Layer], source: JobSource) -> tuple[Edge, ...]:
+    """The graph of the layers, from the job or the profile.json; none: they are a chain.
+
+    Raises:
+        InvalidInput: both have one, or what they say cannot be.
+    """
+    place = source.place
+    if profile is None or not (profile.modules or profile.edges):
+        return edges_of_entries(job.module, job.edge, layers, (place / "module", place / "edge"))
+    if job.module or job.edge:
+        raise (place / ("module" if job.module else "edge")).refuse(
+            "a section beside a profile.json with modules or edges", "them in one of the two"
+        )
+    file = Location(str(source.directory / (job.profile.path or "")))
+    if why := job.pipeline.is_for_chains():
+        raise (file / ("modules" if profile.modules else "edges")).refuse(f"layers that are a graph {why[0]}", why[1])
+    return edges_of_entries(profile.modules, profile.edges, layers, (file / "modules", file / "edges"))
+
+
+def quadratic_of(profile: ProfileFile | None, layers: int) -> list[tuple[float, float] | None]:
+    """Per layer, the shares of forward and backward_input that are quadratic; None: the profile does not say."""
+    if profile is None:
+        return [None] * layers
+    each = ((entry.repeat, entry.quadratic) for entry in profile.layers)
+    return [None if of is None else (of.forward, of.backward_input) for repeat, of in each for _ in range(repeat)]
 
 
 def layers_of_entries(entries: Sequence[LayerEntry], file: Location, *, split_backward: bool) -> tuple[Layer, ...]:
@@ -112,10 +141,9 @@ def _of_stages(values: tuple[T, ...], placed: Placement, location: Location) -> 
     raise location.refuse(counted(len(values), "value"), f"{stages}, one per stage{pieces}")
 
 
-def _from_values(
-    pipeline: PipelineSection, profile: ProfileSection, placed: Placement, root: Location
-) -> tuple[tuple[Layer, ...], Partition]:
-    at = root / "profile"
+def _from_values(job: JobFile, placed: Placement, root: Location) -> tuple[tuple[Layer, ...], Partition]:
+    pipeline, profile, at = job.pipeline, job.profile, root / "profile"
+    counts = sorted({job.units, job.units // pipeline.microbatches}) if job.slices else [pipeline.microbatches]
     given = profile.given
 
     def sizes(key: str, default: tuple[int, ...]) -> tuple[int, ...]:
@@ -129,8 +157,9 @@ def _from_values(
             return [(value,)] * len(placed.rank_of_stage)
         of_each = tuple((each,) if isinstance(each, int) else alike_or_each(each) for each in value)
         for index, each in enumerate(value):
-            if isinstance(each, tuple) and len(each) != pipeline.microbatches:
-                raise (at / key / index).refuse(counted(len(each), "value"), f"{pipeline.microbatches}, one per microbatch")
+            if isinstance(each, tuple) and len(each) not in counts:
+                expected = f"{counts[0]}, one per slice" if job.slices else f"{pipeline.microbatches}, one per microbatch"
+                raise (at / key / index).refuse(counted(len(each), "value"), expected)
         return _of_stages(of_each, placed, at / key)
 
     nothing, no_time = (0,) * len(placed.rank_of_stage), [(0,)] * len(placed.rank_of_stage)
@@ -160,6 +189,9 @@ def _from_values(
         "message_bytes": message,
         "gradient_message_bytes": sizes("gradient_message", message),
     }
+    if job.slices is not None and job.slices.state_gradient_bytes is not None:
+        place = root / "slices" / "state_gradient"
+        costs["state_gradient_bytes"] = per_stage(job.slices.state_gradient_bytes, placed, place)
     positions, pieces = _layers_of_pieces(pipeline, placed, None, root), placed.piece_of_stage
     layers = tuple(
         Layer(**{name: values[stage] for name, values in costs.items()}, position=positions[piece])
@@ -203,6 +235,7 @@ def _layer(entry: LayerEntry, position: int) -> Layer:
         forward_again_ns=None if entry.forward_again_ns is None else (entry.forward_again_ns,),
         parameters=entry.parameters or 0,
         expert_parameters=entry.expert_parameters or 0,
+        state_gradient_bytes=entry.state_gradient_bytes or 0,
         position=(position, position + 1),
     )
 

@@ -30,9 +30,18 @@ EVERY_SECTION = f"""
 {M70}
 [devices]
 speed = [1, 1, 1, 1, 1, 1, 1, 2]
-[lengths]
-path = "lengths.csv"
-profile_length = 100
+[[module]]
+name = "vision"
+layers = 3
+[[module]]
+name = "text"
+layers = 5
+inputs = ["vision"]
+[[edge]]
+source = "vision.1"
+destination = "text.2"
+value = "ids"
+message = "8 KB"
 [[topology.site_link]]
 sites = [0, 1]
 bandwidth = "2 GB/s"
@@ -40,7 +49,24 @@ bandwidth = "2 GB/s"
 ranks = [3, 4]
 latency = "70 ms"
 """
-TEXTS = ("11 ms", "13 MiB", "17 MB/s", "Ett|tt|tt|tt|tt|tt|tt|ttL", "other", "fit.csv")
+LENGTHS = """
+[lengths]
+path = "lengths.csv"
+profile_length = 100
+"""
+SLICES = """
+[slices]
+lengths = [3, 2]
+quadratic = 0.2
+"""
+
+
+def document(path: str) -> dict[str, Any]:
+    """A job with every section but one of two that are not together: that which the path of a key is not in."""
+    return tomllib.loads(EVERY_SECTION + (LENGTHS if path.startswith("lengths") else SLICES))
+
+
+TEXTS = ("11 ms", "13 MiB", "17 MB/s", "Ett|tt|tt|tt|tt|tt|tt|ttL", "other", "output", "fit.csv")
 """Of each kind of text that a key may have."""
 
 
@@ -59,7 +85,7 @@ def keys(schema: Schema, path: str = "") -> Iterator[tuple[str, list[Schema]]]:
         if "properties" in kinds[0]:
             yield from keys(kinds[0], at)
         elif "properties" in items:
-            yield from keys(items, f"{at}[{len(value_at(tomllib.loads(EVERY_SECTION), at)) - 1}]")
+            yield from keys(items, f"{at}[{len(value_at(document(at), at)) - 1}]")
         else:
             yield at, kinds
 
@@ -90,11 +116,11 @@ def value_at(table: Any, path: str) -> Any:
     return table
 
 
-def what_it_states(directory: Path, path: str = "", value: object = None) -> object:
-    """All that a job states, with a value set; or why it is refused."""
-    overrides = (python_override(path, value),) if path else ()
+def what_it_states(directory: Path, path: str, value: object = None) -> object:
+    """All that a job states, with the value set where there is one; or why it is refused."""
+    overrides = () if value is None else (python_override(path, value),)
     try:
-        job = checked_job(source_of_table(tomllib.loads(EVERY_SECTION), directory=directory, name="every", overrides=overrides))
+        job = checked_job(source_of_table(document(path), directory=directory, name="every", overrides=overrides))
         limits = {"time_limit_s": None, "gap": None, "seed": None, "deterministic_limit": None}
         settings = search_settings(job, method=None, workers=1, **limits)  # type: ignore[arg-type]
     except InvalidInput as error:
@@ -111,15 +137,16 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_job_is_good_and_has_every_section(directory: Path) -> None:
-    assert not isinstance(what_it_states(directory), str), what_it_states(directory)
+    for path in ("lengths", "slices"):
+        assert not isinstance(what_it_states(directory, path), str), what_it_states(directory, path)
     for path, _ in keys(job_schema()["$defs"]["JobFile"]):
         section = path.rpartition(".")[0]
-        assert not section or value_at(tomllib.loads(EVERY_SECTION), section) is not None, f"EVERY_SECTION lacks {section}"
+        assert not section or value_at(document(path), section) is not None, f"EVERY_SECTION lacks {section}"
 
 
 @pytest.mark.parametrize(("path", "kinds"), [pytest.param(*each, id=each[0]) for each in keys(job_schema()["$defs"]["JobFile"])])
 def test_every_key(path: str, kinds: list[Schema], directory: Path) -> None:
-    before, given = what_it_states(directory), value_at(tomllib.loads(EVERY_SECTION), path)
+    before, given = what_it_states(directory, path), value_at(document(path), path)
     tried = [value for value in values(kinds) if value != given and any(valid(value, kind, job_schema()) for kind in kinds)]
     assert tried, f"no value of {path} to try"
     assert any(what_it_states(directory, path, value) != before for value in tried), f"nothing uses {path}"

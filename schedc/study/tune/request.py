@@ -281,7 +281,12 @@ def _profile(path: Path, expert_parallel: int, split_backward: bool) -> tuple[st
     """The text and the layers of a profile.json that has all that tuning needs."""
     content = read_bytes(path)
     place = Location(str(path))
-    layers = conform(parse_json(content, str(path)), ProfileFile, place).layers
+    profile = conform(parse_json(content, str(path)), ProfileFile, place)
+    if profile.modules or profile.edges:
+        raise place.refuse(
+            "layers that are a graph (modules, edges)", "a chain of layers, as `schedc tune` compares layouts of these"
+        )
+    layers = profile.layers
     if not any(layer.parameters for layer in layers):
         raise (place / "layers").refuse("no parameters", "parameters of each layer, for memory and data parallelism")
     if expert_parallel > 1 and not any(layer.expert_parameters for layer in layers):
