@@ -100,8 +100,11 @@ class Interruption:
 
     @contextmanager
     def alarm(self, seconds: float | None) -> Iterator[None]:
-        """Within, the time is up after this long; None: never. Unless `listening`, it is noticed only where a `raising` begins."""
-        now_s = time.perf_counter()
+        """Within, the time is up after this long; None: never. Unless `listening`, it is noticed only where a `raising` begins.
+
+        After it the time is up when it was before.
+        """
+        before_s, now_s = self._deadline_s, time.perf_counter()
         ends_s = (None if seconds is None else now_s + seconds, self._last_s)
         self._deadline_s = min((each for each in ends_s if each is not None), default=None)
         if self._deadline_s is not None:
@@ -109,7 +112,8 @@ class Interruption:
         try:
             yield
         finally:
-            self._set_alarm(0.0)
+            self._deadline_s = before_s
+            self._set_alarm(0.0 if before_s is None else max(before_s - time.perf_counter(), LEAST_S))
 
     @contextmanager
     def within(self, seconds: float) -> Iterator[None]:

@@ -134,6 +134,18 @@ def test_outside_of_a_region_a_signal_is_a_mark_after_the_time_is_up_too() -> No
     assert interruption.requested
 
 
+def test_the_end_of_an_alarm_leaves_the_time_as_it_was() -> None:
+    interruption, done = Interruption(), []
+    with interruption.alarm(0.0):
+        with interruption.alarm(None), interruption.raising():
+            done.append("with more time")
+        with pytest.raises(OutOfTime), interruption.raising():
+            done.append("never")
+    with interruption.raising():
+        done.append("after the alarm")
+    assert done == ["with more time", "after the alarm"]
+
+
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs setitimer")
 def test_somebody_elses_alarm_goes_on() -> None:
     before, _ = signal.getitimer(signal.ITIMER_REAL)

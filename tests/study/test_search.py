@@ -313,6 +313,12 @@ def test_a_loss_that_nobody_reaches_is_refused_by_what_each_needs(tmp_path: Path
         tuned(loss_request(tmp_path, loss={"convergence": "convergence.json", "error": 1e-300}))
 
 
+def test_the_end_of_one_candidates_time_ends_no_other(tmp_path: Path) -> None:
+    """What is by name for steps that overlap has a limit for each of them; baselines of the others follow, which have none."""
+    found = tuned(loss_request(tmp_path, tune={"ranks": [2], "versions": ["2bw"]}), method="modulo")
+    assert {row.candidate.versions is None for row in found.rows if row.step_ns is not None} == {True, False}
+
+
 def test_first_bounds_of_periods_and_jobs_that_are_written(tmp_path: Path) -> None:
     sections = {"placements": ["unidirectional", "loop"], "zero_stages": [0, 1], "versions": ["stash", "2bw", "bounded"]}
     request = loss_request(tmp_path, sites=(2, 2), tune={**sections, "batch": 8})
