@@ -100,10 +100,7 @@ class Interruption:
 
     @contextmanager
     def alarm(self, seconds: float | None) -> Iterator[None]:
-        """Within, the time is up after this long; None: never. Unless `listening`, it is noticed only where a `raising` begins.
-
-        After it the time is up when it was before.
-        """
+        """Within, the time is up after this long; None: never. Unless `listening`, only a `raising` that begins notices it."""
         before_s, now_s = self._deadline_s, time.perf_counter()
         ends_s = (None if seconds is None else now_s + seconds, self._last_s)
         self._deadline_s = min((each for each in ends_s if each is not None), default=None)
@@ -112,7 +109,7 @@ class Interruption:
         try:
             yield
         finally:
-            self._deadline_s = before_s
+            self._deadline_s = before_s  # after it the time is up when it was before
             self._set_alarm(0.0 if before_s is None else max(before_s - time.perf_counter(), LEAST_S))
 
     @contextmanager
