@@ -28,7 +28,7 @@ from schedc.costs.operators.blocks import (
     kind_of,
 )
 from schedc.errors import InvalidInput, Unsupported
-from schedc.formats.profile_file import LayerEntry
+from schedc.formats.profile_file import LayerEntry, QuadraticEntry
 from schedc.io.input_file import read_bytes
 from schedc.io.location import Location, show
 from schedc.io.tables import parse_json
@@ -117,6 +117,15 @@ def layer_of(
     after = sum(operator.kept_for_weight_bytes + operator.gradient_bytes for operator in operators) if split_backward else 0.0
     if max(forward_s, input_s, weight_s) * 1e9 > MAX_QUANTITY or max(kept, after) > MAX_QUANTITY:
         raise Unsupported(f"the microbatch is too large: {name} takes or holds more than {MAX_QUANTITY} ns or B")
+    shares = [
+        round(sum(duration_s(work, engine, device, efficiency, element_bytes=element_bytes) for engine, work in works) / all_s, 4)
+        if all_s
+        else 0.0
+        for all_s, works in (
+            (forward_s, [(each.engine, each.forward) for each in operators if each.quadratic]),
+            (input_s, [(each.engine, each.backward_input) for each in operators if each.quadratic]),
+        )
+    ]
     return LayerEntry(
         name=name,
         kind=kind,
@@ -129,6 +138,8 @@ def layer_of(
         activation_bytes=round(max(kept, after)),
         activation_after_input_bytes=round(after) if split_backward else None,
         message_bytes=message_bytes,
+        state_gradient_bytes=round(sum(each.state_bytes for each in operators)) or None,
+        quadratic=QuadraticEntry(forward=shares[0], backward_input=shares[1]) if any(shares) else None,
     )
 
 

@@ -93,7 +93,7 @@ class LengthsSection(Section, frozen=True, kw_only=True):
 class SlicesSection(Section, frozen=True, kw_only=True):
     """Microbatches cut along their sequence: how many slices, and what each of them takes of a whole microbatch's durations."""
 
-    count: Annotated[Count | None, key("This many slices of equal length.", example="4")] = None
+    count: Annotated[Count | None, key("This many slices of equal length.")] = None
     lengths: Annotated[tuple[Count, ...] | None, key("Instead of `count`: the length of each slice, in tokens.")] = None
     quadratic: Annotated[
         Annotated[float, Meta(ge=0, le=1)] | None,

@@ -34,6 +34,8 @@ def problem_of(workload: Workload, layout: Layout) -> Problem:
     )
     if workload.semantics is Semantics.TORCH:
         stages = as_torch_executes(stages, layout.paths[0][0])
+    if not workload.slices:  # no slice leaves a state to the next
+        stages = tuple(replace(stage, state_gradient_bytes=0) if stage.state_gradient_bytes else stage for stage in stages)
     count = len(stages)
     edges = edges_between(workload.edges, layout.layers_of_stage)
     if (

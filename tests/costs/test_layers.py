@@ -210,3 +210,21 @@ def test_bytes_that_a_scan_moves_by_hand() -> None:
     (scan,) = (operator for operator in operators if operator.name == "scan")
     assert scan.forward.memory_bytes == 24 * (24 + 40) * 2 + 24 * 24 * 2 + 4 * 3 * (4 * 6 * 10) * 4
     assert scan.kept_for_input_bytes == 24 * (24 + 40) * 2
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "llama3-70b", "llama3-405b", "gemma2-27b"])
+def test_shares_that_are_quadratic_foretell_a_sequence_of_twice_the_length(name: str) -> None:
+    """A block of d ns, q of it quadratic, takes 2(1 − q)d + 4qd; of a window that is shorter than the sequence nothing is quadratic."""
+    once, twice = (layers_of(architecture_named(name), H100, Setting(sequence_length=length)) for length in (32_768, 65_536))
+    for layer, longer in zip(once[1:-1], twice[1:-1], strict=True):
+        assert layer.quadratic is not None or "windowed" in layer.kind
+        for duration, share in (("forward_ns", "forward"), ("backward_input_ns", "backward_input"), ("backward_weight_ns", "")):
+            q = getattr(layer.quadratic, share, 0.0)
+            assert getattr(longer, duration) == pytest.approx(getattr(layer, duration) * (2 * (1 - q) + 4 * q), rel=0.005)
+        assert longer.state_gradient_bytes == 2 * (layer.state_gradient_bytes or 0) > 0
+
+
+def test_gradients_of_the_state_by_hand() -> None:
+    """Keys and values of 8 heads of 128 elements of 2 bytes, for each token."""
+    block = layers_of(architecture_named("llama3-8b"), H100, Setting(sequence_length=1000))[1]
+    assert block.state_gradient_bytes == 1000 * 2 * 8 * 128 * 2

@@ -68,6 +68,10 @@ class Operator:
     """Kept from F; W frees it."""
     gradient_bytes: float = 0.0
     """Kept from B; W frees it."""
+    quadratic: bool = False
+    """Its work grows with the square of the sequence: each token meets all before it."""
+    state_bytes: float = 0.0
+    """Keys and values, which later slices of the sequence read; their gradients take as much. A part of what is kept."""
 
 
 Operators: TypeAlias = list[Operator]

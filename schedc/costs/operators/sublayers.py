@@ -126,6 +126,8 @@ def _core(setting: Setting, heads: float, kv_heads: float, key_dim: int, value_d
         forward=work(flops, forward_bytes, passed),
         backward_input=work(backward_flops, backward_bytes, 2 * passed),
         kept_for_input_bytes=kept,
+        quadratic=window is None or window >= setting.sequence_length,
+        state_bytes=pairs_of_keys,
     )
 
 

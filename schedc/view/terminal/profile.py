@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from msgspec.structs import asdict
+
 from schedc.costs.devices import duration_s
 from schedc.costs.layers import Part, parts_of
 from schedc.io.location import one_line
@@ -81,7 +83,8 @@ def measured_json(rows: Sequence[ProfileRow], notes: Sequence[str]) -> dict[str,
 
 def entry_json(layer: LayerEntry) -> dict[str, Any]:
     """A layer of a profile; what is not known is left out."""
-    return {name: value for name in layer.__struct_fields__ if (value := getattr(layer, name)) not in (None, "")}
+    known = {name: value for name in layer.__struct_fields__ if (value := getattr(layer, name)) not in (None, "")}
+    return known if layer.quadratic is None else {**known, "quadratic": asdict(layer.quadratic)}
 
 
 def first_parts(made: Predicted) -> list[Part]:
