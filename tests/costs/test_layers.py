@@ -214,7 +214,7 @@ def test_bytes_that_a_scan_moves_by_hand() -> None:
 
 @pytest.mark.parametrize("name", ["llama3-8b", "llama3-70b", "llama3-405b", "gemma2-27b"])
 def test_shares_that_are_quadratic_foretell_a_sequence_of_twice_the_length(name: str) -> None:
-    """A block of d ns, q of it quadratic, takes 2(1 − q)d + 4qd; of a window that is shorter than the sequence nothing is quadratic."""
+    """A block of d ns, q of it quadratic, takes 2(1 − q)d + 4qd; of a window shorter than the sequence nothing is quadratic."""
     once, twice = (layers_of(architecture_named(name), H100, Setting(sequence_length=length)) for length in (32_768, 65_536))
     for layer, longer in zip(once[1:-1], twice[1:-1], strict=True):
         assert layer.quadratic is not None or "windowed" in layer.kind
