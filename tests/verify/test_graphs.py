@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING
 import pytest
 from inputs.graphs import graph_problem, random_order
 from inputs.tiny_problems import random_parts
+from oracles.brute_force import best_schedule, peaks, timing
 
 from schedc.ir.ops import WHOLE, Kind, Op, sent_to
+from schedc.ir.plan import BoundName, Certificate, Channel, Collective, MadeBy, Plan, RankPlan
+from schedc.ir.problem import Objective
+from schedc.lower.plan import channel_role
+from schedc.verify.plan.channels import Need, needs_of
+from schedc.verify.plan.checks import verify_plan
+from schedc.verify.plan.memory import peaks_of
+from schedc.verify.plan.replay import replay
 from schedc.verify.problem import verify_problem
 from schedc.verify.schedule.checks import verify_schedule
 
@@ -110,3 +118,94 @@ def test_a_transfer_among_the_ops_is_refused() -> None:
     orders = ((sent_to(Op(Kind.F, 0, 0), 2), *schedule.orders[0]), *schedule.orders[1:])
     found = [violation for violation in verify_schedule(problem, replace(schedule, orders=orders)) if violation.rule == "op-fields"]
     assert "as of the transfer F0.0>2" in found[0].message
+
+
+def lowered(problem: Problem, schedule: Schedule) -> Plan:
+    """A plan of the schedule without the simulator: all is sent in the order of ops and edges, all receives are posted first.
+
+    Its certificate claims what the brute force says.
+    """
+    makespan_ns, span_ns = timing(problem, schedule)
+    busy_ns = sum(schedule.duration_ns(problem, op) for order in schedule.orders for op in order)
+    objective_ns = span_ns if problem.objective is Objective.STAGE_SPAN else makespan_ns
+    certificate = Certificate(
+        makespan_ns=makespan_ns,
+        lower_bound_ns=0,
+        gap=1.0 if objective_ns else 0.0,
+        bound=BoundName.WORK,
+        bubble_ratio=1 - busy_ns / (problem.ranks * makespan_ns),
+        peak_activation_bytes=tuple(peaks(problem, schedule)),
+        stage_span_ns=span_ns,
+        objective=problem.objective,
+    )
+    bare = Plan(
+        problem=problem,
+        ranks=tuple(RankPlan(rank=rank, compute=order) for rank, order in enumerate(schedule.orders)),
+        parts=schedule.parts,
+        certificate=certificate,
+        made_by=MadeBy(schedc="0", method="test"),
+    )
+    queues: dict[tuple[int, int], list[Need]] = {}
+    for need in sorted(needs_of(bare).values(), key=lambda need: (need.producer, need.place)):
+        queues.setdefault((need.source, need.destination), []).append(need)
+    channels: list[list[Channel]] = [[] for _ in range(problem.ranks)]
+    for (source, destination), needs in queues.items():
+        ops = tuple(need.op for need in needs)
+        to, of = (channel_role(*pair, problem.ranks) for pair in ((source, destination), (destination, source)))
+        channels[source].append(Channel(name=f"send_{to}", peer=destination, transfers=ops))
+        channels[destination].append(Channel(name=f"recv_{of}", peer=source, transfers=ops, post_before=(0,) * len(ops)))
+    collectives = [_collectives(problem, order) for order in schedule.orders]
+    return replace(
+        bare,
+        ranks=tuple(replace(rank, channels=tuple(channels[rank.rank]), collectives=collectives[rank.rank]) for rank in bare.ranks),
+    )
+
+
+def _collectives(problem: Problem, order: tuple[Op, ...]) -> tuple[Collective, ...]:
+    if problem.data_parallel is None:
+        return ()
+    gathers = dict.fromkeys(op.stage for op in order if op.kind == Kind.F) if problem.data_parallel.all_gather_ns else {}
+    scatters = list(dict.fromkeys(op.stage for op in reversed(order) if op.kind in (Kind.W, Kind.BW)))
+    return tuple(Collective("AG", stage) for stage in gathers) + tuple(Collective("RS", stage) for stage in reversed(scatters))
+
+
+@pytest.mark.parametrize("first", range(0, 300, 60))
+def test_plans_are_as_the_brute_force_says(first: int) -> None:
+    """Times, stage spans and peaks with values that wait, of graphs, slices and both; in small numbers and odd ones."""
+    waited = limited = 0
+    for seed in range(first, first + 60):
+        problem, schedule = sound(seed, collectives=True, may_be_odd=True, most_stages=7)
+        plan = lowered(problem, schedule)
+        over = [
+            rank
+            for rank, (peak, limit) in enumerate(
+                zip(plan.certificate.peak_activation_bytes, problem.memory_limit_bytes, strict=True)
+            )
+            if limit is not None and peak > limit
+        ]
+        found = verify_plan(plan)
+        assert [(each.rule, each.place.partition(".")[0]) for each in found] == [
+            ("memory-limit", f"ranks[{rank}]") for rank in over
+        ]
+        limited += bool(over)
+        waited += any(peak.waiting_bytes for peak in peaks_of(plan, replay(plan, needs_of(plan))))
+    assert waited > 5
+
+
+def test_the_optimum_by_brute_force_is_reached_and_not_beaten() -> None:
+    reached = 0
+    for seed in range(40):
+        problem = graph_problem(Random(seed), most_ops=14, most_stages=5)
+        best_ns, schedule = best_schedule(problem)
+        if best_ns is None or schedule is None:
+            continue
+        plan = lowered(problem, schedule)
+        assert verify_plan(plan) == ()
+        assert plan.certificate.objective_ns == best_ns
+        for number in range(8):
+            other = random_order(Random(number), problem)
+            beside = None if other is None else lowered(problem, other)
+            if beside is not None and not verify_plan(beside):
+                assert beside.certificate.objective_ns >= best_ns
+                reached += beside.certificate.objective_ns == best_ns
+    assert reached > 20

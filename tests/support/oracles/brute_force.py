@@ -1,5 +1,7 @@
 """The exact optimum of tiny problems by search over all schedules, and the timing of a given one; shares no code with the product.
 
+Problems are chains, graphs, and either in slices.
+
 Both run one machine state forward in time. A rank that is free may start any op whose inputs are there and whose memory fits, or
 wait for one that is still to come; an op that it declined may only start after another has, as it would have started earlier
 otherwise. So every order of every rank is tried once, and none is assumed to be better. Durations, of parts too, are at least 1 ns.
@@ -33,10 +35,21 @@ def timing(problem: Problem, schedule: Schedule) -> tuple[int, int]:
     Raises:
         ValueError: the schedule deadlocks.
     """
+    state, _ = _run(problem, schedule)
+    return max(*state.ended, state.collectives_end), max(state.spans())
+
+
+def peaks(problem: Problem, schedule: Schedule) -> list[int]:
+    """Per rank, the most bytes that it holds under a valid schedule, with values that wait for others."""
+    return _run(problem, schedule)[1]
+
+
+def _run(problem: Problem, schedule: Schedule) -> tuple[State, list[int]]:
+    """The state at the end of a schedule, and the peak of each rank."""
     facts = ProblemArrays(problem, schedule.parts)
     firsts = (dict.fromkeys(op.stage for op in order if op.kind == Kind.F) for order in schedule.orders)
     state = State(facts, list(chain.from_iterable(firsts)))
-    at = [0] * problem.ranks
+    at, most = [0] * problem.ranks, [0] * problem.ranks
     while any(busy is not None for busy in state.running) or any(i < len(o) for i, o in zip(at, schedule.orders, strict=True)):
         for rank, order in enumerate(schedule.orders):
             if state.running[rank] is None and at[rank] < len(order):
@@ -44,17 +57,18 @@ def timing(problem: Problem, schedule: Schedule) -> tuple[int, int]:
                 ready = True
                 if op.kind == Kind.F and op.part <= 0:
                     ready = state.is_there(False, op[1:3])
-                elif op.kind in (Kind.B, Kind.BW) and op.part <= 0 and facts.neighbour(op.stage, op.microbatch, 1) is not None:
+                elif op.kind in (Kind.B, Kind.BW) and op.part <= 0 and facts.inputs[True, *op[1:3]]:
                     ready = state.is_there(True, op[1:3])
                 if ready:
                     state.start(facts, rank, op)
                     at[rank] += 1
+        most = [max(pair) for pair in zip(most, state.bytes_on(facts), strict=True)]
         moment = state.next_moment()
         if moment is None:
             raise ValueError("the schedule deadlocks")
         state.now = moment
         state.end_ops(facts)
-    return max(*state.ended, state.collectives_end), max(state.spans())
+    return state, most
 
 
 def optimum(problem: Problem, parts: Sequence[Parts] = (), *, symmetry: bool = True, most_states: int = 1_000_000) -> int | None:
@@ -115,6 +129,7 @@ def best_schedule(
             tuple(state.declined),
             frozenset((name, at - now) for name, at in state.free.items() if at > now),
             frozenset((which, max(0, at - now)) for which, at in state.input_at.items()),
+            frozenset((which, tuple(sorted((max(0, at - now), size) for at, size in got))) for which, got in state.arrived.items()),
             state.complete,
             frozenset(state.parts_done.items()),
         )
@@ -141,6 +156,8 @@ def best_schedule(
     def decide(state: State, rank: int) -> None:
         nonlocal best, best_log
         if rank == problem.ranks:
+            if not state.fits(facts):
+                return
             if not any(state.work) and not any(state.running):
                 objective = max(*state.ended, state.collectives_end) if makespan else max(state.spans())
                 if objective < best:
@@ -171,9 +188,10 @@ def best_schedule(
         state.declined[rank] = before
 
     def out_of_turn(state: State, op: Op) -> bool:
-        if op.kind != Kind.F or op.part > 0 or problem.path(op.microbatch)[0] != op.stage:
+        if op.kind != Kind.F or op.part > 0 or op.stage not in facts.sources:
             return out_of_gathers(state, op)
-        before = facts.before.get(op.microbatch) if problem.in_order else facts.twins.get(op.microbatch) if symmetry else None
+        is_first = symmetry and problem.path(op.microbatch)[0] == op.stage
+        before = facts.before.get(op.microbatch) if problem.in_order else facts.twins.get(op.microbatch) if is_first else None
         key = (Kind.F, op.stage, before)
         waits = before is not None and key not in state.complete and key not in state.parts_done
         return waits or out_of_gathers(state, op)

@@ -1,12 +1,15 @@
 """The moment-by-moment state of a pipeline, for the brute force: what a problem asks for, what runs, what is on its way.
 
-Shares no code with the product. Durations, of parts too, are at least 1 ns: all that ends at a moment is known when it comes.
+Of chains, graphs and slices. Shares no code with the product. Durations, of parts too, are at least 1 ns: all that ends at a moment
+is known when it comes.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from fractions import Fraction
 from itertools import pairwise
+from math import ceil
 from typing import TYPE_CHECKING
 
 from schedc.ir.ops import BLOCKS, WHOLE, Kind, Op
@@ -31,18 +34,72 @@ class ProblemArrays:
         self.visits = [(stage, microbatch) for microbatch in range(problem.microbatches) for stage in problem.path(microbatch)]
         self.on_rank = [[v for v in self.visits if problem.stages[v[0]].rank == rank] for rank in range(problem.ranks)]
         self.visitors = Counter(stage for stage, _ in self.visits)
+        self.inputs: dict[tuple[bool, int, int], list[tuple[int, int]]] = {
+            (way, *v): [] for way in (False, True) for v in self.visits
+        }
+        """(backward, stage, microbatch) to the stages that it takes from, each with the bytes of what comes."""
+        self.sends: dict[tuple[bool, int, int], list[tuple[list[int], int]]] = {key: [] for key in self.inputs}
+        """What F, or the backward, sends: to which stages of one rank, and the bytes of it; in the order in which it does."""
+        for microbatch, path in enumerate(problem.path_of):
+            sent: dict[tuple[int, int, int], list[int]] = {}
+            for source, destination, size, gradient, value in self.edges(path):
+                here, share = problem.stages[destination].rank, self.share(size, microbatch)
+                self.inputs[False, destination, microbatch].append((source, share))
+                taken_by = sent.setdefault((source, value, here), [])
+                taken_by.append(destination)
+                if len(taken_by) == 1:
+                    self.sends[False, source, microbatch].append((taken_by, share))
+                if gradient is not None:
+                    back = self.share(gradient, microbatch)
+                    self.inputs[True, source, microbatch].append((destination, back))
+                    self.sends[True, destination, microbatch].append(([source], back))
+        self._longest: dict[tuple[bool, int, int], int] = {}
         self.chain = {visit: self.chain_from(*visit) for visit in self.visits}
         self.twins = self.identical_before()
         self.before = self.same_path_before()
-        self._neighbours: dict[tuple[int, int, int], int | None] = {}
+        self.sources = {visit[0] for visit in self.visits if not self.inputs[False, *visit]}
         self._pieces: dict[tuple[Kind, int, int], list[int]] = {}
-        for microbatch in range(problem.microbatches):
-            for stage, after in pairwise((None, *problem.path(microbatch), None)):
-                if stage is not None:
-                    self._neighbours[stage, microbatch, 1] = after
-                if after is not None:
-                    self._neighbours[after, microbatch, -1] = stage
         self.least = {visit: self.least_work(*visit) for visit in self.visits}
+
+    def edges(self, path: int) -> list[tuple[int, int, int, int | None, int]]:
+        """What the stages of a path take: from, to, bytes of the message and of the gradient (None: none), which value it is."""
+        stages = self.problem.stages
+        if self.problem.edges:
+            each = self.problem.edges
+            return [(e.source, e.destination, e.message_bytes, e.gradient_message_bytes, e.value) for e in each]
+        return [(a, b, stages[a].message_bytes, stages[a].gradient_message_bytes, 0) for a, b in pairwise(self.problem.paths[path])]
+
+    def share(self, size: int, microbatch: int) -> int:
+        """What of the size of a whole microbatch this slice of one has."""
+        lengths = self.problem.slices
+        return ceil(Fraction(size * lengths[microbatch % len(lengths)], sum(lengths))) if lengths else size
+
+    def other_slice(self, microbatch: int, step: int) -> int | None:
+        """The slice of the same microbatch that is so many behind this one, if there is one."""
+        count = len(self.problem.slices) or 1
+        return microbatch + step if 0 <= microbatch % count + step < count else None
+
+    def takes(self, kind: Kind, stage: int, microbatch: int) -> int:
+        """What the block takes of its rank's memory when it starts."""
+        costs = self.problem.stages[stage]
+        if kind == Kind.W:
+            return 0
+        if kind == Kind.F:
+            return self.share(costs.activation_bytes, microbatch)
+        taken = self.share(costs.recomputed_bytes, microbatch)
+        if self.other_slice(microbatch, 1) is None:
+            for step in range(1, len(self.problem.slices)):
+                taken += self.share(costs.state_gradient_bytes, microbatch - step)
+        return taken
+
+    def gives(self, kind: Kind, stage: int, microbatch: int) -> int:
+        """What the block gives back when it ends."""
+        costs = self.problem.stages[stage]
+        after = self.share(costs.activation_after_input_bytes, microbatch)
+        whole = self.share(costs.activation_bytes, microbatch) + self.share(costs.recomputed_bytes, microbatch)
+        if self.other_slice(microbatch, 1) is not None:
+            whole += self.share(costs.state_gradient_bytes, microbatch)
+        return {Kind.F: 0, Kind.B: whole - after, Kind.W: after, Kind.BW: whole}[kind]
 
     def pieces(self, kind: Kind, stage: int, microbatch: int) -> list[int]:
         """The durations of the parts that the block is cut into."""
@@ -60,24 +117,21 @@ class ProblemArrays:
             raise ValueError("durations must be at least 1 ns")
         return found
 
-    def neighbour(self, stage: int, microbatch: int, step: int) -> int | None:
-        return self._neighbours[stage, microbatch, step]
-
-    def hop(self, op: Op) -> tuple[tuple[int, int] | str | None, int, int, int] | None:
-        """The transfer that the op's block sends: (resource, occupancy, latency, receiving stage); resource None on one rank."""
+    def hops(self, op: Op) -> list[tuple[tuple[int, int] | str | None, int, int, list[int]]]:
+        """The transfers that the op's block sends: (resource, occupancy, latency, receiving stages); resource None on one rank."""
         if op.kind == Kind.W:
-            return None
-        other = self.neighbour(op.stage, op.microbatch, 1 if op.kind == Kind.F else -1)
-        if other is None:
-            return None
-        a, b = self.problem.stages[op.stage].rank, self.problem.stages[other].rank
-        if a == b:
-            return (None, 0, 0, other)
-        link = self.links[a, b]
-        size = (
-            self.problem.stages[op.stage].message_bytes if op.kind == Kind.F else self.problem.stages[other].gradient_message_bytes
-        )
-        return ((a, b) if link.trunk is None else link.trunk, link.occupancy_ns(size), link.latency_ns, other)
+            return []
+        found: list[tuple[tuple[int, int] | str | None, int, int, list[int]]] = []
+        a = self.problem.stages[op.stage].rank
+        for receivers, size in self.sends[op.kind != Kind.F, op.stage, op.microbatch]:
+            b = self.problem.stages[receivers[0]].rank
+            if a == b:
+                found.append((None, 0, 0, receivers))
+            else:
+                link = self.links[a, b]
+                name = (a, b) if link.trunk is None else link.trunk
+                found.append((name, link.occupancy_ns(size), link.latency_ns, receivers))
+        return found
 
     def shortest_backward(self, stage: int, microbatch: int) -> int:
         fused = self.problem.duration_ns(Kind.BW, stage, microbatch)
@@ -90,14 +144,20 @@ class ProblemArrays:
 
     def chain_from(self, stage: int, microbatch: int) -> tuple[int, int]:
         """Without waiting, from the start of F, and from the start of the backward, to the end of the last gradient."""
-        path = self.problem.path(microbatch)
-        at = path.index(stage)
-        back = sum(self.shortest_backward(s, microbatch) for s in path[: at + 1])
-        there = sum(
-            self.problem.duration_ns(Kind.F, s, microbatch) + (self.shortest_backward(s, microbatch) if s != stage else 0)
-            for s in path[at:]
-        )
-        return there + back, back
+        return self.longest(False, stage, microbatch), self.longest(True, stage, microbatch)
+
+    def longest(self, backward: bool, stage: int, microbatch: int) -> int:
+        """Likewise, along the edges."""
+        key = (backward, stage, microbatch)
+        if key not in self._longest:
+            further = [self.longest(backward, to, microbatch) for receivers, _ in self.sends[key] for to in receivers]
+            if backward:
+                own = self.shortest_backward(stage, microbatch)
+            else:
+                own = self.problem.duration_ns(Kind.F, stage, microbatch)
+                further.append(self.longest(True, stage, microbatch))
+            self._longest[key] = own + max(further, default=0)
+        return self._longest[key]
 
     def same_path_before(self) -> dict[int, int]:
         """Per microbatch, the one before it on the same path."""
@@ -105,18 +165,21 @@ class ProblemArrays:
         return {b: a for b in range(len(path_of)) for a in range(b) if path_of[a] == path_of[b]}
 
     def identical_before(self) -> dict[int, int]:
-        """Per microbatch, the one before it that costs the same everywhere on the same path."""
+        """Per microbatch, the one before it that costs the same everywhere on the same path; of one in slices, of its first."""
         kinds = [
             (self.problem.path_of[m], tuple(self.problem.duration_ns(kind, s, m) for s in self.problem.path(m) for kind in BLOCKS))
             for m in range(self.problem.microbatches)
         ]
-        return {b: a for b in range(len(kinds)) for a in range(b) if kinds[a] == kinds[b]}
+        count = len(self.problem.slices) or 1
+        whole = {m: kinds[m : m + count] for m in range(0, len(kinds), count)}
+        return {b: a for b in whole for a in whole if a < b and whole[a] == whole[b]}
 
 
 class State:
     """A moment: what runs, what has been done, what is on its way."""
 
     __slots__ = (
+        "arrived",
         "begun",
         "collectives_end",
         "complete",
@@ -145,7 +208,9 @@ class State:
         self.free: dict[tuple[int, int] | str, int] = {}
         self.collectives_end = 0
         self.input_at: dict[tuple[bool, int, int], int] = {}
-        """(backward, stage, microbatch) to when its input is there; absent: not sent yet."""
+        """(backward, stage, microbatch) to when all its inputs are there; absent: one is not sent yet."""
+        self.arrived: dict[tuple[bool, int, int], tuple[tuple[int, int], ...]] = {}
+        """The same, of blocks with several inputs that have not begun: when each input that was sent arrives, and its bytes."""
         self.parts_done: dict[tuple[Kind, int, int], int] = {}
         self.complete: frozenset[tuple[Kind, int, int]] = frozenset()
         self.work = [sum(problem.duration_ns(Kind.F, *v) + facts.least[v] for v in mine) for mine in facts.on_rank]
@@ -155,9 +220,9 @@ class State:
         if parallel is not None and parallel.all_gather_ns:
             for stage in gathers:
                 self.gathered[stage] = self.collective(facts, stage, parallel.all_gather_ns[stage])
-        for microbatch in range(problem.microbatches):
-            stage = problem.path(microbatch)[0]
-            self.input_at[False, stage, microbatch] = self.gathered[stage]
+        for stage, microbatch in facts.visits:
+            if not facts.inputs[False, stage, microbatch]:
+                self.input_at[False, stage, microbatch] = self.gathered[stage]
 
     def collective(self, facts: ProblemArrays, stage: int, duration: int) -> int:
         parallel = facts.problem.data_parallel
@@ -179,6 +244,7 @@ class State:
         other.free = self.free.copy()
         other.collectives_end = self.collectives_end
         other.input_at = self.input_at.copy()
+        other.arrived = self.arrived.copy()
         other.parts_done = self.parts_done.copy()
         other.complete = self.complete
         other.work = self.work.copy()
@@ -187,15 +253,36 @@ class State:
         return other
 
     def is_there(self, backward: bool, visit: tuple[int, int]) -> bool:
-        """Whether the input of a block has arrived."""
+        """Whether the inputs of a block have arrived."""
         return self.input_at.get((backward, *visit), FAR) <= self.now
+
+    def in_turn(self, facts: ProblemArrays, backward: bool, visit: tuple[int, int]) -> bool:
+        """Whether the block's slice is the next of its microbatch on this stage."""
+        other = facts.other_slice(visit[1], 1 if backward else -1)
+        if other is None:
+            return True
+        return any((kind, visit[0], other) in self.complete for kind in ((Kind.B, Kind.BW) if backward else (Kind.F,)))
+
+    def bytes_on(self, facts: ProblemArrays) -> list[int]:
+        """Per rank, what it holds now, with values that wait for others."""
+        held = self.held.copy()
+        for (_, stage, _), inputs in self.arrived.items():
+            held[facts.problem.stages[stage].rank] += sum(size for at, size in inputs if at <= self.now)
+        return held
+
+    def fits(self, facts: ProblemArrays) -> bool:
+        """Whether no rank holds more than its limit, now that everything that starts at this moment has."""
+        limits = facts.problem.memory_limit_bytes
+        return not self.arrived or all(
+            limit is None or held <= limit for held, limit in zip(self.bytes_on(facts), limits, strict=True)
+        )
 
     def may_come(self, facts: ProblemArrays, rank: int) -> bool:
         """Whether the rank has a block whose input is still to come, so that waiting can make sense."""
         for visit in facts.on_rank[rank]:
             if not self.is_there(False, visit):
                 return True
-            if (Kind.F, *visit) in self.complete and facts.neighbour(*visit, 1) is not None and not self.is_there(True, visit):
+            if (Kind.F, *visit) in self.complete and facts.inputs[True, *visit] and not self.is_there(True, visit):
                 return True
         return False
 
@@ -203,11 +290,11 @@ class State:
         """The ops, or next parts, that the rank could start now."""
         problem = facts.problem
         for visit in facts.on_rank[rank]:
-            stage, microbatch = visit
             if (Kind.F, *visit) not in self.complete:
                 limit = problem.memory_limit_bytes[rank]
-                fits = limit is None or self.held[rank] + problem.stages[stage].activation_bytes <= limit
-                if self.is_there(False, visit) and (fits or self.parts_done.get((Kind.F, *visit), 0)):
+                fits = limit is None or self.held[rank] + facts.takes(Kind.F, *visit) <= limit
+                able = self.is_there(False, visit) and self.in_turn(facts, False, visit)
+                if able and (fits or self.parts_done.get((Kind.F, *visit), 0)):
                     yield self.next_op(facts, Kind.F, visit)
                 continue
             if (Kind.BW, *visit) in self.complete:
@@ -216,11 +303,12 @@ class State:
                 if (Kind.W, *visit) not in self.complete:
                     yield self.next_op(facts, Kind.W, visit)
                 continue
-            if facts.neighbour(stage, microbatch, 1) is None or self.is_there(True, visit):
+            if (not facts.inputs[True, *visit] or self.is_there(True, visit)) and self.in_turn(facts, True, visit):
                 limit = problem.memory_limit_bytes[rank]
-                if limit is not None and self.held[rank] + problem.stages[stage].recomputed_bytes > limit:
-                    continue
                 b_begun, bw_begun = ((kind, *visit) in self.parts_done for kind in (Kind.B, Kind.BW))
+                more = 0 if b_begun or bw_begun else facts.takes(Kind.BW, *visit)
+                if limit is not None and self.held[rank] + more > limit:
+                    continue
                 if problem.split_backward and not bw_begun:
                     yield self.next_op(facts, Kind.B, visit)
                 if not b_begun:
@@ -235,9 +323,10 @@ class State:
         duration = sum(pieces) if op.part == WHOLE else pieces[op.part]
         if self.begun[rank] is None:
             self.begun[rank] = self.now
-        if op.kind != Kind.W and op.part <= 0:
-            costs = facts.problem.stages[op.stage]
-            self.held[rank] += costs.activation_bytes if op.kind == Kind.F else costs.recomputed_bytes
+        if op.part <= 0:
+            self.held[rank] += facts.takes(op.kind, op.stage, op.microbatch)
+            if op.kind != Kind.W:
+                self.arrived.pop((op.kind != Kind.F, op.stage, op.microbatch), None)
         self.running[rank] = (self.now + duration, op)
         self.declined[rank] = frozenset()
         self.work[rank] -= duration
@@ -261,31 +350,36 @@ class State:
                 continue
             del self.parts_done[block]
             self.complete |= {block}
-            stage = facts.problem.stages[op.stage]
-            after = stage.activation_after_input_bytes
-            whole = stage.activation_bytes + stage.recomputed_bytes
-            released = {Kind.F: 0, Kind.B: whole - after, Kind.W: after, Kind.BW: whole}
-            self.held[rank] -= released[op.kind]
+            self.held[rank] -= facts.gives(*block)
             sends.append((rank, op.stage, op.microbatch, op))
         for _, _, microbatch, op in sorted(sends):
-            hop = facts.hop(op)
-            if hop is not None:
-                resource, occupancy, latency, other = hop
+            for resource, occupancy, latency, receivers in facts.hops(op):
                 arrival = self.now
                 if resource is not None:
                     self.free[resource] = max(self.now, self.free.get(resource, 0)) + occupancy
                     arrival = self.free[resource] + latency
-                if op.kind == Kind.F:
-                    arrival = max(arrival, self.gathered[other])
-                self.input_at[op.kind != Kind.F, other, microbatch] = arrival
+                for other in receivers:
+                    self.receive(facts, (op.kind != Kind.F, other, microbatch), op.stage, arrival)
             if op.kind in (Kind.W, Kind.BW):
                 self.weights_left[op.stage] -= 1
                 if self.weights_left[op.stage] == 0 and facts.problem.data_parallel is not None:
                     self.collective(facts, op.stage, facts.problem.data_parallel.reduce_scatter_ns[op.stage])
 
+    def receive(self, facts: ProblemArrays, key: tuple[bool, int, int], sender: int, arrival: int) -> None:
+        """An input of a block arrives then."""
+        inputs = facts.inputs[key]
+        if len(inputs) > 1:
+            size = next(size for stage, size in inputs if stage == sender)
+            found = self.arrived[key] = (*self.arrived.get(key, ()), (arrival, size))
+            if len(found) < len(inputs):
+                return
+            arrival = max(at for at, _ in found)
+        self.input_at[key] = arrival if key[0] else max(arrival, self.gathered[key[1]])
+
     def next_moment(self) -> int | None:
         times = [busy[0] for busy in self.running if busy is not None]
         times += [at for at in self.input_at.values() if at > self.now]
+        times += [at for inputs in self.arrived.values() for at, _ in inputs if at > self.now]
         return min(times, default=None)
 
     def spans(self) -> list[int]:
