@@ -119,21 +119,27 @@ def check_stage_values(workload: Workload, layout: Layout) -> Found:
 
 @MEANING
 def check_connected(workload: Workload, layout: Layout) -> Found:
-    """Ranks that neighbouring stages of a path are on are connected, both ways."""
+    """Ranks are connected whose stages take from each other: neighbours on a path, both ways; of a graph, along its edges."""
     rank = layout.rank_of_stage
-    for index, path in enumerate(layout.paths):
-        for before, after in pairwise(path):
-            for source, destination in ((rank[before], rank[after]), (rank[after], rank[before])):
-                if source != destination and not workload.network.connects(source, destination):
-                    message = f"nothing connects rank {source} to rank {destination}, of the stages {before} and {after}"
-                    yield f"paths[{index}]", message
+    needed = [(f"paths[{index}]", *pair, True) for index, path in enumerate(layout.paths) for pair in pairwise(path)]
+    if workload.edges:
+        stage_of = {layer: stage for stage, layers in enumerate(layout.layers_of_stage) for layer in range(*layers)}
+        known = ((at, edge) for at, edge in enumerate(workload.edges) if {edge.source, edge.destination} <= stage_of.keys())
+        ends = ((f"edges[{at}]", stage_of[e.source], stage_of[e.destination], e.has_gradient) for at, e in known)
+        needed = list({(rank[a], rank[b], back): (place, a, b, back) for place, a, b, back in ends}.values())
+    for place, before, after, comes_back in needed:
+        for source, destination in ((rank[before], rank[after]), (rank[after], rank[before]))[: 1 + comes_back]:
+            if source != destination and not workload.network.connects(source, destination):
+                yield place, f"nothing connects rank {source} to rank {destination}, of the stages {before} and {after}"
 
 
 @MEANING
 def check_one_path(workload: Workload, layout: Layout) -> Found:
-    """Torch's stages form one chain."""
+    """Torch's stages form one chain, those of a graph one path in the order of their layers."""
     if workload.semantics is Semantics.TORCH and len(layout.paths) > 1:
         yield "paths", f"expected one, which is all that torch executes, found {len(layout.paths)}"
+    if workload.edges and len(layout.paths) > 1:
+        yield "paths", f"expected one, which has all stages of a graph, found {len(layout.paths)}"
 
 
 @SHAPE

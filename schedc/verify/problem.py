@@ -12,7 +12,18 @@ from itertools import pairwise
 
 from schedc.ir import BLOCKS, DURATIONS, MOST_OPS, Objective, Plan, Problem, Updates
 from schedc.verify.network import NETWORK
-from schedc.verify.violation import Checks, Found, Violation, absent, negative, path_faults, repeated, too_few
+from schedc.verify.violation import (
+    Checks,
+    Found,
+    Violation,
+    absent,
+    edge_faults,
+    negative,
+    path_faults,
+    repeated,
+    slice_faults,
+    too_few,
+)
 
 CHECKS: Checks[[Problem]] = Checks()
 
@@ -70,30 +81,13 @@ def check_edges(problem: Problem) -> Found:
     if len(problem.paths) != 1:
         yield "edges", f"expected one path where stages are a graph, found {len(problem.paths)}"
         return
-    at = {stage: place for place, stage in enumerate(problem.paths[0])}
-    sizes: dict[tuple[int, int], int] = {}
-    for index, edge in enumerate(problem.edges):
-        place, missing = f"edges[{index}]", [stage for stage in (edge.source, edge.destination) if stage not in at]
-        if missing:
-            yield place, f"stage {missing[0]} is not on the path"
-        elif at[edge.source] >= at[edge.destination]:
-            message = f"leads from stage {edge.source} to stage {edge.destination}, which is before it on the path"
-            yield place, f"{message}; expected stages in an order in which each is behind those that it takes from"
-        if sizes.setdefault((edge.source, edge.value), edge.message_bytes) != edge.message_bytes:
-            message = f"found {edge.message_bytes}, expected {sizes[edge.source, edge.value]}"
-            yield f"{place}.message_bytes", f"{message} as of the edge before with the same value of stage {edge.source}"
-    yield from repeated("edges", ((edge.source, edge.destination) for edge in problem.edges), "the edge from stage {} to stage {}")
+    yield from edge_faults("stage", problem.edges, problem.paths[0])
 
 
 @CHECKS
 def check_slices(problem: Problem) -> Found:
     """Slices have a length above 0, microbatches all of them, and states a gradient only where there are slices."""
-    for index, length in enumerate(problem.slices):
-        if length < 1:
-            yield f"slices[{index}]", f"expected a length of at least 1, found {length}"
-    if problem.slices and problem.microbatches % len(problem.slices):
-        message = f"expected a multiple of the {len(problem.slices)} slices, found {problem.microbatches}"
-        yield "microbatches", f"{message}; each slice counts"
+    yield from slice_faults(problem.slices, problem.microbatches)
     for microbatch, path in enumerate(problem.path_of):
         if problem.slices and microbatch % len(problem.slices) and path != problem.path_of[microbatch - 1]:
             yield f"path_of[{microbatch}]", "is not the path of the other slices of its microbatch"

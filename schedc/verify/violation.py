@@ -6,7 +6,10 @@ A check is a generator of places and messages. It is named after its rule: `chec
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Generic, NamedTuple, ParamSpec, TypeAlias
+from typing import TYPE_CHECKING, Generic, NamedTuple, ParamSpec, TypeAlias
+
+if TYPE_CHECKING:
+    from schedc.ir import Edge
 
 
 class Violation(NamedTuple):
@@ -84,6 +87,39 @@ def path_faults(stages: int, paths: Sequence[Sequence[int]]) -> Found:
             if stage in first:
                 yield f"paths[{index}][{position}]", f"stage {stage} is a duplicate, first at position {first[stage]}"
             first.setdefault(stage, position)
+
+
+def edge_faults(what: str, edges: Sequence[Edge], order: Iterable[int]) -> Found:
+    """Where an edge joins what does not exist, leads backwards, is given twice, or has another size than its value has.
+
+    Args:
+        what: the edges join, "stage" or "layer".
+        edges: all of the graph.
+        order: those that exist, each behind those that it takes from.
+    """
+    at, where = {each: place for place, each in enumerate(order)}, " on the path" if what == "stage" else ""
+    sizes: dict[tuple[int, int], int] = {}
+    for index, edge in enumerate(edges):
+        place, missing = f"edges[{index}]", [each for each in (edge.source, edge.destination) if each not in at]
+        if missing:
+            yield place, f"{what} {missing[0]} {f'is not{where}' if where else 'does not exist'}"
+        elif at[edge.source] >= at[edge.destination]:
+            message = f"leads from {what} {edge.source} to {what} {edge.destination}, which is before it{where}"
+            yield place, f"{message}; expected {what}s in an order in which each is behind those that it takes from"
+        if sizes.setdefault((edge.source, edge.value), edge.message_bytes) != edge.message_bytes:
+            message = f"found {edge.message_bytes}, expected {sizes[edge.source, edge.value]}"
+            yield f"{place}.message_bytes", f"{message} as of the edge before with the same value of {what} {edge.source}"
+    pairs = ((edge.source, edge.destination) for edge in edges)
+    yield from repeated("edges", pairs, f"the edge from {what} {{}} to {what} {{}}")
+
+
+def slice_faults(lengths: Sequence[int], microbatches: int) -> Found:
+    """Where a slice has no length, or some of a microbatch are missing."""
+    for index, length in enumerate(lengths):
+        if length < 1:
+            yield f"slices[{index}]", f"expected a length of at least 1, found {length}"
+    if lengths and microbatches % len(lengths):
+        yield "microbatches", f"expected a multiple of the {len(lengths)} slices, found {microbatches}; each slice counts"
 
 
 def negative(name: str, values: Sequence[int]) -> Found:

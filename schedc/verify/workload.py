@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from schedc.ir import BLOCKS, Objective, Semantics, Workload
 from schedc.verify.network import NETWORK
-from schedc.verify.violation import Checks, Found, Violation, negative, too_few
+from schedc.verify.violation import Checks, Found, Violation, edge_faults, negative, slice_faults, too_few
 
 if TYPE_CHECKING:
     from enum import StrEnum
@@ -48,12 +48,50 @@ def check_microbatch_costs(workload: Workload) -> Found:
 def check_layer_values(workload: Workload) -> Found:
     """No layer has fewer than 0 parameters or bytes, nor more parameters of experts than in all."""
     for index, layer in enumerate(workload.layers):
-        for name in ("parameters", "expert_parameters", "static_bytes"):
+        for name in ("parameters", "expert_parameters", "static_bytes", "state_gradient_bytes"):
             value = getattr(layer, name)
             if value < 0:
                 yield f"layers[{index}].{name}", f"expected at least 0, found {value}"
         if layer.expert_parameters > max(0, layer.parameters):
             yield f"layers[{index}].expert_parameters", f"expected at most all {layer.parameters}, found {layer.expert_parameters}"
+
+
+@CHECKS
+def check_edges(workload: Workload) -> Found:
+    """The edges of a graph go forward, join two layers once, and all of them; equal values have equal sizes."""
+    if not workload.edges:
+        return
+    layers = range(len(workload.layers))
+    yield from edge_faults("layer", workload.edges, layers)
+    joined = list(layers)  # by layer, the least that is known to be of the same graph
+
+    def least(layer: int) -> int:
+        while joined[layer] != layer:
+            layer = joined[layer]
+        return layer
+
+    for edge in workload.edges:
+        if edge.source in layers and edge.destination in layers:
+            a, b = sorted((least(edge.source), least(edge.destination)))
+            joined[b] = a
+    apart = next((layer for layer in layers if least(layer) != 0), None)
+    if apart is not None:
+        yield "edges", f"none joins layer {apart} with layer 0 over any others; expected one graph"
+
+
+@CHECKS
+def check_slices(workload: Workload) -> Found:
+    """Slices have a length above 0, and microbatches all of them."""
+    yield from slice_faults(workload.slices, workload.microbatches)
+
+
+@CHECKS
+def check_chain(workload: Workload) -> Found:
+    """Where steps overlap, and of torch, microbatches are whole and layers a chain."""
+    given = "edges" if workload.edges else "slices"
+    if (workload.edges or workload.slices) and (workload.updates is not None or workload.semantics is Semantics.TORCH):
+        where = "where steps overlap" if workload.updates is not None else "by torch's runtime"
+        yield given, f"are not run {where}; expected a chain of whole microbatches"
 
 
 @CHECKS

@@ -11,8 +11,9 @@ import pytest
 
 import schedc.verify.layout as rules
 from schedc.ir.costs import FREE
+from schedc.ir.graph import Edge
 from schedc.ir.layout import Layout
-from schedc.ir.network import Network
+from schedc.ir.network import Link, Network
 from schedc.ir.problem import DataParallel
 from schedc.ir.workload import Device, Layer, Semantics, Workload
 from schedc.verify.layout import verify_layout
@@ -33,6 +34,14 @@ THREE = Layout(layers_of_stage=((0, 1), (1, 2), (2, 3)), rank_of_stage=(0, 1, 2)
 NUMBERED = tuple(replace(LAYER, position=(index, index + 1)) for index in range(3))
 SHARED = replace(WORKLOAD, layers=NUMBERED, devices=(Device(),) * 2, data_parallel=None)
 DOUBLE = replace(SHARED, layers=NUMBERED * 2)
+IDS: dict[str, Any] = {"message_bytes": 3, "value": 1, "gradient_message_bytes": None}
+GRAPH = replace(
+    SHARED,
+    layers=(LAYER,) * 3,
+    edges=(Edge(source=1, destination=2), Edge(source=0, destination=1, **IDS), Edge(source=0, destination=2)),
+)
+ONE_WAY = Network(site_of_rank=(0, 1), links=(Link(source=0, destination=1),))
+IDS_ONLY = replace(GRAPH, edges=(*GRAPH.edges[:2], Edge(source=0, destination=2, **IDS)), network=ONE_WAY)
 TWO_WAYS = Layout(layers_of_stage=((0, 1), (1, 3), (0, 1), (1, 3)), rank_of_stage=(0, 1, 1, 0), paths=((0, 1), (2, 3)))
 OWN_WAYS = replace(TWO_WAYS, layers_of_stage=((0, 1), (1, 3), (3, 4), (4, 6)))
 
@@ -60,8 +69,12 @@ BROKEN = [
     ("contiguous", "layers_of_stage[1]", WORKLOAD, _layout(layers_of_stage=((0, 2), (1, 3))), "begins with layer 1, expected 2"),
     ("contiguous", "layers_of_stage[0]", DOUBLE, _layout(layers_of_stage=((0, 5), (5, 6))), "layer 3 begins with layer 0 of the"),
     ("whole-model", "paths", WORKLOAD, _layout(layers_of_stage=((0, 1), (1, 2))), "layer 2 is on no path"),
+    ("whole-model", "paths", GRAPH, _layout(layers_of_stage=((0, 1), (1, 2))), "layer 2 is on no path"),
     ("whole-model", "paths[1]", SHARED, replace(TWO_WAYS, layers_of_stage=((0, 1), (1, 3), (1, 2), (2, 3))), "has layers 1 to 3"),
     ("connected", "paths[0]", _workload(network=Network(site_of_rank=(0, 1))), LAYOUT, "nothing connects rank 0 to rank 1"),
+    ("connected", "edges[1]", replace(GRAPH, network=Network(site_of_rank=(0, 1))), LAYOUT, "nothing connects rank 0 to rank 1"),
+    ("connected", "edges[2]", replace(GRAPH, network=ONE_WAY), LAYOUT, "nothing connects rank 1 to rank 0, of the stages 0 and 1"),
+    ("one-path", "paths", replace(GRAPH, layers=NUMBERED), TWO_WAYS, "expected one, which has all stages of a graph, found 2"),
     (
         "one-path",
         "paths",
@@ -89,7 +102,9 @@ def test_this_rule_is_broken_first(rule: str, place: str, workload: Workload, la
     assert says in found[0].message
 
 
-@pytest.mark.parametrize(("workload", "layout"), [(WORKLOAD, LAYOUT), (SHARED, TWO_WAYS), (DOUBLE, OWN_WAYS)])
+@pytest.mark.parametrize(
+    ("workload", "layout"), [(WORKLOAD, LAYOUT), (GRAPH, LAYOUT), (IDS_ONLY, LAYOUT), (SHARED, TWO_WAYS), (DOUBLE, OWN_WAYS)]
+)
 def test_sound_ones_are_accepted(workload: Workload, layout: Layout) -> None:
     assert verify_workload(workload) == verify_layout(workload, layout) == ()
 

@@ -13,9 +13,10 @@ import pytest
 import schedc.verify.network as network_rules
 import schedc.verify.workload as rules
 from schedc.ir.costs import FREE
+from schedc.ir.graph import Edge
 from schedc.ir.network import Link, Network, SiteLink
-from schedc.ir.problem import DataParallel
-from schedc.ir.workload import Device, Layer, Workload
+from schedc.ir.problem import DataParallel, Updates, Versions
+from schedc.ir.workload import Device, Layer, Semantics, Workload
 from schedc.verify.workload import verify_workload
 
 LAYER = Layer(forward_ns=(1,), backward_input_ns=(1,), backward_weight_ns=(1,), backward_ns=(2,), position=(0, 1))
@@ -52,6 +53,12 @@ def _layer(**changes: Any) -> Workload:
     return replace(SOUND, layers=(LAYER, replace(LAYER, **({"position": (1, 2)} | changes))))
 
 
+def _graph(*pairs: tuple[int, ...]) -> Workload:
+    edges = tuple(Edge(source=a, destination=b, message_bytes=sum(size)) for a, b, *size in pairs)
+    return replace(SOUND, layers=(*SOUND.layers, replace(LAYER, position=(3, 4))), edges=edges)
+
+
+OVERLAPPING = Updates(versions=Versions.STASH, microbatches=3, is_period=True)
 TWICE = NETWORK.site_links * 2
 BROKEN = [
     ("counts", "microbatches", _workload(microbatches=0), "expected at least 1, found 0"),
@@ -63,6 +70,16 @@ BROKEN = [
     ("layer-values", "layers[1].parameters", _layer(parameters=-1), "expected at least 0, found -1"),
     ("layer-values", "layers[1].static_bytes", _layer(static_bytes=-1), "expected at least 0, found -1"),
     ("layer-values", "layers[1].expert_parameters", _layer(parameters=2, expert_parameters=3), "at most all 2, found 3"),
+    ("layer-values", "layers[1].state_gradient_bytes", _layer(state_gradient_bytes=-1), "expected at least 0, found -1"),
+    ("edges", "edges[0]", _graph((0, 3), (0, 1), (1, 2)), "layer 3 does not exist"),
+    ("edges", "edges[1]", _graph((0, 1), (2, 1)), "leads from layer 2 to layer 1, which is before it"),
+    ("edges", "edges[2]", _graph((0, 1), (1, 2), (0, 1)), "the edge from layer 0 to layer 1 is already given by edges[0]"),
+    ("edges", "edges[1].message_bytes", _graph((0, 1), (0, 2, 5)), "found 5, expected 0 as of the edge before with the same value"),
+    ("edges", "edges", _graph((1, 2)), "none joins layer 1 with layer 0"),
+    ("slices", "slices[1]", _workload(slices=(2, 0, 1)), "expected a length of at least 1, found 0"),
+    ("slices", "microbatches", _workload(slices=(2, 1)), "expected a multiple of the 2 slices, found 3; each slice counts"),
+    ("chain", "edges", replace(_graph((0, 1), (0, 2)), semantics=Semantics.TORCH), "are not run by torch's runtime"),
+    ("chain", "slices", _workload(slices=(1, 2, 3), updates=OVERLAPPING), "are not run where steps overlap"),
     ("positions", "layers[1].position", _layer(position=None), "of all layers or of none"),
     ("positions", "layers[1].position", _layer(position=(2, 2)), "found 2 to 2, expected one or more layers"),
     ("devices", "devices[1]", _workload(devices=(Device(), Device(in_flight=1, limit_bytes=3))), "limit_bytes and in_flight"),
