@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from schedc.ir.plan import Plan
     from schedc.study.tune.request import TuneRequest
-    from schedc.study.tune.search import Tuned
+    from schedc.study.tune.search import Progress, Tuned
 
 GREEDY = "greedy{n_sub=1}"
 
@@ -311,6 +311,18 @@ def test_delays_that_nobody_has_measured_are_a_row_with_a_reason(tmp_path: Path)
 def test_a_loss_that_nobody_reaches_is_refused_by_what_each_needs(tmp_path: Path) -> None:
     with pytest.raises(NoPlanFound, match=r"known to reach the loss; 1 rank × 4 pipelines.*: more updates than can be counted$"):
         tuned(loss_request(tmp_path, loss={"convergence": "convergence.json", "error": 1e-300}))
+
+
+def test_a_verdict_has_both_kinds_where_the_time_ends_soon(tmp_path: Path) -> None:
+    request = loss_request(tmp_path, same=1.0, tune={"ranks": [2], "versions": ["2bw", "bounded"]})
+    interruption = Interruption()
+
+    def stop(known: Progress) -> None:
+        interruption.requested = known.done > 0
+
+    found = tune(request, SearchSettings(interruption=interruption), report=stop)
+    assert len(found.rows) > 2 == sum(row.step_ns is not None for row in found.rows)
+    assert found.times is not None and found.times.asynchrony_pays is not None
 
 
 def test_the_end_of_one_candidates_time_ends_no_other(tmp_path: Path) -> None:

@@ -236,6 +236,8 @@ class _Search:
         by_name = not is_auto(self.settings.method)
         works = [work for work in self.works if work.row.state is CandidateState.NOT_REACHED]
         works.sort(key=lambda work: ((work.ops // FEW_OPS).bit_length(), work.about_ns))
+        firsts = {work.overlaps: id(work) for work in reversed(works)}
+        works.sort(key=lambda work: id(work) != firsts[work.overlaps])  # where the time ends soon, the verdict has both kinds
         for done, work in enumerate(works):
             if self.is_over(1.0 if by_name else BASELINES_SHARE):
                 break
