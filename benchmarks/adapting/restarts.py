@@ -1,8 +1,9 @@
 """Ranks are killed at random moments of an update, a checkpoint and a migration: the job restarts from the last whole checkpoint.
 
 Real processes train, two or four ranks, steps that end or overlap (stash, 2BW), and write a checkpoint beside training every three
-steps. In some jobs layers migrate all the time. One rank gets SIGKILL some time after the begin of an update, of the copy of a
-checkpoint, of its writing, of the naming of its metadata, or of a migration. Then the job is started again, without a kill.
+steps. In some jobs layers migrate all the time. One rank gets SIGKILL some time after it begins to load the plan, to connect for
+the first checkpoint, or to update; to copy a checkpoint, to write it, or to name its metadata; to migrate layers, to copy those
+that leave, or to receive the copy of those that come (`arriving`). Then the job is started again, without a kill.
 
 Required: the other ranks end by themselves; no process is left; what was half written is refused; the job goes on from the newest
 whole checkpoint, no older than one that a rank knew to be whole; and all weights and buffers after the last step are, bit by bit
@@ -35,8 +36,20 @@ if TYPE_CHECKING:
 
     from schedc.ir.plan import Plan
 
-DELAY_S = {"update": 0.001, "copy": 0.001, "writing": 0.02, "renaming": 0.005, "migration": 0.3}
+DELAY_S = {
+    "load": 0.05,
+    "connecting": 0.01,
+    "update": 0.001,
+    "copy": 0.001,
+    "writing": 0.02,
+    "renaming": 0.005,
+    "migration": 0.3,
+    "leaving": 0.002,
+    "arriving": 0.05,
+}
 """At most this long after its begin: about how long it takes."""
+MOVING = ("leaving", "arriving")
+"""What ranks 0 and 1 do in turn."""
 STEPS, EVERY = 12, 3
 STORES: list[Any] = []
 
@@ -57,7 +70,7 @@ def main() -> None:
     from rich.table import Table
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--kills", type=int, default=20, help="of each of the five")
+    parser.add_argument("--kills", type=int, default=20, help="of each of the nine")
     parser.add_argument("--of", nargs="*", choices=DELAY_S, help="of these alone")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
@@ -69,9 +82,9 @@ def main() -> None:
     for phase in arguments.of or DELAY_S:
         done = 0
         while done < arguments.kills:
-            name = random.choice([each for each in jobs if each.endswith("migrates") or phase != "migration"])
-            ranks = jobs[name][0].problem.ranks
-            seen = killed(jobs[name], expected[name], phase, 0 if phase == "renaming" else random.randrange(ranks), random)
+            name = random.choice([each for each in jobs if each.endswith("migrates") or phase not in ("migration", *MOVING)])
+            ranks = {"renaming": 1, **dict.fromkeys(MOVING, 2)}.get(phase, jobs[name][0].problem.ranks)
+            seen = killed(jobs[name], expected[name], phase, random.randrange(ranks), random)
             print(f"{phase}, {name}: {seen}; {time.monotonic() - begun_s:.0f} s in all", file=sys.stderr, flush=True)
             if seen.said == "too late":
                 continue
@@ -98,7 +111,7 @@ def killed(plans: list[Plan], expected: dict[int, str], phase: str, victim: int,
     """Kill one, start again, compare."""
     from runs.restart_runs import Kill  # here: the ranks import this file as well
 
-    most = STEPS if phase == "update" else 3
+    most = {"load": 1, "connecting": 1, "update": STEPS, **dict.fromkeys(MOVING, 2)}.get(phase, 3)
     kill = Kill(victim, phase, random.randint(1, most), random.uniform(0, DELAY_S[phase]))
     with TemporaryDirectory() as directory:
         results = _run(plans, directory, kill)

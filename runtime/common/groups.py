@@ -22,7 +22,7 @@ from schedc.errors import CheckFailed, InvalidInput, SchedcError
 from schedc.runtime.common.failure import TransferFailed, is_own
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch._C._distributed_c10d import Store
 
@@ -54,6 +54,17 @@ def share(group: dist.ProcessGroup, value: T) -> list[T]:
 def first_timeout(timeout_s: float) -> timedelta:
     """The timeout to connect a group with whose members are known to be there: gloo waits five times as long for a connection."""
     return timedelta(seconds=max(timeout_s / 5, 2.0))
+
+
+def meet(store: Store, rank: int, ranks: Iterable[int], timeout_s: float) -> timedelta:
+    """Wait until all of these ranks are there, this one among them; then the timeout to connect a group of them with.
+
+    Raises:
+        RuntimeError: one does not come within `timeout_s`.
+    """
+    store.set(f"here/{rank}", "")
+    store.wait([f"here/{each}" for each in ranks], timedelta(seconds=timeout_s))
+    return first_timeout(timeout_s)
 
 
 class Groups:
@@ -111,9 +122,8 @@ class Groups:
         members = tuple(sorted(ranks))
         store, timeout = self.store_of(members), timedelta(seconds=self.timeout_s)
         try:
-            store.set(f"here/{self.rank}", "")
-            store.wait([f"here/{rank}" for rank in members], timeout)
-            made = dist.ProcessGroupGloo(store, members.index(self.rank), len(members), first_timeout(self.timeout_s))
+            first = meet(store, self.rank, members, self.timeout_s)
+            made = dist.ProcessGroupGloo(store, members.index(self.rank), len(members), first)
             made._set_default_timeout(timeout)
         except RuntimeError as error:
             raise TransferFailed(f"rank {self.rank} connects the ranks {', '.join(map(str, members))}: {self._absent()}") from error
@@ -126,8 +136,8 @@ class Groups:
         self._names[members] += 1
         return PrefixStore(f"{'-'.join(map(str, members))}/{self._names[members]}", self.store)
 
-    def exchange(self, value: T) -> list[T]:
-        """What every rank gives, by rank.
+    def exchange(self, value: T, what: str = "what the others say") -> list[T]:
+        """What every rank gives, by rank; `what` that is, for messages.
 
         Raises:
             TransferFailed: another rank does not give anything.
@@ -137,25 +147,27 @@ class Groups:
         except RuntimeError as error:
             if is_own(error):
                 raise
-            raise TransferFailed(f"rank {self.rank} waits for what the others have loaded: {self._absent()}") from error
+            raise TransferFailed(f"rank {self.rank} waits for {what}: {self._absent()}") from error
 
-    def everywhere(self, value: T) -> list[T]:
+    def everywhere(self, value: T, what: str = "what the others say") -> list[T]:
         """What every process gives that has connections to this one, in all pipelines; all processes call it together.
 
         Raises:
             TransferFailed: another one does not give anything.
         """
-        return [given for groups in (self, *self.beside) for given in groups.exchange(value)]
+        return [given for groups in (self, *self.beside) for given in groups.exchange(value, what)]
 
-    def all_or_none_everywhere(self, work: Callable[[], T]) -> T:
+    def all_or_none_everywhere(self, work: Callable[[], T], what: str = "what the others say") -> T:
         """As `all_or_none`, over all pipelines that are connected; all processes call it together."""
-        work = partial(self.all_or_none, work)
+        work = partial(self.all_or_none, work, what=what)
         for others in self.beside:
-            work = partial(others.all_or_none, work, who="pipeline")
+            work = partial(others.all_or_none, work, who="pipeline", what=what)
         return work()
 
-    def all_or_none(self, work: Callable[[], T], refused: str = "has refused", who: str = "rank") -> T:
-        """What this rank makes, if all ranks can make theirs; `who` they are, for the message.
+    def all_or_none(
+        self, work: Callable[[], T], refused: str = "has refused", who: str = "rank", what: str = "what the others say"
+    ) -> T:
+        """What this rank makes, if all ranks can make theirs; `who` they are and `what` is waited for, for messages.
 
         Raises:
             SchedcError: this rank's refusal; or another's, `rank 2 has refused: …`.
@@ -167,7 +179,7 @@ class Groups:
             made.append(work())
         except SchedcError as error:
             refusal = error
-        reasons = self.exchange(None if refusal is None else str(refusal))
+        reasons = self.exchange(None if refusal is None else str(refusal), what)
         if refusal is not None:
             raise refusal
         for rank, reason in enumerate(reasons):

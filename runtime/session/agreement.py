@@ -38,6 +38,8 @@ class Offer(NamedTuple):
 
 
 ACCEPTED = Offer(None)
+LOADED = "what the others have loaded"
+"""What ranks wait for here, for messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,17 +102,18 @@ def agree(
     except SchedcError as error:
         refusal = error
         own = replace(own, plan=Offer(str(error))) if checked is None else replace(own, refusal=str(error))
-    said = groups.exchange(own)
+    said = groups.exchange(own, LOADED)
     reason = disagreement([one.plan for one in said], groups.size)
     if reason is not None and checked is not None:
         refusal = CheckFailed(reason)
     for others in groups.beside:
-        reason = _unlike_peers(others.exchange(replace(own, refusal=None if refusal is None else str(refusal))), others.name)
+        peers = others.exchange(replace(own, refusal=None if refusal is None else str(refusal)), LOADED)
+        reason = _unlike_peers(peers, others.name)
         if reason is not None and refusal is None:
             refusal = CheckFailed(reason)
     refusals = [one.refusal for one in said]
     if any(one.beside for one in said):
-        refusals = groups.exchange(None if refusal is None else str(refusal))
+        refusals = groups.exchange(None if refusal is None else str(refusal), LOADED)
     if refusal is not None:
         raise refusal
     reason = disagreement([Offer(one) for one in refusals], groups.size)

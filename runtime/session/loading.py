@@ -12,7 +12,7 @@ from schedc.runtime.common.groups import Groups
 from schedc.runtime.common.hooks import ReplicaHooks
 from schedc.runtime.common.program import replicas_of, wires_of
 from schedc.runtime.session.acceptance import check_fit
-from schedc.runtime.session.agreement import Agreement, agree
+from schedc.runtime.session.agreement import LOADED, Agreement, agree
 from schedc.runtime.session.pipe import Pipe
 from schedc.runtime.session.step import Steps
 from schedc.runtime.stage.training import with_loss
@@ -205,8 +205,8 @@ def load(
         raise
     try:  # a rank that is ready before the others must not close what they are still connecting
         for others in reversed(beside):
-            pipe.steps.retries = any(others.exchange(pipe.steps.retries))
-        groups.exchange(None)
+            pipe.steps.retries = any(others.exchange(pipe.steps.retries, LOADED))
+        groups.exchange(None, LOADED)
         if any(one.ties for one in said):
             from schedc.runtime.replicas.copies import tied, weights_named
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from concurrent.futures import Future, wait
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,15 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from schedc.errors import CheckFailed
 from schedc.runtime.common.failure import TransferFailed
+from schedc.runtime.common.groups import meet
 from schedc.runtime.transports.gloo import hang_up
+
+_MADE = count()
+"""How often this process has connected with the others for checkpoints, so that every time has its own keys in the store."""
 
 
 class Writing:
@@ -84,8 +90,10 @@ class Writer:
             TransferFailed: a process does not come.
         """
         self._timeout_s = timeout_s
-        try:
-            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        store = PrefixStore(f"schedc/beside/{next(_MADE)}", _get_default_store())
+        try:  # where a process ends after it has come, torch gives up when its timeout is over for the fifth time
+            first = meet(store, dist.get_rank(), range(dist.get_world_size()), timeout_s)
+            self._group = dist.new_group(backend="gloo", timeout=first)
         except RuntimeError as error:
             raise TransferFailed(
                 "a rank meets the others for its first checkpoint beside steps: one has ended, or is late"

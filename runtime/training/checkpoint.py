@@ -90,14 +90,14 @@ def save_checkpoint(
 
     from schedc.runtime.training.beside import Writer, Writing
 
-    optimizer = optimizer or None
+    optimizer, saved = optimizer or None, f"the others to save {path}"
     if beside and pipe.beside is None:
-        pipe.groups.exchange(None)  # a rank that has ended is noticed at once here, but not while torch makes a group
+        pipe.groups.exchange(None, saved)  # a rank that has ended is mostly noticed at once here, but not while torch makes a group
         pipe.beside = Writer(pipe.groups.timeout_s)
     writer = pipe.beside
 
     pipe.gather()
-    given_names = sorted({*pipe.groups.everywhere(Path(path).name)})
+    given_names = sorted({*pipe.groups.everywhere(Path(path).name, saved)})
 
     def checked() -> dict[str, Any]:
         if writer is not None:
@@ -120,12 +120,12 @@ def save_checkpoint(
             state["optim"].update(_under_all_names(layers, state["optim"]))
         return state
 
-    state = pipe.groups.all_or_none_everywhere(checked)
+    state = pipe.groups.all_or_none_everywhere(checked, saved)
     if pipe.swap_group is not None:
         buffers = {name for name, _ in (layers_of(pipe) if model is None else model).named_buffers()}
         weights = {name: value for name, value in state["model"].items() if name not in buffers}
-        given = pipe.swap_group.exchange(fingerprints(weights))
-        pipe.groups.all_or_none_everywhere(lambda: check_alike(path, given))
+        given = pipe.swap_group.exchange(fingerprints(weights), saved)
+        pipe.groups.all_or_none_everywhere(lambda: check_alike(path, given), saved)
     if beside:
         assert isinstance(writer, Writer)
         return writer.write(path, state)
@@ -175,8 +175,8 @@ def load_checkpoint(pipe: Pipe, path: Path | str, optimizer: Optimizers | None =
 
     from schedc.runtime.training.beside import reason
 
-    optimizer = optimizer or None
-    digests = pipe.groups.everywhere(digest_of(Path(path)))
+    optimizer, loaded = optimizer or None, f"the others to load {path}"
+    digests = pipe.groups.everywhere(digest_of(Path(path)), loaded)
 
     def checked() -> tuple[dict[str, Any], dict[str, Any], nn.Module]:
         if not (Path(path) / METADATA).is_file():
@@ -189,13 +189,13 @@ def load_checkpoint(pipe: Pipe, path: Path | str, optimizer: Optimizers | None =
             raise InvalidInput(f"rank {pipe.groups.rank}: the optimizer has no state yet and there are gradients; zero them first")
         return _state(pipe, optimizer, layers), saved_in(Path(path)), layers
 
-    state, saved, layers = pipe.groups.all_or_none_everywhere(checked)
-    begins = pipe.groups.all_or_none_everywhere(lambda: take_new(path, state, saved))
+    state, saved, layers = pipe.groups.all_or_none_everywhere(checked, loaded)
+    begins = pipe.groups.all_or_none_everywhere(lambda: take_new(path, state, saved), loaded)
     own = {f"{part}.{name}": value for part, values in state.items() for name, value in values.items()}
-    pipe.groups.all_or_none_everywhere(lambda: check_names(path, own, saved))
-    everywhere = {name for names in pipe.groups.exchange([*own]) for name in names}
+    pipe.groups.all_or_none_everywhere(lambda: check_names(path, own, saved), loaded)
+    everywhere = {name for names in pipe.groups.exchange([*own], loaded) for name in names}
     if pipe.swap_group is not None:
-        everywhere = {name for names in pipe.swap_group.exchange(everywhere) for name in names}
+        everywhere = {name for names in pipe.swap_group.exchange(everywhere, loaded) for name in names}
     more = sorted(name for name in saved if name.startswith("model.") and name not in everywhere)
     if more:
         raise InvalidInput(f"{path}: found {more[0]} (and {len(more) - 1} more), which no layer of the plan has")

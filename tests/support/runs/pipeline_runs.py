@@ -155,9 +155,9 @@ def said_at_load(rank: int, plan: Plan) -> list[str]:
     """What ranks exchange while they load, by its class."""
     given = list[str]()
 
-    def noted(groups: Groups, value: object) -> list[object]:
+    def noted(groups: Groups, value: object, *what: str) -> list[object]:
         given.append(type(value).__name__)
-        return exchange(groups, value)
+        return exchange(groups, value, *what)
 
     exchange = Groups.exchange
     with patch.object(Groups, "exchange", noted):

@@ -21,6 +21,9 @@ from runs.harness import load, make_batch
 from runs.migration_runs import optimizers_of
 from schedc.errors import InvalidInput, SchedcError
 from schedc.runtime.adapt.migration import Migration, begin_migration
+from schedc.runtime.adapt.state_transfer.coming import Coming
+from schedc.runtime.adapt.state_transfer.leaving import Leaving
+from schedc.runtime.training.beside import Writer
 from schedc.runtime.training.checkpoint import last_checkpoint, load_checkpoint, save_checkpoint
 
 if TYPE_CHECKING:
@@ -31,12 +34,16 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
 
 CHUNK = 256
-CALLS: dict[str, tuple[Any, str]] = {
-    "copy": (DefaultStager, "stage"),
-    "writing": (FileSystemWriter, "write_data"),
-    "renaming": (FileSystemWriter, "finish"),
+CALLS: dict[str, tuple[Any, str, str]] = {
+    "connecting": (Writer, "__init__", "__init__"),
+    "copy": (DefaultStager, "stage", "stage"),
+    "writing": (FileSystemWriter, "write_data", "write_data"),
+    "renaming": (FileSystemWriter, "finish", "finish"),
+    "leaving": (Leaving, "__init__", "__init__"),
+    "arriving": (Coming, "__init__", "_restore"),
 }
-"""What is under way while these run; `finish`, of the first rank alone, writes the metadata and gives it its name."""
+"""What is under way from the begin of one method to the end of another: processes connect before the first checkpoint; the first
+rank alone writes the metadata, and gives it its name, in `finish`; a rank copies layers that leave; the copy is on its way."""
 
 
 class Kill(NamedTuple):
@@ -44,7 +51,7 @@ class Kill(NamedTuple):
 
     victim: int
     phase: str
-    """`update`, `migration`, or one of `CALLS`."""
+    """`load`, `update`, `migration`, or one of `CALLS`."""
     number: int
     """At which time that it begins, from 1 on."""
     delay_s: float
@@ -84,18 +91,22 @@ class Diary:
         self.note(under_way=sorted(self._under_way))
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def around(self, owner: Any, name: str, phase: str) -> None:
-        """Note when a method is under way."""
-        method: Callable[..., Any] = getattr(owner, name)
+    def around(self, owner: Any, first: str, last: str, phase: str) -> None:
+        """Note what is under way from the begin of the first method to the end of the last."""
+        for name in dict.fromkeys((first, last)):
+            setattr(owner, name, self._noting(getattr(owner, name), phase, begins=name == first, ends=name == last))
 
+    def _noting(self, method: Callable[..., Any], phase: str, *, begins: bool, ends: bool) -> Callable[..., Any]:
         def noted(*given: Any, **options: Any) -> Any:
-            self.begins(phase)
+            if begins:
+                self.begins(phase)
             try:
                 return method(*given, **options)
             finally:
-                self.ends(phase)
+                if ends:
+                    self.ends(phase)
 
-        setattr(owner, name, noted)
+        return noted
 
 
 def train_on(rank: int, plans: Sequence[Plan], folder: str, steps: int, every: int, kill: Kill | None) -> dict[str, Any]:
@@ -109,8 +120,8 @@ def train_on(rank: int, plans: Sequence[Plan], folder: str, steps: int, every: i
     """
     warnings.simplefilter("default")
     diary = Diary(Path(folder) / f"diary-{rank}", kill if kill is not None and kill.victim == rank else None)
-    for phase, (owner, name) in CALLS.items() if kill is not None else ():
-        diary.around(owner, name, phase)
+    for phase, (owner, first_call, last_call) in CALLS.items() if kill is not None else ():
+        diary.around(owner, first_call, last_call, phase)
     build, plan = builder(0.0), plans[0]
     stages: Any = build(plan, rank)
     overlap = plan.problem.updates is not None
@@ -121,7 +132,9 @@ def train_on(rank: int, plans: Sequence[Plan], folder: str, steps: int, every: i
         each.register_step_post_hook(lambda *_: diary.ends("update"))
     first, half, line, migration, writing = 0, 0, None, None, None
     try:
+        diary.begins("load")
         with load(plan, stages, optimizers=given, timeout_s=20) as pipe:
+            diary.ends("load")
             last = last_checkpoint(folder)
             for each in sorted(Path(folder).glob("step-*")):
                 if not (each / ".metadata").exists():

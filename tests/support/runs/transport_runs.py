@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from runs import pipeline_runs
 from schedc.ir.ops import Kind, Op
@@ -23,6 +24,7 @@ from schedc.runtime.common.program import Message, Wire
 from schedc.runtime.execution.channels import Receiver, Sender
 from schedc.runtime.profiling.pairs import Wires, measure_links
 from schedc.runtime.session import loading
+from schedc.runtime.training.beside import Writer
 from schedc.runtime.transports.base import Ends, only
 from schedc.runtime.transports.delegate import connect_delegate
 from schedc.runtime.transports.gloo import Completion, GlooTransport, connect_gloo
@@ -46,18 +48,21 @@ def connect(way: str, groups: Groups, queues: int = 2) -> Ends:
 
 
 def connecting_timeouts(rank: int, timeout_s: float) -> list[tuple[float, float]]:
-    """Of each group: the timeout that gloo connects with, and that of what waits on the group then; in seconds."""
-    real, given = dist.ProcessGroupGloo, list[tuple[Any, float]]()
+    """Of each group, the last that of checkpoints beside steps: the timeout that gloo connects with, and that of later waits."""
+    real: Any = dist.ProcessGroupGloo
+    given = list[tuple[Any, float]]()
 
-    def made(store: Any, own: int, size: int, timeout: timedelta) -> Any:
-        group = real(store, own, size, timeout)
-        given.append((group, timeout.total_seconds()))
-        return group
+    class Noted(real):  # type: ignore[misc]
+        def __init__(self, store: Any, own: int, size: int, timeout: timedelta) -> None:
+            super().__init__(store, own, size, timeout)
+            given.append((self, timeout.total_seconds()))
 
-    with patch.object(dist, "ProcessGroupGloo", made):
+    with patch.object(dist, "ProcessGroupGloo", Noted), patch.object(distributed_c10d, "ProcessGroupGloo", Noted):
         groups = Groups(timeout_s)
         groups.make((0, 1))
+        writer = Writer(timeout_s)
     times = [(connecting_s, group.options._timeout.total_seconds()) for group, connecting_s in given]
+    writer.close()
     groups.close()
     return times
 
