@@ -21,7 +21,7 @@ import threading
 import warnings
 from contextlib import suppress
 from types import NoneType, TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from schedc.errors import InvalidInput, SchedcError, Unsupported
 from schedc.formats.plan.plan_file import parse_plan
@@ -57,6 +57,9 @@ class Adaptable(Protocol):
     @property
     def hooks(self) -> ReplicaHooks:
         """What connects it to other pipelines."""
+
+    moving: Literal["adapting", "migration"] | None
+    """As `Pipe.moving`."""
 
     @property
     def swap_group(self) -> SwapGroup | None:
@@ -112,7 +115,8 @@ def adapting(
         patience_s: how long the proposer may take for a plan before it counts as stuck.
 
     Raises:
-        InvalidInput: there is no rank `leader`; or, on the leader, there is no family in the folder, or another job's.
+        InvalidInput: there is no rank `leader`; layers of the pipe migrate, or it adapts already; or, on the leader, there is no
+            family in the folder, or another job's.
         CheckFailed: a plan of the family breaks a rule.
         Unsupported: the pipe moves together with others (`swap_group`), whose links may ask for other plans.
     """
@@ -123,6 +127,8 @@ def adapting(
             "adapting: the pipelines of a swap_group move to one plan together, and each would propose its own; load without a"
             " swap_group, or call pipe.swap with a plan for all of them"
         )
+    if pipe.moving is not None:
+        raise InvalidInput("adapting: a migration of layers, or another adaptation, moves the pipe; wait until that has ended")
     plans: tuple[Plan, ...] = ()
     if known is not None and pipe.groups.rank == leader:
         from schedc.runtime.adapt.family import load_family
@@ -176,6 +182,7 @@ class Adaptation:
             from schedc.runtime.adapt.proposer import Proposer
 
             self.proposer = Proposer(pipe.plan, patience_s, known, pipe.hooks.pipelines)
+        pipe.moving = "adapting"
         self._thread = threading.Thread(target=self._run, name="schedc adapting", daemon=True)
         self._thread.start()
 
@@ -204,12 +211,15 @@ class Adaptation:
 
     def close(self) -> None:
         """End the thread, and the proposer with it. Closing again does nothing."""
+        was_open = not self._stop.is_set()
         self._stop.set()
         if self._changed is not None:
             self._changed.set()
         if self.proposer is not None:
             self.proposer.close()
         self._thread.join()
+        if was_open:
+            self._pipe.moving = None
 
     def __enter__(self) -> Adaptation:
         """The adaptation itself."""

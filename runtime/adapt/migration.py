@@ -27,7 +27,7 @@ from schedc.errors import CheckFailed, InvalidInput, SchedcError, Unsupported
 from schedc.ir import Plan
 from schedc.runtime.adapt.state_transfer.coming import Coming, like
 from schedc.runtime.adapt.state_transfer.leaving import Leaving
-from schedc.runtime.adapt.state_transfer.pieces import Manifest, describe, let_go, rank_of_piece
+from schedc.runtime.adapt.state_transfer.pieces import Manifest, Settings, describe, let_go, rank_of_piece
 from schedc.runtime.adapt.state_transfer.stream import Inlet, Outlet
 from schedc.runtime.common.failure import with_others
 from schedc.runtime.common.hooks import ReplicaHooks
@@ -55,7 +55,7 @@ class _Offer(NamedTuple):
 
     refusal: str | None
     plans: tuple[str, str] = ("", "")
-    settings: tuple[str, ...] = ()
+    settings: tuple[Settings, ...] = ()
     """Of its optimizers."""
     chunk_bytes: int | None = None
 
@@ -87,7 +87,8 @@ def begin_migration(
         build: makes the stages of a rank of a plan, of new modules, as for `move`; called on ranks that get layers, here and now.
         chunk_bytes: how much goes at once; None: all of a step's.
         priority: whether a chunk waits until no message of training is under way from its rank.
-        most_behind: of how many steps the gradients are kept; if more wait, the link is too slow, and nothing moves.
+        most_behind: of how many steps of an optimizer the gradients are kept; if more wait after a step of the pipe (a run, where
+            steps overlap), the link is too slow, and nothing moves.
 
     Raises:
         SchedcError: on all ranks: one of them refuses, or they do not agree. Nothing has moved, and the pipe is open.
@@ -99,7 +100,7 @@ def begin_migration(
             offer = migration.prepare(optimizer, plan)
         except SchedcError as error:
             offer = _Offer(str(error))
-        offers = pipe.groups.exchange(offer)
+        offers = pipe.groups.exchange(offer, "the others to begin the migration")
     refusal = _refusal(offers)
     if refusal is not None:
         raise CheckFailed(f"{refusal}; nothing has moved")
@@ -113,14 +114,16 @@ def _refusal(offers: list[_Offer]) -> str | None:
     for rank, offer in enumerate(offers):
         if offer.refusal is not None:
             return f"rank {rank} refuses the migration: {offer.refusal}"
-    settings = {each for offer in offers for each in offer.settings}
+    settings = [(rank, each) for rank, offer in enumerate(offers) for each in offer.settings]
     for rank, offer in enumerate(offers):
         if offer.plans != first.plans:
             return f"ranks 0 and {rank} have different plans to migrate to; give all the same"
         if offer.chunk_bytes != first.chunk_bytes:
             return f"rank 0 has chunk_bytes={first.chunk_bytes}, rank {rank} {offer.chunk_bytes}; give all the same"
-    if len(settings) > 1:
-        return f"optimizers of ranks differ: {' and '.join(sorted(settings)[:2])}"
+    for rank, each in settings:
+        if each != settings[0][1]:
+            whose = f"of ranks {settings[0][0]} and {rank}" if rank != settings[0][0] else f"of rank {rank}"
+            return f"the optimizers {whose} differ: {settings[0][1].unlike(each)}; layers migrate between optimizers that are alike"
     return None
 
 
@@ -255,6 +258,7 @@ class Migration:
         """
         pipe, rank = self._pipe, self._pipe.groups.rank
         self._former, pipe._swapper = pipe._swapper, self  # type: ignore[assignment]
+        pipe.moving = "migration"
         self._key = f"migration/{pipe.steps.count}"
         if self._gate is not None:
             self._gate.watch(pipe.steps.wiring.senders.values())
@@ -337,10 +341,11 @@ class Migration:
             if self._gate is not None:
                 self._gate.watch(pipe.steps.wiring.senders.values())
             for peer, leaving in self._leaving.items():
-                if leaving.outlet.waiting > 2 * self._most_behind and self._failed is None:
+                behind = leaving.behind
+                if behind > self._most_behind and self._failed is None:
                     self._note(
                         f"rank {pipe.groups.rank} sends gradients more slowly to rank {peer} than it makes them, and is"
-                        f" {self._most_behind} steps behind; move the layers between two steps with"
+                        f" {behind} steps behind, more than {self._most_behind}; move the layers between two steps with"
                         " schedc.runtime.adapt.state_transfer.exchange.move, or give a larger most_behind"
                     )
                 leaving.boundary(self.boundaries, last=last)
@@ -354,10 +359,10 @@ class Migration:
         for source, coming in self._coming.items():
             if not coming.whole.wait(PATIENCE * pipe.groups.timeout_s):
                 self._failed = self._failed or f"the last gradients have not come from rank {source} in time"
-        said = pipe.groups.exchange((self._failed, self._cut))
+        said = pipe.groups.exchange((self._failed, self._cut), "the others to end the migration")
         reasons = [f"rank {rank}: {failed}" for rank, (failed, _) in enumerate(said) if failed]
         reasons += [cut for _, cut in said if cut]
-        pipe._swapper = self._former
+        pipe._swapper, pipe.moving = self._former, None
         if self._gate is not None:
             self._gate.release(pipe.steps.wiring.senders.values())
         for leaving in self._leaving.values():
@@ -414,6 +419,8 @@ def _check(pipe: Pipe, running: Plan, plan: Plan) -> None:
         raise Unsupported("a swap_group was given; pipelines that move together do not migrate layers")
     if pipe.steps.ties:
         raise Unsupported("weights of several ranks are tied; such layers do not migrate")
+    if pipe.moving == "adapting":
+        raise InvalidInput("the pipe adapts, to plans for the layout that it has; close the adaptation before layers migrate")
     if pipe._swapper is not None and (pipe._swapper.pending or isinstance(pipe._swapper, Migration)):
         raise InvalidInput("another swap or migration is pending; wait until its state says what has become of it")
     if any(

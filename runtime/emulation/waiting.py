@@ -19,7 +19,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -142,6 +142,8 @@ class EmulatedPipe(Observer):
 
     swap_group = None
     """It moves alone."""
+    moving: Literal["adapting", "migration"] | None = None
+    """As `Pipe.moving`."""
 
     def __init__(
         self, plan: Plan, groups: Groups, runner: PipelineRunner, observer: Observer, scale: float, trunk: Reservable | None

@@ -6,7 +6,7 @@ import math
 import warnings
 from contextlib import contextmanager
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from schedc.errors import InvalidInput, SchedcError
 from schedc.ir import Plan, Updates
@@ -71,6 +71,8 @@ class Pipe:
         self._making_swapper = Lock()
         if self.swap_group is not None:  # its processes make theirs together
             self._made_swapper()
+        self.moving: Literal["adapting", "migration"] | None = None
+        """What alone moves it to other plans now; None: whoever calls `swap`."""
         self.beside: Beside | None = None
         self._open = True
 

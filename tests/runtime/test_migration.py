@@ -149,6 +149,10 @@ def test_refusals(two: Ranks) -> None:
         (other, "list", "CheckFailed: rank 0 refuses the migration: found a list for the optimizer, expected one torch.optim."),
         (other, "chunk", "CheckFailed: rank 0 refuses the migration: found chunk_bytes=-1, expected a number above 0; nothing has"),
         (other, "chunks", "CheckFailed: rank 0 has chunk_bytes=9, rank 1 10; give all the same; nothing has moved"),
+        (other, "rate", "CheckFailed: the optimizers of ranks 0 and 1 differ: group 0 has lr = 0.1 and 0.2; layers migrate"),
+        (other, "groups", "CheckFailed: the optimizers of ranks 0 and 1 differ: 25 and 10 groups of weights; layers migrate"),
+        (other, "adapting", "CheckFailed: rank 0 refuses the migration: the pipe adapts, to plans for the layout that it has;"),
+        (other, "adapts", "InvalidInput: adapting: a migration of layers, or another adaptation, moves the pipe; wait until that"),
         (other, "early", "rank 0: inner.norm.weight of layer 3 has a gradient that no step of the optimizer has used; call"),
         (other, "changed", "rank 1: shift of layer 3 is not what the optimizer's steps alone make of it;"),
         (other, "slow", "rank 0: rank 0 sends gradients more slowly to rank 1 than it makes them"),
@@ -158,6 +162,15 @@ def test_refusals(two: Ranks) -> None:
             assert lines[0].startswith(expected), lines
             assert len(lines) == (3 if way in ("changed", "early", "slow") else 2)
             assert lines[-1] is True
+
+
+def test_steps_of_an_optimizer_are_what_is_behind(two: Ranks) -> None:
+    """All four of a run wait after it, and no other record counts."""
+    one, other = (with_layers(run_of(period_plan(2, 3, Versions.STASH), 4), counts) for counts in ([4, 2], [3, 3]))
+    for most, runs, behind in ((3, 1, 4), (4, 2, 8), (8, 3, 12)):
+        (noted, reason), (_, same_reason) = two.run(migration_runs.behind, one, other, most)
+        assert (noted, reason) == (runs, same_reason)
+        assert f", and is {behind} steps behind, more than {most}; move the layers" in reason
 
 
 def test_layers_keep_their_modes_and_what_is_frozen(two: Ranks) -> None:

@@ -201,7 +201,7 @@ def _check(offers: Sequence[_Offer]) -> None:
             )
         if offer.manifest.settings != first.manifest.settings:
             raise CheckFailed(
-                f"the optimizers of processes 0 and {process} differ: {first.manifest.settings} and {offer.manifest.settings};"
+                f"the optimizers of processes 0 and {process} differ: {first.manifest.settings.unlike(offer.manifest.settings)};"
                 " nothing has moved"
             )
 

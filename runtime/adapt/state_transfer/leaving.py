@@ -77,7 +77,7 @@ class Leaving:
                 self._failed(f"{key[1]} of layer {key[0]} has sparse gradients; such layers do not migrate")
             elif gradient is not None:
                 gradients[key] = gradient
-        self.outlet.put(("update", number, settings), gradients)
+        self.outlet.put(("update", number, settings), gradients, counted=number)
 
     def _has_used(self, *_: object) -> None:
         """After an optimizer's step, which may have changed gradients."""
@@ -107,6 +107,12 @@ class Leaving:
             return False
         used, version = self._used.get(key, (None, 0))
         return (used is None or used() is not gradient or version != gradient._version) and bool(gradient.any())
+
+    @property
+    def behind(self) -> int:
+        """Of how many steps the gradients are not there yet, of the optimizer of which they are the most."""
+        numbers = range(len(self._optimizers))
+        return max((self.outlet.put_in[number] - self.outlet.through[number] for number in numbers), default=0)
 
     def end(self) -> None:
         """See nothing more."""

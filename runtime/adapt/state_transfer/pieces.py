@@ -21,7 +21,6 @@ from schedc.runtime.transports.choice import stage_device
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-
 PLAIN = (int, float, bool, str, type(None))
 """What an optimizer may keep of a weight besides tensors."""
 
@@ -43,6 +42,29 @@ class Weight(NamedTuple):
     """The optimizer's; with `Sent` in place of tensors."""
 
 
+class Settings(NamedTuple):
+    """Of an optimizer."""
+
+    kind: str
+    groups: tuple[Mapping[str, str], ...]
+    """Its groups without their weights, each value as Python writes it."""
+
+    def unlike(self, other: Settings) -> str:
+        """The first in which they differ, in a few words; these are different settings."""
+        if self.kind != other.kind:
+            return f"{self.kind} and {other.kind}"
+        if len(self.groups) != len(other.groups):
+            return f"{len(self.groups)} and {len(other.groups)} groups of weights"
+        number = next(at for at, (one, another) in enumerate(zip(self.groups, other.groups, strict=True)) if one != another)
+        one, another = self.groups[number], other.groups[number]
+        name = next(name for name in (*one, *another) if one.get(name) != another.get(name))
+        values = (each.get(name, "nothing") for each in (one, another))
+        return f"group {number} has {name} = {' and '.join(value if len(value) <= 40 else value[:39] + '…' for value in values)}"
+
+
+OF_NONE = Settings("", ())
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """What a process has, without the values."""
@@ -50,8 +72,7 @@ class Manifest:
     tensors: dict[tuple[int, str], TensorMeta] = field(default_factory=dict)
     """By piece and name: `weight up.bias`, `buffer norm.mean`, `state exp_avg of up.bias`; in the order in which they are sent."""
     weights: dict[tuple[int, str], Weight] = field(default_factory=dict)
-    settings: str = ""
-    """Of the optimizer: its kind, and its groups without their weights."""
+    settings: Settings = OF_NONE
     values: dict[tuple[int, str], torch.Tensor] = field(default_factory=dict, repr=False)
     """The tensors themselves; stay at home."""
 
@@ -123,8 +144,8 @@ def describe(pieces: Mapping[int, nn.Module], optimizer: torch.optim.Optimizer, 
         Unsupported: a weight is no plain tensor, two pieces that may part share one, or the optimizer keeps something unknown.
     """
     groups = {weight: number for number, group in enumerate(optimizer.param_groups) for weight in group["params"]}
-    settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    found = Manifest(settings=f"{type(optimizer).__name__} {settings}")
+    settings = ({key: repr(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups)
+    found = Manifest(settings=Settings(type(optimizer).__name__, tuple(settings)))
     owner: dict[torch.Tensor, int] = {}
     for piece, module in pieces.items():
         for name, weight in module.named_parameters():

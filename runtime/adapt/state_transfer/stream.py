@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+from collections import Counter
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -48,15 +49,17 @@ class Outlet:
             lost: called where the connection is lost.
         """
         self._group, self._gate, self._chunk_bytes, self._lost = group, gate, chunk_bytes, lost
-        self._records: SimpleQueue[tuple[torch.Tensor, torch.Tensor] | None] = SimpleQueue()
-        self.waiting = 0
-        """How many records are not through; a count of two threads, for which being one off does not matter."""
+        self._records: SimpleQueue[tuple[Any, torch.Tensor, torch.Tensor] | None] = SimpleQueue()
+        self.put_in = Counter[Any]()
+        """How many records have been put in, by the kind that they are counted as; of the caller's thread."""
+        self.through = Counter[Any]()
+        """How many of them the other process has; of the thread that sends."""
         self._ended = False
         """Whether nothing is sent any more, as where the pipe was closed while layers were under way."""
         threading.Thread(target=self._run, daemon=True).start()
 
-    def put(self, note: Any, tensors: Mapping[Any, torch.Tensor]) -> None:
-        """Send a record; the tensors are copied before this returns."""
+    def put(self, note: Any, tensors: Mapping[Any, torch.Tensor], counted: Any = None) -> None:
+        """Send a record, `counted` as of a kind; the tensors are copied before this returns."""
         if self._ended:
             return
         places, end = [], 0
@@ -67,8 +70,8 @@ class Outlet:
         for tensor, copy in zip(tensors.values(), _views(memory, places).values(), strict=True):
             copy.copy_(tensor.detach())
         about = torch.frombuffer(bytearray(pickle.dumps((note, places))), dtype=torch.uint8)
-        self.waiting += 1
-        self._records.put((about, memory))
+        self.put_in[counted] += 1
+        self._records.put((counted, about, memory))
 
     def close(self) -> None:
         """End; what is under way fails on both sides."""
@@ -78,7 +81,8 @@ class Outlet:
     def _run(self) -> None:
         wire, through = GlooTransport(self._group), torch.empty(1, dtype=torch.uint8, device="cpu")
         try:
-            while (record := self._records.get()) is not None:
+            while (found := self._records.get()) is not None:
+                counted, *record = found
                 wire.send(torch.tensor([each.numel() for each in record], device="cpu"), SIZES).wait(FOREVER_S)
                 for part in record:
                     for chunk in _chunks(part, self._chunk_bytes):
@@ -86,7 +90,7 @@ class Outlet:
                             self._gate.wait(PATIENCE_S)
                         wire.send(chunk, DATA).wait(FOREVER_S)
                         wire.receive_into(through, THROUGH).wait(FOREVER_S)
-                self.waiting -= 1
+                self.through[counted] += 1
         except (ConnectionLost, NoAnswer):
             self._lost()
         finally:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 import warnings
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -13,6 +15,7 @@ import schedc.runtime
 from runs.exchange_runs import builder, layers, optimizer_of
 from runs.harness import load, loss_fn, make_batch, noting, on_forward
 from runs.pipeline_runs import ENDS
+from schedc.runtime.adapt.adapting import adapting
 from schedc.runtime.adapt.migration import Migration, begin_migration
 from schedc.runtime.adapt.state_transfer.stream import Inlet
 from schedc.runtime.asynchronous.optimizers import StageOptimizers
@@ -190,6 +193,12 @@ def refused(rank: int, plan: Plan, other: Plan, way: str) -> list[Any]:
         Inlet._run = late  # type: ignore[method-assign,assignment]
     options: dict[str, Any] = {}
     ways: dict[str, Any] = {"slow": {"most_behind": 2}, "chunk": {"chunk_bytes": -1}, "chunks": {"chunk_bytes": 9 + rank}}
+    if way in ("groups", "rate"):
+        weights = [weight for stage in stages.values() for weight in stage.parameters()]
+        rates: Any = [0.01 * (1 + (at + rank) % 7) for at in range(len(weights))] if way == "groups" else [0.1 * (1 + rank)]
+        parts = [[weight] for weight in weights] if way == "groups" else [weights]
+        groups = [{"params": part, "lr": rate} for part, rate in zip(parts, rates, strict=True)]
+        optimizer = torch.optim.AdamW(groups)
     if way == "replicas":
         options = {"replicas": Own()}
     elif way == "loss":
@@ -198,9 +207,12 @@ def refused(rank: int, plan: Plan, other: Plan, way: str) -> list[Any]:
         build = lambda plan, rank: {0: nn.Sequential()}  # noqa: E731
     with load(plan, stages, **options) as pipe, warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        with noting(lines):
+        with noting(lines), adapting(pipe, None) if way == "adapting" else nullcontext():
             given: Any = [optimizer] if way == "list" else optimizer
             migration = begin_migration(pipe, given, other, build=build, **ways.get(way, {}))
+        if way == "adapts":
+            with noting(lines):
+                adapting(pipe, None)
         for step in range(5000):
             loss = pipe.step(*make_batch(plan, step))
             if way == "early":
@@ -226,6 +238,33 @@ def refused(rank: int, plan: Plan, other: Plan, way: str) -> list[Any]:
         lines += [str(one.message) for one in warned if one.category is RuntimeWarning][:1]
         lines.append(loss.isfinite().item() and {stage: [*module.children()] for stage, module in stages.items()} == before)
     return lines
+
+
+def behind(rank: int, plan: Plan, other: Plan, most_behind: int) -> tuple[int, str | None]:
+    """Nothing is taken of what a layer's rank sends, in runs of steps that overlap, until it finds that too much: after how many.
+
+    Returns:
+        After how many runs this rank knew of a failure; and the reason of all.
+    """
+    build, receive, noted = builder(0.0), Inlet._run, 0
+    stages = build(plan, rank)
+    with load(plan, stages, optimizers=optimizers_of(stages, "adamw")) as pipe, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+
+        def late(inlet: Inlet) -> None:
+            while not pipe.groups.store.check(["noted"]):
+                time.sleep(0.01)
+            receive(inlet)
+
+        with patch.object(Inlet, "_run", late):
+            migration = begin_migration(pipe, None, other, build=build, most_behind=most_behind)
+        while migration.state == "running":
+            pipe.step(*make_batch(plan, migration.boundaries))
+            migration.between_steps()
+            if migration._failed is not None and not noted:
+                noted = migration.boundaries
+                pipe.groups.store.set("noted", "")
+    return noted, migration.reason
 
 
 def killed(rank: int, plan: Plan, other: Plan, victim: int) -> str:
