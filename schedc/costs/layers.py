@@ -82,7 +82,10 @@ def layers_of(
                 message_bytes=part.states * message,
                 split_backward=split_backward,
             )
-        layers.append(replace(made[id(part.operators)], name=part.name))
+        layer = replace(made[id(part.operators)], name=part.name)
+        if part.kind == "head":
+            layer = replace(layer, split_message_bytes=round(setting.own_tokens * STATISTICS_BYTES))
+        layers.append(layer)
     return tuple(layers)
 
 
@@ -200,6 +203,8 @@ def parts_of(architecture: Architecture, setting: Setting) -> tuple[Part, ...]:
     return tuple(parts)
 
 
+STATISTICS_BYTES = 12
+"""Of a token, between a part of a split head and the join: the largest logit, the sum of exponentials, the target's logit."""
 DEFAULT_SEQUENCE = 4096
 """Tokens, where neither the user nor the model's position embeddings say otherwise."""
 

@@ -93,6 +93,9 @@ class LayerEntry(Section, frozen=True, kw_only=True):
     state_gradient_bytes: Annotated[
         Size | None, Meta(description="The gradients of its keys and values, where microbatches are in slices. Default: nothing.")
     ] = None
+    split_message_bytes: Annotated[
+        Size | None, Meta(description="Of the head, what a part of it sends the join where it is split over ranks.")
+    ] = None
     quadratic: Annotated[
         QuadraticEntry | None,
         Meta(description="The shares of its durations that are quadratic. Default: those of [slices]."),

@@ -7,7 +7,7 @@ line that names the file, the key, what was found and what is expected.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,6 +39,7 @@ from schedc.frontend.topology import check_connected, read_network, read_topolog
 from schedc.io.conform import conform
 from schedc.ir import Layout, OpenLayout, Problem, Workload
 from schedc.lower.problem import crossed_by, edges_between, problem_of
+from schedc.lower.split_head import split_head
 from schedc.verify.layout import verify_layout
 from schedc.verify.workload import verify_workload
 
@@ -203,7 +204,8 @@ def _workload_and_layout(job: JobFile, source: JobSource) -> tuple[Workload, Lay
     if layers_of_stage is None and placed is not None and pipeline.partition is None:
         from schedc.lower.partition import balanced_partition
 
-        layers_of_stage = balanced_partition(workload, placed, recomputed)
+        without = workload if pipeline.head == "whole" else replace(workload, layers=workload.layers[:-1])
+        layers_of_stage = balanced_partition(without, placed, recomputed)
     if placed is None or layers_of_stage is None or pipeline.is_open:
         chunks = pipeline.chunks or _DEFAULT_CHUNKS
         if placed is None:
@@ -216,6 +218,11 @@ def _workload_and_layout(job: JobFile, source: JobSource) -> tuple[Workload, Lay
             recompute_is_open=pipeline.recompute == AUTO,
         )
         return workload, None, open_layout
+    if pipeline.head == "split":
+        whole = len(workload.layers) - 1
+        workload, placed = split_head(workload, placed)
+        layers_of_stage = (*layers_of_stage, *((layer, layer + 1) for layer in range(whole, len(workload.layers))))
+        check_connected(network, crossed_by(placed, edges_between(workload.edges, layers_of_stage)), at)
     layout = Layout(
         layers_of_stage=layers_of_stage,
         rank_of_stage=placed.rank_of_stage,

@@ -105,6 +105,13 @@ class PipelineSection(Section, frozen=True, kw_only=True):
             note="which layers each stage has is chosen with the schedule; else: balanced work",
         ),
     ] = None
+    head: Annotated[
+        Literal["whole", "split"],
+        key(
+            "split: each rank has a part of the last layer of the profile.json, [the head](graphs.md#a-split-head), as a stage of"
+            " its own; `placement` and `partition` are for the other layers."
+        ),
+    ] = "whole"
     recompute: Annotated[
         Literal["none", "full", "auto"] | tuple[bool, ...],
         key(
@@ -293,7 +300,11 @@ class JobFile(Section, frozen=True, kw_only=True):
         if self.name is not None and not self.name.isprintable():
             yield "name", show(self.name), "printable text on one line"
         pipeline, profile, ranks = self.pipeline, self.profile, self.pipeline.ranks
-        for section, given in (("slices", self.slices), ("module", self.module), ("edge", self.edge)):
+        split = pipeline.head == "split"
+        if split and profile.path is None:
+            yield "pipeline.head", '"split" for costs by stage', "a profile.json in profile.path, whose last layer is the head"
+        graphs = (("slices", self.slices), ("module", self.module), ("edge", self.edge), ("pipeline.head", split))
+        for section, given in graphs:
             if given and (why := pipeline.is_for_chains()):
                 yield section, f"a section {why[0]}", why[1]
         if self.slices is not None and self.lengths is not None:

@@ -207,7 +207,7 @@ def _from_layers(
     pipeline: PipelineSection, profile: ProfileFile, placed: Placement | None, file: Location, root: Location
 ) -> tuple[tuple[Layer, ...], Partition | None]:
     layers = layers_of_entries(profile.layers, file, split_backward=pipeline.split_backward)
-    total = len(layers)
+    total = len(layers) - (pipeline.head == "split")  # which has stages of its own
     least, each = (pipeline.ranks, "rank") if placed is None else (placed.pieces, "piece of the model")
     if total < least:
         raise (file / "layers").refuse(counted(total, "layer"), f"{least} or more, one for each {each}")
@@ -236,6 +236,7 @@ def _layer(entry: LayerEntry, position: int) -> Layer:
         parameters=entry.parameters or 0,
         expert_parameters=entry.expert_parameters or 0,
         state_gradient_bytes=entry.state_gradient_bytes or 0,
+        split_message_bytes=entry.split_message_bytes or 0,
         position=(position, position + 1),
     )
 

@@ -43,6 +43,8 @@ class Layer(BlockCosts):
     """What its stage holds for it all the time: weights, gradients, optimizer state."""
     state_gradient_bytes: int = 0
     """What the gradients of its state take, of a whole microbatch, where that is in slices."""
+    split_message_bytes: int = 0
+    """Of a head that is split over ranks, what each part sends the join of them, and gets back: a few numbers for each token."""
     position: tuple[int, int] | None = None
     """Which of the model's layers it is, [first, last); None: not known. Two with the same position are one piece of the model that
     costs something else on another path."""

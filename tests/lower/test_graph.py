@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
+from typing import Any
 
 import pytest
 
-from schedc.ir import Edge, Layer, Layout, Network, Workload, share_bytes
+from schedc.ir import Edge, Layer, Layout, Network, Placement, Workload, share_bytes
 from schedc.ir.costs import MessageCost
 from schedc.ir.ops import Kind, Op, sent_to
 from schedc.ir.workload import Device
 from schedc.lower.problem import problem_of
+from schedc.lower.split_head import split_head
 from schedc.verify.problem import verify_problem
+from schedc.verify.workload import verify_workload
 
 
 def random_graph(random: Random) -> tuple[Workload, Layout]:
@@ -135,3 +138,58 @@ def test_a_slice_has_its_share() -> None:
         name = sent_to(name, edge.destination) if problem.edges else name
         lengths = workload.slices
         assert problem.message_bytes(name) == share_bytes(edge.message_bytes, lengths, unit % len(lengths))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_head_in_parts(seed: int) -> None:
+    """On each rank a part, and one join; the parts add up to no less than the head, and all take what it took."""
+    random = Random(seed)
+    workload, _ = random_graph(random)
+    if seed % 2:  # a chain
+        workload = replace(workload, edges=())
+    head = replace(
+        workload.layers[-1],
+        backward_ns=(random.randint(0, 99),),
+        activation_bytes=random.randint(0, 99),
+        split_message_bytes=7,
+    )
+    workload = replace(workload, layers=(*workload.layers[:-1], head))
+    base, ranks = len(workload.layers) - 1, workload.ranks
+    stages = random.randint(ranks, base) if ranks <= base else 0
+    if not stages:
+        return
+    placed = Placement(rank_of_stage=tuple(stage % ranks for stage in range(stages)), paths=(tuple(range(stages)),))
+    split, with_parts = split_head(workload, placed)
+    assert verify_workload(split) == ()
+    cuts = [0, *sorted(random.sample(range(1, base), stages - 1)), base]
+    layers = (*pairwise(cuts), *((layer, layer + 1) for layer in range(base, base + ranks + 1)))
+    problem = problem_of(split, Layout(**dataclass_fields(with_parts), layers_of_stage=layers))
+    assert verify_problem(problem) == ()
+    parts, join = problem.stages[stages:-1], problem.stages[-1]
+    assert [part.rank for part in parts] == list(range(ranks)) and join.rank == placed.rank_of_stage[-1]
+    for name in ("backward_ns", "forward_ns"):
+        whole = getattr(head, name)
+        for at, value in enumerate(whole):
+            assert 0 <= sum(getattr(part, name)[at if len(whole) > 1 else 0] for part in parts) - value < ranks
+    states = min(head.activation_bytes, workload.layers[-2].message_bytes)
+    for part in parts:
+        assert states <= part.activation_bytes <= head.activation_bytes
+        assert 0 <= ranks * (part.activation_bytes - states) - (head.activation_bytes - states) < ranks
+    into = {edge.source for edge in problem_of(workload, plain_layout(cuts, ranks)).edges_of(0) if edge.destination == stages}
+    for part_at in range(stages, stages + ranks):
+        assert {edge.source for edge in problem.edges_of(0) if edge.destination == part_at} == into
+        assert [(e.destination, e.message_bytes) for e in problem.edges_of(0) if e.source == part_at] == [(stages + ranks, 7)]
+
+
+def plain_layout(cuts: list[int], ranks: int) -> Layout:
+    """The same cuts with the whole head as a stage of its own."""
+    layers = (*pairwise(cuts), (cuts[-1], cuts[-1] + 1))
+    return Layout(
+        rank_of_stage=tuple(stage % ranks for stage in range(len(layers))),
+        paths=(tuple(range(len(layers))),),
+        layers_of_stage=layers,
+    )
+
+
+def dataclass_fields(placed: Placement) -> dict[str, Any]:
+    return {name: getattr(placed, name) for name in ("rank_of_stage", "paths", "placement")}

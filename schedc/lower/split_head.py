@@ -1,0 +1,106 @@
+"""The head split over all ranks: one stage V on each rank, with a part of the vocabulary, and a join J that computes the loss.
+
+Takes a Workload whose last layer is the head, and a Placement of the other layers; gives a Workload whose layers are a graph, and
+the Placement with the stages V and J. The last block's output goes to every V. For each token V sends J the largest of its logits,
+the sum of their exponentials, and the target's logit if it has it. From these J has the loss, which autograd takes back: exact,
+without a collective (vocabulary parallelism of sail-sg has the same sums as all-reduces).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from schedc.ir import Edge, Layer, Placement
+
+if TYPE_CHECKING:
+    from schedc.ir import Workload
+
+
+def split_head(workload: Workload, placed: Placement) -> tuple[Workload, Placement]:
+    """The workload with its head in as many parts as there are ranks, and the placement with a part on each.
+
+    A part takes its share of the head's durations, rounded up, and holds its share of what the head holds besides the hidden
+    states, of which it has all. What of the durations does not depend on the vocabulary (the last norm) is divided, too: far less
+    than 1 %.
+
+    Args:
+        workload: its last layer is the head, whose `split_message_bytes` V sends J; two layers or more.
+        placed: of the layers before the head, with one path.
+    """
+    *before, head = workload.layers
+    ranks, last, states = workload.ranks, before[-1], before[-1].message_bytes
+    part, join = _part(head, states, ranks), len(before) + ranks
+    edges = workload.edges or tuple(
+        Edge(
+            source=source,
+            destination=destination,
+            message_bytes=workload.layers[source].message_bytes,
+            gradient_message_bytes=workload.layers[source].gradient_message_bytes,
+        )
+        for source, destination in pairwise(range(len(before)))
+    )
+    into = [edge for edge in edges if edge.destination == len(before)]
+    if not into:
+        back = last.gradient_message_bytes
+        into = [Edge(source=len(before) - 1, destination=0, message_bytes=states, gradient_message_bytes=back)]
+    parts = range(len(before), join)
+    statistics = head.split_message_bytes
+    return (
+        replace(
+            workload,
+            layers=tuple(
+                replace(layer, position=None if head.position is None else (head.position[0] + at, head.position[0] + at + 1))
+                if at >= 0
+                else layer
+                for at, layer in enumerate((*before, *((part,) * ranks), _JOIN), -len(before))
+            ),
+            edges=(
+                *(edge for edge in edges if edge.destination < len(before)),
+                *(replace(edge, destination=each) for edge in into for each in parts),
+                *(
+                    Edge(source=each, destination=join, message_bytes=statistics, gradient_message_bytes=statistics)
+                    for each in parts
+                ),
+            ),
+        ),
+        with_head(placed, ranks),
+    )
+
+
+def with_head(placed: Placement, ranks: int) -> Placement:
+    """The placement with a stage on each rank behind its own, in the order of the ranks, and one more where its last stage is."""
+    of_stage = (*placed.rank_of_stage, *range(ranks), placed.rank_of_stage[-1])
+    return Placement(rank_of_stage=of_stage, paths=(tuple(range(len(of_stage))),), placement=f"{placed.placement} + split head")
+
+
+def _part(head: Layer, states_bytes: int, ranks: int) -> Layer:
+    """What one rank has of the head. `states_bytes`: of the hidden states, which each part keeps for its W."""
+
+    def each(values: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(-(-value // ranks) for value in values)
+
+    def held(size_bytes: int) -> int:
+        kept = min(size_bytes, states_bytes)
+        return kept - (kept - size_bytes) // ranks
+
+    return replace(
+        head,
+        forward_ns=each(head.forward_ns),
+        backward_input_ns=each(head.backward_input_ns),
+        backward_weight_ns=each(head.backward_weight_ns),
+        backward_ns=each(head.backward_ns),
+        forward_again_ns=None if head.forward_again_ns is None else each(head.forward_again_ns),
+        activation_bytes=held(head.activation_bytes),
+        activation_after_input_bytes=held(head.activation_after_input_bytes),
+        message_bytes=head.split_message_bytes,
+        gradient_message_bytes=head.split_message_bytes,
+        parameters=-(-head.parameters // ranks),
+        static_bytes=-(-head.static_bytes // ranks),
+        split_message_bytes=0,
+    )
+
+
+_JOIN = Layer(forward_ns=(0,), backward_input_ns=(0,), backward_weight_ns=(0,), backward_ns=(0,))
+"""What computes the loss of the parts' numbers: next to nothing."""
