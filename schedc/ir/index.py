@@ -58,6 +58,14 @@ class Tables:
     """Per hop."""
     inputs: NDArray[np.int64]
     """[direction, path, stage]: how many hops F, or the backward, of the stage needs."""
+    crossing: NDArray[np.int64]
+    """The hops between ranks, by `hop_carrier`: those that one transfer serves follow each other."""
+    crossing_begin: NDArray[np.int64]
+    """As `hop_begin`, which has the same places, into `crossing`."""
+    crossing_into: NDArray[np.int64]
+    """Per entry of `crossing`, the place, as in `hop_begin`, that needs it."""
+    crossing_inputs: NDArray[np.int64]
+    """Per place, how many of them it needs."""
     collective_resource: NDArray[np.int64]
     """Per rank: the resource on which its collectives queue."""
 
@@ -122,6 +130,7 @@ def _hops_of(problem: Problem, numbers: dict[Resource, int], links: dict[tuple[i
     stages, paths, lengths = len(problem.stages), len(problem.paths), problem.slices or (1,)
     ranks = [stage.rank for stage in problem.stages]
     inputs = np.zeros((2, paths, stages), np.int64)
+    crossing, crossing_begin, crossing_into, crossing_inputs = list[int](), [0], list[int](), [0] * (2 * paths * stages)
     begin, latency_ns = [0], list[int]()
     to, resource, carrier = list[int](), list[int](), list[int]()
     occupancy_ns: list[list[int]] = []
@@ -134,6 +143,7 @@ def _hops_of(problem: Problem, numbers: dict[Resource, int], links: dict[tuple[i
                 out[edge.destination].append((edge.source, edge.gradient_message_bytes, -1 - index))
         for stage, hops in enumerate(out):
             first: dict[tuple[int, int], int] = {}
+            served: list[tuple[int, int, int]] = []
             for target, size_bytes, value in hops:
                 link = links[ranks[stage], ranks[target]] if ranks[stage] != ranks[target] else None
                 to.append(target)
@@ -144,7 +154,16 @@ def _hops_of(problem: Problem, numbers: dict[Resource, int], links: dict[tuple[i
                     [link.occupancy_ns(share_bytes(size_bytes, lengths, at)) if link else 0 for at in range(len(lengths))]
                 )
                 inputs[direction, path, target] += 1
+                if link is not None:
+                    needs = (direction * paths + path) * stages + target
+                    served.append((carrier[-1], len(to) - 1, needs))
+                    crossing_inputs[needs] += 1
+            if len(served) > 1:
+                served.sort()
+            crossing += [hop for _, hop, _ in served]
+            crossing_into += [needs for _, _, needs in served]
             begin.append(len(to))
+            crossing_begin.append(len(crossing))
     return {
         "hop_begin": np.array(begin, np.int64),
         "hop_to": np.array(to, np.int64),
@@ -153,6 +172,10 @@ def _hops_of(problem: Problem, numbers: dict[Resource, int], links: dict[tuple[i
         "hop_occupancy_ns": np.array(occupancy_ns, np.int64).reshape(-1, len(lengths)),
         "hop_latency_ns": np.array(latency_ns, np.int64),
         "inputs": inputs,
+        "crossing": np.array(crossing, np.int64),
+        "crossing_begin": np.array(crossing_begin, np.int64),
+        "crossing_into": np.array(crossing_into, np.int64),
+        "crossing_inputs": np.array(crossing_inputs, np.int64),
     }
 
 

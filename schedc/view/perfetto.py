@@ -108,7 +108,7 @@ def link_events(plan: Plan, timeline: Timeline, pid: int) -> Iterator[Event]:
     for transfer in timeline.sent.tolist():
         start_ns, left_ns = int(timeline.transfer_start_ns[transfer]), int(timeline.transfer_left_ns[transfer])
         if left_ns > start_ns:
-            name = token(timeline.named_ops[transfer])
+            name = token(timeline.named_ops[timeline.sender[transfer]])
             yield slice_event(pid, int(timeline.resource[transfer]) + 1, name, start_ns, left_ns, "transfer")
     for resource, span in zip(of_collectives, timeline.collectives, strict=True):
         if span.end_ns > span.start_ns:

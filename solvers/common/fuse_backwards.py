@@ -152,10 +152,12 @@ def _split(tables: Tables, state: MixedSchedule, ops: NDArray[np.int64]) -> Sche
 def _state(problem: Problem, tables: Tables, schedule: Schedule, timeline: Timeline | None = None) -> MixedSchedule:
     """The schedule with its times, and what they leave."""
     timeline = timeline or simulate(problem, schedule, tables=tables)
-    kind, stage, microbatch, _ = timeline.ops.T
-    way, path, parallel = np.where(kind == Kind.F, 0, 1), tables.path_of[microbatch], problem.data_parallel
-    occupancy_ns = tables.occupancy_ns[way, path, stage].tolist()
-    latency_ns = tables.latency_ns[way, path, stage].tolist()
+    kind, stage, _, _ = timeline.ops.T
+    parallel = problem.data_parallel
+    occupancy_ns = (timeline.transfer_left_ns - timeline.transfer_start_ns).tolist()
+    latency_ns = (timeline.arrival_ns - timeline.transfer_left_ns).tolist()
+    transfer_of = np.full(len(kind), -1, np.int64)
+    transfer_of[timeline.sender] = np.arange(len(timeline.sender))  # of a chain, an op sends one at most
     starts_ns, ends_ns = timeline.starts_ns.tolist(), timeline.ends_ns.tolist()
     tail_ns = np.array(parallel.reduce_scatter_ns if parallel else [0] * len(problem.stages), np.int64)
     last_ns = (timeline.makespan_ns - np.where(kind == Kind.F, 0, tail_ns[stage])).tolist()
@@ -163,15 +165,16 @@ def _state(problem: Problem, tables: Tables, schedule: Schedule, timeline: Timel
     following[timeline.begin[1:] - 1] = -1
     latest_start_ns, after_ns, sent_ns = [NEVER] * len(kind), [NEVER] * len(kind), [NEVER] * len(kind)
     link_ns = [NEVER] * len(tables.resources)
-    resource, consumer, next_of = timeline.resource.tolist(), timeline.consumer.tolist(), following.tolist()
+    resource, taker, next_of = timeline.resource.tolist(), timeline.first_taker.tolist(), following.tolist()
+    transfers = transfer_of.tolist()
     for op in np.lexsort((timeline.starts_ns, timeline.ends_ns))[::-1].tolist():  # each behind what waits for it
-        end_ns, latest_ns, to, then = ends_ns[op], last_ns[op], consumer[op], next_of[op]
+        end_ns, latest_ns, transfer, then = ends_ns[op], last_ns[op], transfers[op], next_of[op]
         if then >= 0 and latest_start_ns[then] < latest_ns:
             latest_ns = latest_start_ns[then]
         after_ns[op] = latest_ns - end_ns
-        if to >= 0:
-            link = resource[op]
-            link_ns[link] = message_ns = min(latest_start_ns[to] - latency_ns[op], link_ns[link]) - occupancy_ns[op]
+        if transfer >= 0:
+            link, latest_arrival_ns = resource[transfer], latest_start_ns[taker[transfer]]
+            link_ns[link] = message_ns = min(latest_arrival_ns - latency_ns[transfer], link_ns[link]) - occupancy_ns[transfer]
             sent_ns[op] = message_ns - end_ns
             if message_ns < latest_ns:
                 latest_ns = message_ns

@@ -45,13 +45,15 @@ def test_the_critical_path_tiles_the_step(case: tuple[Problem, Schedule]) -> Non
             span = timeline.collectives[segment.collective or 0]
             assert (span.rank, span.start_ns, span.end_ns) == (segment.rank, segment.start_ns, segment.end_ns)
             continue
-        op = segment.op
+        op, transfer = segment.op, segment.transfer
         assert op is not None
-        times = {
-            SegmentKind.TRANSMISSION: (timeline.transfer_start_ns[op], timeline.transfer_left_ns[op]),
-            SegmentKind.LATENCY: (timeline.transfer_left_ns[op], timeline.arrival_ns[op]),
-        }.get(segment.kind, (timeline.starts_ns[op], timeline.ends_ns[op]))
-        assert times == (segment.start_ns, segment.end_ns)
+        if transfer is not None:
+            assert (timeline.sender[transfer], timeline.links[transfer]) == (op, (segment.rank, segment.destination))
+            left_ns = timeline.transfer_left_ns[transfer]
+            on_link = (timeline.transfer_start_ns[transfer], left_ns), (left_ns, timeline.arrival_ns[transfer])
+            assert (segment.start_ns, segment.end_ns) == on_link[segment.kind is SegmentKind.LATENCY]
+        else:
+            assert (timeline.starts_ns[op], timeline.ends_ns[op]) == (segment.start_ns, segment.end_ns)
 
 
 @examples(15)
@@ -66,7 +68,8 @@ def test_what_an_op_waits_for_comes_when_it_starts(case: tuple[Problem, Schedule
         elif cause == Awaited.OP:
             assert (awaited, waits.idle_ns[op], timeline.ends_ns[awaited]) == (op - 1, 0, start_ns)
         elif cause == Awaited.MESSAGE:
-            assert (timeline.consumer[awaited], timeline.arrival_ns[awaited]) == (op, start_ns)
+            assert (awaited, op) in zip(timeline.taken, timeline.taker, strict=True)
+            assert timeline.arrival_ns[awaited] == start_ns
             assert waits.idle_ns[op] > 0
         else:
             span = timeline.collectives[awaited]
@@ -76,14 +79,14 @@ def test_what_an_op_waits_for_comes_when_it_starts(case: tuple[Problem, Schedule
 
 
 def begun_ns(timeline: Timeline, item: int) -> int:
-    """When a transfer (an op's number) or a collective (after these) begins on its line."""
-    count = len(timeline.ops)
+    """When a transfer or a collective (after these) begins on its line."""
+    count = len(timeline.sender)
     return int(timeline.transfer_start_ns[item]) if item < count else timeline.collectives[item - count].start_ns
 
 
 def left_ns(timeline: Timeline, item: int) -> int:
     """When it leaves it."""
-    count = len(timeline.ops)
+    count = len(timeline.sender)
     return int(timeline.transfer_left_ns[item]) if item < count else timeline.collectives[item - count].end_ns
 
 

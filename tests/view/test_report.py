@@ -34,8 +34,6 @@ from schedc.view.report.page import report_html
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.plan import Plan
     from schedc.view.report.figures import LinkFigures
@@ -154,9 +152,9 @@ def _times(columns: dict[str, list[int]]) -> tuple[list[int], list[int]]:
 
 
 def _check_transfers(columns: dict[str, list[int]], timeline: Timeline, ends_ns: list[int]) -> None:
-    sent: NDArray[np.int64] = np.flatnonzero(timeline.consumer >= 0)
-    assert columns["producer"] == sent.tolist()
-    assert columns["consumer"] == timeline.consumer[sent].tolist()
+    sent = timeline.sent
+    assert columns["producer"] == timeline.sender[sent].tolist()
+    assert columns["consumer"] == timeline.first_taker[sent].tolist()
     parts = zip(*(columns[name] for name in ("producer", "queueNs", "occupancyNs", "latencyNs")), strict=True)
     times = [[ends_ns[op] + queue, ends_ns[op] + queue + on, ends_ns[op] + queue + on + late] for op, queue, on, late in parts]
     found = (timeline.transfer_start_ns, timeline.transfer_left_ns, timeline.arrival_ns)
@@ -165,7 +163,7 @@ def _check_transfers(columns: dict[str, list[int]], timeline: Timeline, ends_ns:
 
 def _check_causes(columns: dict[str, list[int]], timeline: Timeline) -> None:
     """Where a rank was idle before an op, what the op waited for came when it began."""
-    taken = dict(zip(columns["consumer"], columns["producer"], strict=True))
+    taken = dict(zip(columns["consumer"], timeline.sent.tolist(), strict=True))
     for op, (cause, idle_ns) in enumerate(zip(columns["cause"], columns["idleBeforeNs"], strict=True)):
         if cause == Awaited.MESSAGE:
             assert timeline.arrival_ns[taken[op]] == timeline.starts_ns[op]

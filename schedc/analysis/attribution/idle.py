@@ -3,8 +3,9 @@
 Before a rank's first op it *warms up*, after its last one it *cools down*. Between two ops, each moment of idle time has one cause:
 
 - **memory** of the rank, as defined below;
-- else, where the op that the rank waits for takes a message: its **latency**, its **transmission**, or its **queue**, while its
-  link or trunk served others; and before it was ready, the **compute** of the rank that produces it, if that rank computes then;
+- else, where the op that the rank waits for takes a message (of several, the one that arrives last): its **latency**, its
+  **transmission**, or its **queue**, while its link or trunk served others; and before it was ready, the **compute** of the rank
+  that produces it, if that rank computes then;
 - if that rank is idle itself at that moment, whatever it waits for then: so a late link is named on all ranks that feel it;
 - an **all-gather**, of the rank or of one that it waits for.
 
@@ -14,7 +15,8 @@ A rank that idles before an op *waits for memory* from the moment at which there
 
 - it is the next F of its stage in the rank's order, and a whole block or the first part of one;
 - its input is there, and its stage's weights are gathered;
-- what the rank holds, with the F's activation and the largest recomputation of its stages, is more than its limit.
+- what its ops hold, with the F's activation and the most that a backward of the rank takes (its recomputation), is more than its
+  limit.
 
 With room for one more activation of this stage the rank could have run it then. What follows later in the order would hold more,
 too, and might not fit. So this says what the rank could have done with the time, not that the step would be shorter.
@@ -131,15 +133,16 @@ def _between_ops(timeline: Timeline, waits: Waits, memory_ns: NDArray[np.int64])
 
         message = (waits.cause[op] == Awaited.MESSAGE) & (until_ns > from_ns)
         op, victim, at, from_ns, until_ns = (each[message] for each in (op, victim, at, from_ns, until_ns))
-        producer = waits.awaited[op]
+        transfer = waits.awaited[op]
+        producer = timeline.sender[transfer]
         source = rank_of[producer]
         phases = (
-            (IdleCause.QUEUE, ends_ns, timeline.transfer_start_ns),
+            (IdleCause.QUEUE, ends_ns[timeline.sender], timeline.transfer_start_ns),
             (IdleCause.TRANSMISSION, timeline.transfer_start_ns, timeline.transfer_left_ns),
             (IdleCause.LATENCY, timeline.transfer_left_ns, timeline.arrival_ns),
         )
         for cause, phase_from_ns, phase_until_ns in phases:
-            taken = np.minimum(phase_until_ns[producer], until_ns) - np.maximum(phase_from_ns[producer], from_ns)
+            taken = np.minimum(phase_until_ns[transfer], until_ns) - np.maximum(phase_from_ns[transfer], from_ns)
             yield victim, cause, source, at, taken
         until_ns = np.minimum(until_ns, ends_ns[producer])
 
@@ -174,12 +177,13 @@ def _memory_from_ns(problem: Problem, schedule: Schedule, timeline: Timeline, wa
         idle = np.flatnonzero(waits.idle_ns[first:end]) + first
         if limit_bytes is None or not len(idle):
             continue
-        held_bytes = held[idle] - held[first] + max(problem.stages[stage].recomputed_bytes for stage in problem.stages_on(rank))
+        held_bytes = held[idle] - held[first] + taken[first:end][timeline.ops[first:end, 0] != Kind.F].max(initial=0)
         for stage in problem.stages_on(rank):
             rows = timeline.ops[first:end]
             forwards = np.flatnonzero((rows[:, 0] == Kind.F) & (rows[:, 1] == stage) & (rows[:, 3] <= 0)) + first
-            at = np.searchsorted(forwards, idle)
-            full = (at < len(forwards)) & (held_bytes + problem.stages[stage].activation_bytes > limit_bytes)
+            at, takes = np.searchsorted(forwards, idle), taken[forwards]
+            next_bytes = takes[np.minimum(at, len(forwards) - 1)] if len(forwards) else 0
+            full = (at < len(forwards)) & (held_bytes + next_bytes > limit_bytes)
             op, following = idle[full], forwards[at[full]]
             since_ns = np.maximum(ready_ns[following], timeline.starts_ns[op] - waits.idle_ns[op])
             from_ns[op] = np.minimum(from_ns[op], since_ns)
@@ -190,15 +194,19 @@ def _forwards_ready_ns(problem: Problem, timeline: Timeline) -> NDArray[np.int64
     """Per op that is the first piece of an F, when its input and its stage's weights are there; 0 for others."""
     kind, stage, microbatch, _ = timeline.ops.T
     tables = tables_of(problem)
-    ready_ns = np.zeros(len(timeline.ops), np.int64)
-    took = timeline.taken_from >= 0
-    ready_ns[took] = timeline.arrival_ns[timeline.taken_from[took]]
+    ready_ns = timeline.of_taken(timeline.arrival_ns, 0)
     forward = kind == Kind.F
     end_ns = np.zeros((len(problem.stages), problem.microbatches), np.int64)
     np.maximum.at(end_ns, (stage[forward], microbatch[forward]), timeline.ends_ns[forward])
-    before = tables.previous_stage[tables.path_of[microbatch], stage]
-    here = forward & ~took & (before >= 0)  # the stage before is on the same rank
-    ready_ns[here] = end_ns[before[here], microbatch[here]]
+    for path in range(len(problem.paths)):
+        on_path = forward & (tables.path_of[microbatch] == path)
+        for edge in problem.edges_of(path):
+            if problem.stages[edge.source].rank == problem.stages[edge.destination].rank:
+                here = on_path & (stage == edge.destination)
+                ready_ns[here] = np.maximum(ready_ns[here], end_ns[edge.source, microbatch[here]])
+    if problem.slices:  # the slice before is on the same rank
+        here = forward & (microbatch % len(problem.slices) > 0)
+        ready_ns[here] = np.maximum(ready_ns[here], end_ns[stage[here], microbatch[here] - 1])
     gathered_ns = np.zeros(len(problem.stages), np.int64)
     for span in timeline.collectives:
         if span.collective.kind == "AG":

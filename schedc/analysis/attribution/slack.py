@@ -29,21 +29,21 @@ class Slacks:
     op_ns: NDArray[np.int64]
     """Per op."""
     transfer_ns: NDArray[np.int64]
-    """Per op that sends, of its transfer; -1 for others."""
+    """Per transfer."""
     collective_ns: NDArray[np.int64]
     """Per collective of the Timeline."""
 
     def of_links(self, timeline: Timeline) -> dict[tuple[int, int], int]:
         """Per link that transfers cross, (source, destination): the least slack of its transfers."""
         least: dict[tuple[int, int], int] = {}
-        for link, slack_ns in zip(timeline.links.values(), self.transfer_ns[timeline.sent].tolist(), strict=True):
+        for link, slack_ns in zip(timeline.links, self.transfer_ns.tolist(), strict=True):
             least[link] = min(slack_ns, least.get(link, slack_ns))
         return dict(sorted(least.items()))
 
 
 def slacks_of(timeline: Timeline, waits: Waits) -> Slacks:
     """The slack of everything in the timeline."""
-    count, spans = len(timeline.ops), timeline.collectives
+    transfers, collectives, spans = timeline.first_transfer, timeline.first_collective, timeline.collectives
     span_start_ns = np.array([span.start_ns for span in spans], np.int64)
     span_ns = np.array([span.end_ns for span in spans], np.int64) - span_start_ns
     start_ns = np.concatenate([timeline.starts_ns, timeline.transfer_start_ns, span_start_ns])
@@ -53,9 +53,9 @@ def slacks_of(timeline: Timeline, waits: Waits) -> Slacks:
     latest_ns = _latest_starts(duration_ns, before, after, lag_ns, timeline.makespan_ns)
     slack_ns = latest_ns - start_ns
     return Slacks(
-        op_ns=slack_ns[:count],
-        transfer_ns=np.where(timeline.consumer >= 0, slack_ns[count : 2 * count], -1),
-        collective_ns=slack_ns[2 * count :],
+        op_ns=slack_ns[:transfers],
+        transfer_ns=slack_ns[transfers:collectives],
+        collective_ns=slack_ns[collectives:],
     )
 
 
@@ -65,25 +65,24 @@ Edge = tuple["NDArray[np.int64]", "NDArray[np.int64]", "NDArray[np.int64]"]
 def _edges(timeline: Timeline, waits: Waits) -> Iterator[Edge]:
     """What starts after what: (before, after, lag between the end of one and the start of the other).
 
-    Ops have their numbers, the transfer of an op its number + the number of ops, the collective c 2 × that number + c. On a link,
-    only what takes time holds up what comes after it.
+    All are numbered as events of the Timeline. On a link, only what takes time holds up what comes after it.
     """
-    count, sent = len(timeline.ops), timeline.sent
+    transfers, collectives, sent = timeline.first_transfer, timeline.first_collective, np.arange(len(timeline.sender))
     following = np.flatnonzero(timeline.rank_of[1:] == timeline.rank_of[:-1])
     yield following, following + 1, np.zeros(len(following), np.int64)
-    yield sent, count + sent, np.zeros(len(sent), np.int64)
-    yield count + sent, timeline.consumer[sent], (timeline.arrival_ns - timeline.transfer_left_ns)[sent]
+    yield timeline.sender, transfers + sent, np.zeros(len(sent), np.int64)
+    yield transfers + timeline.taken, timeline.taker, (timeline.arrival_ns - timeline.transfer_left_ns)[timeline.taken]
     scatters = np.flatnonzero(waits.collective_after >= 0)
-    yield waits.collective_after[scatters], 2 * count + scatters, np.zeros(len(scatters), np.int64)
+    yield waits.collective_after[scatters], collectives + scatters, np.zeros(len(scatters), np.int64)
 
     kind, stage = timeline.ops[:, 0], timeline.ops[:, 1]
     for at, span in enumerate(timeline.collectives):
         if span.collective.kind == "AG":
             forward = np.flatnonzero((kind == Kind.F) & (stage == span.collective.stage))[:1]
-            yield np.full(len(forward), 2 * count + at), forward, np.zeros(len(forward), np.int64)
+            yield np.full(len(forward), collectives + at), forward, np.zeros(len(forward), np.int64)
 
     behind = np.flatnonzero(waits.line_before >= 0)
-    yield count + waits.line_before[behind], count + behind, np.zeros(len(behind), np.int64)
+    yield transfers + waits.line_before[behind], transfers + behind, np.zeros(len(behind), np.int64)
 
 
 def _latest_starts(

@@ -111,9 +111,9 @@ class Tolerance:
     def _timeline(self, links: tuple[tuple[int, int], ...], extra_ns: int) -> Timeline:
         """What happens when with this latency added to each of the links."""
         flow = self._flow
-        crosses = np.zeros(len(flow.ops), np.bool_)
+        crosses, of_sender = np.zeros(len(flow.sender), np.bool_), flow.rank_of[flow.sender]
         for source, destination in links:
-            crosses |= (flow.consumer >= 0) & (flow.rank_of == source) & (flow.rank_of[flow.consumer] == destination)
+            crosses |= (of_sender == source) & (flow.receiver == destination)
         times, _ = times_of(replace(flow, latency_ns=flow.latency_ns + np.where(crosses, extra_ns, 0)))
         return timeline_of(self._problem, flow, times)
 

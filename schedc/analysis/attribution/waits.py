@@ -43,19 +43,19 @@ class Awaited(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Waits:
-    """Per op, flat as in the Timeline, what it waited for."""
+    """Per op, flat as in the Timeline, what it waited for; of several transfers, the one that arrived last."""
 
     idle_ns: NDArray[np.int64]
     """How long the rank was idle before the op."""
     cause: NDArray[np.int64]
     """A value of `Awaited`."""
     awaited: NDArray[np.int64]
-    """The op before, the op that produced the message, the index of the all-gather in `Timeline.collectives`, or -1."""
+    """The op before, the transfer, the index of the all-gather in `Timeline.collectives`, or -1."""
     collective_after: NDArray[np.int64]
     """Per collective of the Timeline, the op that makes it ready, or -1 for an all-gather."""
     line_before: NDArray[np.int64]
-    """Per op, what took time before its transfer on the same link or trunk, and last; after these, the same per collective of the
-    Timeline. An op's number means its transfer, number of ops + c the collective c, and -1 nothing."""
+    """Per transfer, what took time before it on the same link or trunk, and last; after these, the same per collective of the
+    Timeline. A transfer has its number, the collective c the number of transfers + c, and -1 is nothing."""
     behind: NDArray[np.int64]
     """The same where the transfer or collective queued behind it: it starts when that leaves; -1 where it did not queue."""
 
@@ -67,7 +67,7 @@ def waits_of(problem: Problem, timeline: Timeline) -> Waits:
     free_ns = np.where(first, 0, np.roll(timeline.ends_ns, 1))
     idle_ns = timeline.starts_ns - free_ns
 
-    message = (idle_ns > 0) & (taken_from >= 0) & (timeline.arrival_ns[taken_from] == timeline.starts_ns)
+    message = (idle_ns > 0) & (timeline.of_taken(timeline.arrival_ns, -1) == timeline.starts_ns)
     gather = (idle_ns > 0) & ~message
     cause = np.select(
         [message, gather, ~first], [int(Awaited.MESSAGE), int(Awaited.ALL_GATHER), int(Awaited.OP)], int(Awaited.NOTHING)
@@ -104,12 +104,12 @@ def _lines(problem: Problem, timeline: Timeline) -> tuple[NDArray[np.int64], NDA
     Who queues starts when something leaves that takes time. It may queue behind transfers that take none, but these began at the
     same nanosecond, and queued there as well: they were served before it, so they were ready no later.
     """
-    count, spans, sent = len(timeline.ops), timeline.collectives, timeline.sent
+    count, spans, sent = len(timeline.sender), timeline.collectives, timeline.sent
     lane = tables_of(problem).collective_resource if spans else np.zeros(0, np.int64)
     times = np.array([[span.ready_ns, span.start_ns, span.end_ns] for span in spans], np.int64).reshape(-1, 3)
     items = np.concatenate([sent, count + np.arange(len(spans))])
     resource = np.concatenate([timeline.resource[sent], np.array([lane[span.rank] for span in spans], np.int64)])
-    ready_ns = np.concatenate([timeline.ends_ns[sent], times[:, 0]])
+    ready_ns = np.concatenate([timeline.ends_ns[timeline.sender[sent]], times[:, 0]])
     start_ns = np.concatenate([timeline.transfer_start_ns[sent], times[:, 1]])
     left_ns = np.concatenate([timeline.transfer_left_ns[sent], times[:, 2]])
 
@@ -154,6 +154,8 @@ class Segment:
     end_ns: int
     op: int | None = None
     """The op, flat as in the Timeline, or the one that produced the transfer; None for a collective."""
+    transfer: int | None = None
+    """Its number in the Timeline."""
     collective: int | None = None
     """Its index in `Timeline.collectives`."""
 
@@ -169,23 +171,24 @@ def awaited_events(timeline: Timeline, waits: Waits, event: int) -> Iterator[int
     Args:
         timeline: planned or measured.
         waits: of the timeline.
-        event: an op's number; that and the number of ops for its transfer; twice the number of ops and c for the collective c.
+        event: an op, transfer or collective, numbered as in the Timeline.
     """
-    count = len(timeline.ops)
+    transfers, collectives = timeline.first_transfer, timeline.first_collective
     passed: set[int] = set()
     while event >= 0:
         yield event
-        if event >= 2 * count:
-            behind = int(waits.behind[event - count])
-            event = count + behind if behind >= 0 else int(waits.collective_after[event - 2 * count])
-        elif event >= count:
-            behind = int(waits.behind[event - count])
-            known = behind >= 0 and behind not in passed  # on a trunk, clocks that are a little apart could make a cycle
-            event = count + behind if known else event - count
+        if event >= collectives:
+            behind = int(waits.behind[event - transfers])
+            event = transfers + behind if behind >= 0 else int(waits.collective_after[event - collectives])
+        elif event >= transfers:
+            behind, transfer = int(waits.behind[event - transfers]), event - transfers
+            # on a trunk, clocks that are a little apart could make a cycle
+            known = behind >= 0 and not (behind < len(timeline.sender) and int(timeline.sender[behind]) in passed)
+            event = transfers + behind if known else int(timeline.sender[transfer])
         else:
             passed.add(event)
             cause = waits.cause[event]
-            kind = 2 * count if cause == Awaited.ALL_GATHER else count if cause == Awaited.MESSAGE else 0
+            kind = collectives if cause == Awaited.ALL_GATHER else transfers if cause == Awaited.MESSAGE else 0
             event = kind + int(waits.awaited[event])
 
 
@@ -196,25 +199,25 @@ def critical_path(timeline: Timeline, waits: Waits) -> tuple[Segment, ...]:
 
 def _segments(timeline: Timeline, waits: Waits) -> Iterator[Segment]:
     """The segments from the end of the step on, back to 0."""
-    count, makespan_ns = len(timeline.ops), timeline.makespan_ns
+    transfers, collectives, makespan_ns = timeline.first_transfer, timeline.first_collective, timeline.makespan_ns
     if makespan_ns == 0:
         return
     op_ends = (timeline.ends_ns == makespan_ns).nonzero()[0].tolist()
-    last = [2 * count + at for at, span in enumerate(timeline.collectives) if span.end_ns == makespan_ns]
+    last = [collectives + at for at, span in enumerate(timeline.collectives) if span.end_ns == makespan_ns]
     later = -1
     for event in awaited_events(timeline, waits, [*op_ends, *last][0]):
-        if event >= 2 * count:
-            span = timeline.collectives[event - 2 * count]
+        if event >= collectives:
+            span = timeline.collectives[event - collectives]
             kind = SegmentKind.ALL_GATHER if span.collective.kind == "AG" else SegmentKind.REDUCE_SCATTER
-            yield Segment(kind=kind, rank=span.rank, start_ns=span.start_ns, end_ns=span.end_ns, collective=event - 2 * count)
-        elif event >= count:
-            op = event - count
+            yield Segment(kind=kind, rank=span.rank, start_ns=span.start_ns, end_ns=span.end_ns, collective=event - collectives)
+        elif event >= transfers:
+            transfer = event - transfers
             start_ns, left_ns, arrival_ns = (
-                int(each[op]) for each in (timeline.transfer_start_ns, timeline.transfer_left_ns, timeline.arrival_ns)
+                int(each[transfer]) for each in (timeline.transfer_start_ns, timeline.transfer_left_ns, timeline.arrival_ns)
             )
-            if later < count:  # an op took it; what queued behind it waited until it had left
-                yield _transfer(SegmentKind.LATENCY, timeline.links[op], op, left_ns, arrival_ns)
-            yield _transfer(SegmentKind.TRANSMISSION, timeline.links[op], op, start_ns, left_ns)
+            if later < transfers:  # an op took it; what queued behind it waited until it had left
+                yield _transfer(SegmentKind.LATENCY, timeline, transfer, left_ns, arrival_ns)
+            yield _transfer(SegmentKind.TRANSMISSION, timeline, transfer, start_ns, left_ns)
         else:
             start_ns, end_ns = int(timeline.starts_ns[event]), int(timeline.ends_ns[event])
             kind = SegmentKind(KIND_NAMES[timeline.ops[event, 0]])
@@ -222,5 +225,7 @@ def _segments(timeline: Timeline, waits: Waits) -> Iterator[Segment]:
         later = event
 
 
-def _transfer(kind: SegmentKind, ends: tuple[int, int], op: int, start_ns: int, end_ns: int) -> Segment:
-    return Segment(kind=kind, rank=ends[0], destination=ends[1], start_ns=start_ns, end_ns=end_ns, op=op)
+def _transfer(kind: SegmentKind, timeline: Timeline, transfer: int, start_ns: int, end_ns: int) -> Segment:
+    source, destination = timeline.links[transfer]
+    op = int(timeline.sender[transfer])
+    return Segment(kind=kind, rank=source, destination=destination, start_ns=start_ns, end_ns=end_ns, op=op, transfer=transfer)

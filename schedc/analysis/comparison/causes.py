@@ -59,20 +59,20 @@ class Delay:
 
 def delays_of(planned: Timeline, step: Step, ops: Iterable[int]) -> list[Delay]:
     """Why these ops of a measured step ended when they did, against the plan."""
-    measured, count = step.timeline, len(planned.ops)
+    measured, transfers = step.timeline, planned.first_transfer
     late_begin = (measured.starts_ns - planned.starts_ns).tolist()
     late = np.concatenate([measured.ends_ns - planned.ends_ns, measured.arrival_ns - planned.arrival_ns]).tolist()
-    """Of the end of each op, then of the arrival of its transfer."""
+    """Of the end of each op, then of the arrival of each transfer."""
     found = []
     for index in ops:
         chain: list[Cause] = []
         events = list(awaited_events(measured, step.waits, index))
         for event, before in zip(events, [*events[1:], None], strict=True):
-            op = planned.named_ops[event % count]
-            rank = int(planned.rank_of[event % count])
+            producer = event if event < transfers else int(planned.sender[event - transfers])
+            op, rank = planned.named_ops[producer], int(planned.rank_of[producer])
             earlier_ns = int(step.begin_ns[rank]) if before is None else late[before]
-            if event >= count:
-                ends = planned.links[event - count]
+            if event >= transfers:
+                ends = planned.links[event - transfers]
                 added_ns = late[event] - earlier_ns
                 chain.append(Cause(what="transfer", op=op, rank=ends[0], destination=ends[1], added_ns=added_ns))
             else:

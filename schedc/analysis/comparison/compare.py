@@ -142,13 +142,13 @@ def accounts(step: Step) -> tuple[Account, ...]:
     """Each rank's account.
 
     Waiting is counted from when the rank was free to when the op began. Up to when the transfer was sent the producer is to
-    blame, from then to when it was taken the transfer; sends and takes on two clocks are held within that time.
+    blame, from then to when it was taken the transfer; sends and takes on two clocks are held within that time. Of several
+    transfers that is the one that arrived last.
     """
     timeline, asked_ns = step.timeline, step.asked_ns
-    begun_ns, ended_ns, producer = timeline.starts_ns, timeline.ends_ns, timeline.taken_from
-    awaited = (producer >= 0) & step.awaited[producer]
-    sent_ns = np.minimum(np.maximum(np.where(awaited, step.sent_ns[producer], asked_ns), asked_ns), begun_ns)
-    taken_ns = np.minimum(np.maximum(np.where(awaited, step.taken_ns[producer], asked_ns), sent_ns), begun_ns)
+    begun_ns, ended_ns, awaited = timeline.starts_ns, timeline.ends_ns, timeline.of_taken(step.awaited, False)
+    sent_ns = np.minimum(np.maximum(np.where(awaited, timeline.of_taken(step.sent_ns, 0), asked_ns), asked_ns), begun_ns)
+    taken_ns = np.minimum(np.maximum(np.where(awaited, timeline.of_taken(step.taken_ns, 0), asked_ns), sent_ns), begun_ns)
     other_ns = asked_ns - np.where(timeline.is_first, 0, np.roll(ended_ns, 1)) + begun_ns - taken_ns
     parts_ns = np.stack([ended_ns - begun_ns, sent_ns - asked_ns, taken_ns - sent_ns, other_ns])
     result = []

@@ -71,7 +71,7 @@ def link_costs(timeline: Timeline, steps: Sequence[Step]) -> tuple[LinkTransfers
     found = []
     for (source, destination), transfers in transfers_of_links(timeline).items():
         start_ns = np.array([step.timeline.transfer_start_ns[transfers] for step in steps])  # by step and transfer, as all here
-        moved = np.array([step.timeline.consumer[transfers] >= 0 for step in steps])
+        moved = np.array([step.timeline.resource[transfers] >= 0 for step in steps])
         awaited = np.array([step.awaited[transfers] for step in steps])
         if not moved.any():
             continue

@@ -33,7 +33,8 @@ LONG_AGO = 2
 class Step:
     """When everything of one step happened, in nanoseconds from when the first rank began it.
 
-    Arrays are per op, flat as in the Timeline; a transfer has the number of the op that produced it.
+    Arrays are per op or per transfer, numbered as in the Timeline; per transfer: `sent_ns`, `taken_ns`, `awaited`. An op that needs
+    several transfers takes one after the other.
     """
 
     timeline: Timeline
@@ -47,26 +48,26 @@ class Step:
     asked_ns: NDArray[np.int64]
     """When its rank was free for the op."""
     sent_ns: NDArray[np.int64]
-    """When its transfer was handed to its channel, or `NEVER`."""
+    """When the transfer was handed to its channel, or `NEVER`."""
     taken_ns: NDArray[np.int64]
-    """When its transfer was taken, or `NEVER`."""
+    """When it was taken, or `NEVER`."""
     awaited: NDArray[np.bool_]
-    """Whether the taking op was there before its transfer: that was taken when it came. Others came no later than taken."""
+    """Whether the taking op was there before it: it was taken when it came. Others came no later than taken."""
 
 
 def planned_step(problem: Problem, timeline: Timeline) -> Step:
     """The step as the simulator says."""
-    asked_ns, sends = np.where(timeline.is_first, 0, np.roll(timeline.ends_ns, 1)), timeline.consumer >= 0
-    taker_asked_ns = asked_ns[timeline.consumer]
+    asked_ns = np.where(timeline.is_first, 0, np.roll(timeline.ends_ns, 1))
+    taker_asked_ns = asked_ns[timeline.first_taker]
     return Step(
         timeline=timeline,
         waits=waits_of(problem, timeline),
         iteration_ns=timeline.makespan_ns,
         begin_ns=np.zeros(timeline.ranks, np.int64),
         asked_ns=asked_ns,
-        sent_ns=np.where(sends, timeline.ends_ns, NEVER),
-        taken_ns=np.where(sends, np.maximum(taker_asked_ns, timeline.arrival_ns), NEVER),
-        awaited=sends & (timeline.arrival_ns >= taker_asked_ns),
+        sent_ns=timeline.ends_ns[timeline.sender],
+        taken_ns=np.maximum(taker_asked_ns, timeline.arrival_ns),
+        awaited=timeline.arrival_ns >= taker_asked_ns,
     )
 
 
@@ -85,7 +86,7 @@ def measured_steps(plan: Plan, planned: Timeline, trace: Trace) -> tuple[Step, .
         rows = [[time_ns - origin_ns[at] for rank in trace.ranks for time_ns in of_step(rank.steps[at])] for at in numbers]
         return np.array(rows, np.int64).reshape(len(rows), -1)
 
-    sent_ns = np.full((len(numbers), len(planned.ops)), NEVER, np.int64)
+    sent_ns = np.full((len(numbers), len(planned.sender)), NEVER, np.int64)
     taken_ns = sent_ns.copy()
     for rank in trace.ranks:
         for place, channel in enumerate(rank.channels):
@@ -110,7 +111,8 @@ def measured_steps(plan: Plan, planned: Timeline, trace: Trace) -> tuple[Step, .
             planned,
             starts_ns=begun_ns[at],
             ends_ns=ended_ns[at],
-            consumer=np.where(moved[at], planned.consumer, -1),
+            taken=planned.taken[moved[at][planned.taken]],
+            taker=planned.taker[moved[at][planned.taken]],
             resource=np.where(moved[at], planned.resource, -1),
             transfer_start_ns=np.minimum(start_ns, arrival_ns)[at],
             transfer_left_ns=left_ns[at],
@@ -170,9 +172,9 @@ def _awaited(
     in the plan, queueing included, and than twice what the certain ones of its link take in the median, or, where there are none,
     the shortest of all.
     """
-    taker_asked_ns, time_ns = asked_ns[:, planned.consumer], np.maximum(0, taken_ns - start_ns)
+    taker_asked_ns, time_ns = _taker_asked_ns(planned, asked_ns, taken_ns), np.maximum(0, taken_ns - start_ns)
     certain = moved & (sent_ns >= taker_asked_ns)
-    usual_ns = (planned.arrival_ns - planned.ends_ns).astype(np.float64)  # behind collectives, too
+    usual_ns = (planned.arrival_ns - planned.ends_ns[planned.sender]).astype(np.float64)  # behind collectives, too
     for transfers in transfers_of_links(planned).values():
         for those in (certain, moved):
             found_ns = time_ns[:, transfers][those[:, transfers]]
@@ -181,6 +183,19 @@ def _awaited(
                 break
     soon = taker_asked_ns - start_ns <= LONG_AGO * usual_ns
     return certain | (moved & (taken_ns - taker_asked_ns > floor_ns) & soon)
+
+
+def _taker_asked_ns(planned: Timeline, asked_ns: NDArray[np.int64], taken_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """By step and transfer, when the op that takes it asked for it: when its rank was free for it, or had taken another for it."""
+    taker = planned.first_taker
+    found_ns = asked_ns[:, taker]
+    if len(np.unique(taker)) < len(taker):
+        for at_ns, came_ns in zip(found_ns, taken_ns, strict=True):
+            in_turn = np.lexsort((came_ns, taker))
+            again = np.flatnonzero(np.diff(taker[in_turn]) == 0)
+            transfer, earlier = in_turn[again + 1], in_turn[again]
+            at_ns[transfer] = np.maximum(at_ns[transfer], came_ns[earlier])
+    return found_ns
 
 
 def _floor_ns(planned: Timeline, gaps_ns: NDArray[np.int64]) -> int:
@@ -200,7 +215,7 @@ def _measured_waits(
 ) -> Waits:
     """An op waited for its transfer if it was there before it came, else for the op before it."""
     first, taken_from = timeline.is_first, timeline.taken_from
-    took = (taken_from >= 0) & awaited[taken_from]
+    took = timeline.of_taken(awaited, False)
     return Waits(
         idle_ns=timeline.starts_ns - np.where(first, 0, np.roll(timeline.ends_ns, 1)),
         cause=np.select([took, ~first], [int(Awaited.MESSAGE), int(Awaited.OP)], int(Awaited.NOTHING)),
@@ -214,7 +229,7 @@ def _measured_waits(
 def transfers_of_links(timeline: Timeline) -> dict[tuple[int, int], list[int]]:
     """The transfers that cross each link, by its source and destination."""
     found: dict[tuple[int, int], list[int]] = {}
-    for transfer, link in timeline.links.items():
+    for transfer, link in enumerate(timeline.links):
         found.setdefault(link, []).append(transfer)
     return dict(sorted(found.items()))
 

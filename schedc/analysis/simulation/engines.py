@@ -24,7 +24,7 @@ from schedc.analysis.simulation.flow import (
     waiting_text,
 )
 from schedc.analysis.simulation.simulate import simulate
-from schedc.errors import CheckFailed
+from schedc.errors import CheckFailed, InvalidInput
 from schedc.ir import Problem, Schedule, token
 
 if TYPE_CHECKING:
@@ -56,11 +56,14 @@ def simulate_engine(problem: Problem, schedule: Schedule, transfers: Transfers) 
         transfers: the engine's.
 
     Raises:
+        InvalidInput: the engine's transfers hold up compute, and the stages are a graph.
         CheckFailed: the ranks wait for each other in a cycle. With `one-queue` no schedule does that ends with decoupled transfers;
             with `blocking` it depends on the orders alone, and the cycle is named.
     """
     if transfers is Transfers.DECOUPLED:
         return simulate(problem, schedule)
+    if not problem.is_chain:
+        raise InvalidInput(f"{problem.name}: {transfers} transfers are modelled for chains, and the stages of the plan are a graph")
     return (_OneQueue if transfers is Transfers.ONE_QUEUE else _Blocking)(problem, schedule).run()
 
 
@@ -70,11 +73,17 @@ class _Engine:
     def __init__(self, problem: Problem, schedule: Schedule) -> None:
         self.problem, self.schedule = problem, schedule
         self.flow = flow = flow_of(problem, schedule)
-        self.rank_of, self.consumer, self.begin = flow.rank_of.tolist(), flow.consumer.tolist(), flow.begin.tolist()
+        self.rank_of, self.begin = flow.rank_of.tolist(), flow.begin.tolist()
+        self.consumer = [-1] * len(flow.ops)
+        """Per op, the op that needs its transfer, or -1: stages are a chain."""
         self.clock = [BEGIN] * problem.ranks
         """Per rank, from when on it may go on."""
         self._duration_ns, self._collective_after = flow.duration_ns.tolist(), flow.collective_after.tolist()
-        self._transfers = list(zip(flow.resource.tolist(), flow.occupancy_ns.tolist(), flow.latency_ns.tolist(), strict=True))
+        self._transfers: dict[int, tuple[int, int, int, int]] = {}
+        """Per op that sends, its transfer, with resource, occupancy and latency."""
+        costs = zip(flow.resource.tolist(), flow.occupancy_ns.tolist(), flow.latency_ns.tolist(), strict=True)
+        for transfer, (op, taker, cost) in enumerate(zip(flow.sender.tolist(), flow.taker.tolist(), costs, strict=True)):
+            self.consumer[op], self._transfers[op] = taker, (transfer, *cost)
         self._gate, self._resources, self._times = gates_of(flow), Resources(flow), Times.none_of(flow)
         self._events: list[tuple[Moment, int, int, int]] = []
         """(when, rank, what happens, op)."""
@@ -115,10 +124,10 @@ class _Engine:
                 collective = self._collective_after[op]
                 times.scatter_start_ns[collective] = self._resources.reduce_scatter(collective, now)
                 continue
-            resource, occupancy_ns, latency_ns = self._transfers[op]
+            transfer, resource, occupancy_ns, latency_ns = self._transfers[op]
             start, left = self._resources.serve(resource, now, occupancy_ns)
             arrival = arrived(left, latency_ns)
-            times.transfer_start_ns[op], times.arrival_ns[op] = start[0], arrival[0]
+            times.transfer_start_ns[transfer], times.arrival_ns[transfer] = start[0], arrival[0]
             self.passed(op, now, arrival)
         if (times.starts_ns == NOT_RUN).any():
             raise CheckFailed(self.waiting())

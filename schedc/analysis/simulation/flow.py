@@ -35,14 +35,24 @@ class Flow:
     """Per rank, its first op; one more entry at the end."""
     rank_of: NDArray[np.int64]
     duration_ns: NDArray[np.int64]
-    consumer: NDArray[np.int64]
-    """Per op, the op that needs its transfer, or -1 where it sends none."""
     receives: NDArray[np.int64]
-    """Per op, 1 where a transfer must arrive first."""
+    """Per op, how many transfers must arrive first."""
+    sender: NDArray[np.int64]
+    """This and the next five are per transfer: the op that sends it, ascending."""
+    to_stage: NDArray[np.int64]
+    """The stage that is in its name, or -1 where stages are a chain."""
+    receiver: NDArray[np.int64]
+    """Its destination's rank."""
     resource: NDArray[np.int64]
-    """Per op, the link or trunk of what its stage sends, or -1; meant where it sends."""
+    """Its link or trunk."""
     occupancy_ns: NDArray[np.int64]
     latency_ns: NDArray[np.int64]
+    taken: NDArray[np.int64]
+    """Per need of an op for a transfer, the transfer; ascending. In a chain each transfer is needed once."""
+    taker: NDArray[np.int64]
+    """Per such need, the op."""
+    takings: NDArray[np.int64]
+    """Per op, the first need for what it sends; one more entry at the end."""
     gates: NDArray[np.int64]
     """Per op, the moment before which an all-gather holds it back: a row of nanoseconds and a row of deltas."""
     free: NDArray[np.int64]
@@ -69,11 +79,11 @@ class Times:
     @classmethod
     def none_of(cls, flow: Flow) -> Times:
         """Before anything has run."""
-        count = len(flow.ops)
+        transfers = len(flow.sender)
         return cls(
-            starts_ns=np.full(count, NOT_RUN, np.int64),
-            transfer_start_ns=np.zeros(count, np.int64),
-            arrival_ns=np.zeros(count, np.int64),
+            starts_ns=np.full(len(flow.ops), NOT_RUN, np.int64),
+            transfer_start_ns=np.zeros(transfers, np.int64),
+            arrival_ns=np.zeros(transfers, np.int64),
             scatter_start_ns=np.zeros(len(flow.scatters), np.int64),
         )
 
@@ -90,22 +100,38 @@ def flow_of(problem: Problem, schedule: Schedule, tables: Tables | None = None) 
     ops = ops_array(schedule.orders)
     begin = np.cumsum([0, *map(len, schedule.orders)], dtype=np.int64)
     kind, stage, microbatch, part = ops.T
-    path = tables.path_of[microbatch]
     duration_ns, last_part = _durations(schedule, tables, ops)
-    first_part = part <= 0
-
-    backward = np.array([0, 1, 0, 1, 0], np.int64)[kind]  # F sends forward, B and BW backward; W and U send nothing
+    direction = np.array([0, 1, 0, 1, 0], np.int64)[kind]  # F sends forward, B and BW backward; W and U send nothing
     moves = (kind != Kind.W) & (kind != Kind.U)
-    resource = tables.resource[backward, path, stage]
-    sends = last_part & moves & (resource >= 0)
-    toward = np.where(backward == 1, tables.previous_stage[path, stage], tables.next_stage[path, stage])
-    comes_from = np.where(backward == 1, tables.next_stage[path, stage], tables.previous_stage[path, stage])
-    rank_of_stage = tables.rank_of_stage
-    receives = first_part & moves & (comes_from >= 0) & (rank_of_stage[comes_from] != rank_of_stage[stage])
+    place = (direction * len(problem.paths) + tables.path_of[microbatch]) * len(problem.stages) + stage
 
-    first_op = np.full((2, len(problem.stages), problem.microbatches), -1, np.int64)
-    starting = np.flatnonzero(first_part & moves)
-    first_op[backward[starting], stage[starting], microbatch[starting]] = starting
+    starting = np.flatnonzero((part <= 0) & moves)
+    of_place = place[starting]
+    first_op = np.full((2 * len(problem.paths) * len(problem.stages), problem.microbatches), -1, np.int64)
+    first_op[of_place, microbatch[starting]] = starting
+    receives = np.zeros(len(ops), np.int64)
+    receives[starting] = tables.crossing_inputs[of_place]
+
+    producer = np.flatnonzero(last_part & moves)
+    of_place = place[producer]
+    at = tables.crossing_begin[of_place]
+    count = tables.crossing_begin[of_place + 1] - at
+    if problem.is_chain:
+        at, producer = at[count > 0], producer[count > 0]
+    else:
+        producer = np.repeat(producer, count)
+        at = np.repeat(at - np.cumsum(count) + count, count) + np.arange(len(producer))
+    taker = first_op[tables.crossing_into[at], microbatch[producer]]
+    if (taker < 0).any():  # a schedule that lacks ops
+        producer, at, taker = producer[taker >= 0], at[taker >= 0], taker[taker >= 0]
+    sender, carrier, taken = producer, tables.crossing[at], np.arange(len(taker))
+    if not problem.is_chain:
+        carrier = tables.hop_carrier[carrier]
+        begins = np.ones(len(taker), np.bool_)
+        begins[1:] = (producer[1:] != producer[:-1]) | (carrier[1:] != carrier[:-1])
+        sender, carrier, taken = producer[begins], carrier[begins], np.cumsum(begins) - 1
+    to = tables.hop_to[carrier]
+    of_slice = microbatch[sender] % len(problem.slices) if problem.slices else 0
 
     spans, gates, free = _all_gathers(problem, tables, ops, begin)
     scatters, collective_after = _reduce_scatters(problem, ops)
@@ -115,16 +141,21 @@ def flow_of(problem: Problem, schedule: Schedule, tables: Tables | None = None) 
         begin=begin,
         rank_of=np.repeat(np.arange(problem.ranks), np.diff(begin)),
         duration_ns=duration_ns,
-        consumer=np.where(sends, first_op[backward, toward, microbatch], -1),
-        receives=receives.astype(np.int64),
-        resource=resource,
-        occupancy_ns=tables.occupancy_ns[backward, path, stage],
-        latency_ns=tables.latency_ns[backward, path, stage],
+        receives=receives,
+        sender=sender,
+        to_stage=np.full(len(to), -1, np.int64) if problem.is_chain else to,
+        receiver=tables.rank_of_stage[to],
+        resource=tables.hop_resource[carrier],
+        occupancy_ns=tables.hop_occupancy_ns[carrier, of_slice],
+        latency_ns=tables.hop_latency_ns[carrier],
+        taken=taken,
+        taker=taker,
+        takings=np.cumsum(np.bincount(producer + 1, minlength=len(ops) + 1)),
         gates=gates,
         free=free,
         collective_after=collective_after,
         scatters=scatters,
-        scatter_resource=tables.collective_resource[rank_of_stage[scatters]],
+        scatter_resource=tables.collective_resource[tables.rank_of_stage[scatters]],
         scatter_ns=np.array([parallel.reduce_scatter_ns[index] for index in scatters] if parallel else [], np.int64),
         all_gathers=tuple(spans),
     )
@@ -139,16 +170,19 @@ def timeline_of(problem: Problem, flow: Flow, times: Times) -> Timeline:
         scatter, start_ns = int(flow.scatters[at]), int(times.scatter_start_ns[at])
         end_ns = int(start_ns + flow.scatter_ns[at])
         spans.append(CollectiveSpan(Collective("RS", scatter), problem.stages[scatter].rank, int(ends_ns[op]), start_ns, end_ns))
-    sends = flow.consumer >= 0
     return Timeline(
         ops=flow.ops,
         begin=flow.begin,
         starts_ns=times.starts_ns,
         ends_ns=ends_ns,
-        consumer=flow.consumer,
-        resource=np.where(sends, flow.resource, -1),
+        sender=flow.sender,
+        to_stage=flow.to_stage,
+        receiver=flow.receiver,
+        resource=flow.resource,
+        taken=flow.taken,
+        taker=flow.taker,
         transfer_start_ns=times.transfer_start_ns,
-        transfer_left_ns=np.where(sends, times.transfer_start_ns + flow.occupancy_ns, 0),
+        transfer_left_ns=times.transfer_start_ns + flow.occupancy_ns,
         arrival_ns=times.arrival_ns,
         collectives=tuple(spans),
     )

@@ -30,7 +30,7 @@ from schedc.analysis.simulation.flow import (
 )
 from schedc.analysis.simulation.memory import memory_changes, peak_bytes
 from schedc.analysis.simulation.simulate import simulate
-from schedc.errors import CheckFailed
+from schedc.errors import CheckFailed, InvalidInput
 from schedc.ir import Kind, Problem, Schedule
 from schedc.ir.index import ops_array
 
@@ -126,18 +126,22 @@ def simulate_online(
             earlier than the plan starts it. None: as early as it can.
 
     Raises:
+        InvalidInput: ranks choose, and the stages are a graph, where values that wait take memory.
         CheckFailed: the ranks wait for each other in a cycle, which no schedule that `verify_schedule` accepts does.
     """
+    if choose and not problem.is_chain:
+        raise InvalidInput(f"{problem.name}: ranks choose their ops in chains alone, and the stages of the plan are a graph")
     flow = flow_of(problem, schedule)
     costs = _Costs(flow, schedule, later)
-    ops, rank_of, consumer, resource = flow.ops.tolist(), flow.rank_of.tolist(), flow.consumer.tolist(), flow.resource.tolist()
+    ops, rank_of, resource, receiver = flow.ops.tolist(), flow.rank_of.tolist(), flow.resource.tolist(), flow.receiver.tolist()
+    takings, taken_by = flow.takings.tolist(), list(zip(flow.taken.tolist(), flow.taker.tolist(), strict=True))
     gate, needs = gates_of(flow), _own_needs(flow)
     taken, released = (values.tolist() for values in memory_changes(problem, schedule, flow.ops))
     room = rooms_bytes(problem, schedule)
     offsets = flow.begin.tolist()[:-1]
     first = [at if at < 0 else begin + at for begin, own in zip(offsets, room_first(problem, schedule), strict=True) for at in own]
     waits = flow.receives.tolist()
-    """Per op, 1 where a transfer must arrive first that has not; 0 from the arrival on."""
+    """Per op, how many transfers must arrive first that have not."""
     front: dict[tuple[int, int], Moment] = {}
     """Per pair of ranks, when the last transfer between them arrives."""
     queues = _queues(flow, problem.ranks, choose=choose)
@@ -164,18 +168,21 @@ def simulate_online(
         if what == ENDS:
             busy[rank], ran[op] = False, True
             held[rank] -= released[op]
-            if consumer[op] >= 0:
-                occupancy_ns, latency_ns = costs.of_transfer(op, now[0])
-                start, left = resources.serve(resource[op], now, occupancy_ns)
-                pair = rank, rank_of[consumer[op]]
-                arrival = front[pair] = max(arrived(left, latency_ns), front.get(pair, BEGIN))
-                times.transfer_start_ns[op], times.arrival_ns[op] = start[0], arrival[0]
-                heapq.heappush(events, (arrival, ARRIVES, pair[1], consumer[op]))
+            served = -1
+            for transfer, taker in taken_by[takings[op] : takings[op + 1]]:
+                pair = rank, receiver[transfer]
+                if transfer != served:
+                    occupancy_ns, latency_ns = costs.of_transfer(transfer, now[0])
+                    start, left = resources.serve(resource[transfer], now, occupancy_ns)
+                    front[pair] = max(arrived(left, latency_ns), front.get(pair, BEGIN))
+                    times.transfer_start_ns[transfer], times.arrival_ns[transfer] = start[0], front[pair][0]
+                    served = transfer
+                heapq.heappush(events, (front[pair], ARRIVES, pair[1], taker))
             scatters.ended(op, now)
             heapq.heappush(events, (now, CHOOSES, rank, -1))
             continue
         if what == ARRIVES:
-            waits[op] = 0
+            waits[op] -= 1
             heapq.heappush(events, (now, CHOOSES, rank, -1))
         if what == ARRIVES or busy[rank]:
             continue
@@ -211,17 +218,17 @@ class _Costs:
         self._durations = [each.duration_ns.tolist() for each in flows]
         self._transfers = [list(zip(each.occupancy_ns.tolist(), each.latency_ns.tolist(), strict=True)) for each in flows]
         self.spent_ns = np.zeros(len(flow.ops), np.int64)
-        self.occupied_ns = np.zeros(len(flow.ops), np.int64)
+        self.occupied_ns = np.zeros(len(flow.sender), np.int64)
 
     def of_op(self, op: int, start_ns: int) -> int:
         duration_ns: int = self._durations[bisect_right(self._from_ns, start_ns)][op]
         self.spent_ns[op] = duration_ns
         return duration_ns
 
-    def of_transfer(self, op: int, ready_ns: int) -> tuple[int, int]:
+    def of_transfer(self, transfer: int, ready_ns: int) -> tuple[int, int]:
         """Occupancy and latency."""
-        occupancy_ns, latency_ns = self._transfers[bisect_right(self._from_ns, ready_ns)][op]
-        self.occupied_ns[op] = occupancy_ns
+        occupancy_ns, latency_ns = self._transfers[bisect_right(self._from_ns, ready_ns)][transfer]
+        self.occupied_ns[transfer] = occupancy_ns
         return occupancy_ns, latency_ns
 
 
@@ -287,11 +294,14 @@ def _run(problem: Problem, schedule: Schedule, flow: Flow, times: Times, orders:
         parts=schedule.parts,
     )
     at = np.array([op for order in orders for op in order], np.int64)
+    as_ran = flow_of(problem, ran)
+    place = np.arange(len(as_ran.sender)) - np.searchsorted(as_ran.sender, as_ran.sender)  # among those of its op
+    transfer = np.searchsorted(flow.sender, at[as_ran.sender]) + place
     in_order = Times(
         starts_ns=times.starts_ns[at],
-        transfer_start_ns=times.transfer_start_ns[at],
-        arrival_ns=times.arrival_ns[at],
+        transfer_start_ns=times.transfer_start_ns[transfer],
+        arrival_ns=times.arrival_ns[transfer],
         scatter_start_ns=times.scatter_start_ns,
     )
-    as_it_was = replace(flow_of(problem, ran), duration_ns=costs.spent_ns[at], occupancy_ns=costs.occupied_ns[at])
+    as_it_was = replace(as_ran, duration_ns=costs.spent_ns[at], occupancy_ns=costs.occupied_ns[transfer])
     return Run(ran, timeline_of(problem, as_it_was, in_order))

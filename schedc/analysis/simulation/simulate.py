@@ -2,7 +2,8 @@
 
 It implements the cost model's "Time", "Transfers" and "Data parallelism": a rank runs one op at a time in its order; a transfer is
 ready when its producer ends, occupies its link or trunk in the order in which transfers become ready, and arrives after the
-latency; collectives run beside compute. `flow` turns the schedule into arrays; the event loop runs them.
+latency; collectives run beside compute. An op may send several transfers and wait for several (docs/graphs.md). `flow` turns the
+schedule into arrays; the event loop runs them.
 
 The loop is written so that it runs in two ways: as plain Python over lists, at once and fast enough for small problems, and
 compiled by numba over arrays for large ones. Numba takes most of a second to import, which a small compile should not pay.
@@ -56,7 +57,9 @@ def times_of(flow: Flow) -> tuple[Times, int]:
         flow.duration_ns,
         *flow.gates,
         flow.receives,
-        flow.consumer,
+        flow.takings,
+        flow.taken,
+        flow.taker,
         flow.rank_of,
         flow.resource,
         flow.occupancy_ns,
@@ -78,14 +81,16 @@ def times_of(flow: Flow) -> tuple[Times, int]:
     return times, ended
 
 
-@kernel(lambda: (np.zeros(2, np.int64),) * 19)
+@kernel(lambda: (np.zeros(2, np.int64),) * 21)
 def event_loop(
     begin: Any,
     duration_ns: Any,
     gate_ns: Any,
     gate_delta: Any,
     waits: Any,
-    consumer: Any,
+    takings: Any,
+    taken: Any,
+    taker: Any,
     rank_of: Any,
     resource: Any,
     occupancy_ns: Any,
@@ -112,23 +117,25 @@ def event_loop(
         duration_ns: per op.
         gate_ns: per op, the nanosecond of the earliest start known before it runs; changed while running.
         gate_delta: per op, the delta of that; changed while running.
-        waits: per op, 1 where a transfer must arrive first; changed while running.
-        consumer: per op, the op that its transfer goes to, or -1.
+        waits: per op, how many transfers must arrive first; changed while running.
+        takings: per op, the first need for what it sends; one more entry at the end.
+        taken: per need, the transfer; ascending.
+        taker: per need, the op that has it.
         rank_of: per op.
-        resource: per op, the link or trunk of its transfer.
-        occupancy_ns: per op, of its transfer.
-        latency_ns: per op, of its transfer.
+        resource: per transfer, its link or trunk.
+        occupancy_ns: per transfer.
+        latency_ns: per transfer.
         collective_after: per op, the reduce-scatter that its end makes ready, or -1.
         collective_resource: per collective.
         collective_ns: per collective.
         free_ns: per resource, the nanosecond at which it is free; changed while running.
         free_delta: per resource, the delta of that; changed while running.
         starts_ns: per op, written.
-        transfer_start_ns: per op, written where it sends.
-        arrival_ns: per op, written where it sends.
+        transfer_start_ns: per transfer, written.
+        arrival_ns: per transfer, written.
         collective_start_ns: per collective, written.
     """
-    ended = 0
+    ended, served, moment_ns, delta = 0, -1, 0, 0
     running = [(0, 0, 0, 0)]
     running.pop()
     at = begin[:-1].copy()
@@ -141,22 +148,29 @@ def event_loop(
     while len(running) > 0:
         now_ns, now_delta, rank, op = heapq.heappop(running)
         ended += 1
-        other = consumer[op]
-        if other >= 0:
-            link, moment_ns, delta = resource[op], now_ns, now_delta
-            if free_ns[link] > now_ns or (free_ns[link] == now_ns and free_delta[link] > now_delta):
-                moment_ns, delta = free_ns[link], free_delta[link]
-            transfer_start_ns[op] = moment_ns
-            delta = 0 if occupancy_ns[op] > 0 else delta + 1
-            moment_ns += occupancy_ns[op]
-            free_ns[link], free_delta[link] = moment_ns, delta
-            if latency_ns[op] > 0:
-                delta = 0
-            moment_ns += latency_ns[op]
-            arrival_ns[op] = moment_ns
-            waits[other] = 0
+        taking, last = takings[op], takings[op + 1]
+        while taking < last:
+            transfer, other = taken[taking], taker[taking]
+            if transfer != served:  # of equal values, the first is sent
+                link, moment_ns, delta = resource[transfer], now_ns, now_delta
+                if free_ns[link] > now_ns or (free_ns[link] == now_ns and free_delta[link] > now_delta):
+                    moment_ns, delta = free_ns[link], free_delta[link]
+                transfer_start_ns[transfer] = moment_ns
+                delta = 0 if occupancy_ns[transfer] > 0 else delta + 1
+                moment_ns += occupancy_ns[transfer]
+                free_ns[link], free_delta[link] = moment_ns, delta
+                if latency_ns[transfer] > 0:
+                    delta = 0
+                moment_ns += latency_ns[transfer]
+                arrival_ns[transfer], served = moment_ns, transfer
+            waits[other] -= 1
             if moment_ns > gate_ns[other] or (moment_ns == gate_ns[other] and delta > gate_delta[other]):
                 gate_ns[other], gate_delta[other] = moment_ns, delta
+            if not waits[other] and at[rank_of[other]] == other:
+                starts_ns[other] = gate_ns[other]
+                started = 0 if duration_ns[other] > 0 else gate_delta[other] + 1
+                heapq.heappush(running, (gate_ns[other] + duration_ns[other], started, rank_of[other], other))
+            taking += 1
         collective = collective_after[op]
         if collective >= 0:
             link, moment_ns, delta = collective_resource[collective], now_ns, now_delta
@@ -167,15 +181,13 @@ def event_loop(
             free_delta[link] = 0 if collective_ns[collective] > 0 else delta + 1
         following = op + 1
         at[rank] = following
-        if following == begin[rank + 1]:
-            following = -1
-        elif now_ns > gate_ns[following] or (now_ns == gate_ns[following] and now_delta > gate_delta[following]):
-            gate_ns[following], gate_delta[following] = now_ns, now_delta
-        for freed in (other, following):
-            if freed >= 0 and at[rank_of[freed]] == freed and not waits[freed]:
-                starts_ns[freed] = gate_ns[freed]
-                delta = 0 if duration_ns[freed] > 0 else gate_delta[freed] + 1
-                heapq.heappush(running, (gate_ns[freed] + duration_ns[freed], delta, rank_of[freed], freed))
+        if following < begin[rank + 1]:
+            if now_ns > gate_ns[following] or (now_ns == gate_ns[following] and now_delta > gate_delta[following]):
+                gate_ns[following], gate_delta[following] = now_ns, now_delta
+            if not waits[following]:
+                starts_ns[following] = gate_ns[following]
+                delta = 0 if duration_ns[following] > 0 else gate_delta[following] + 1
+                heapq.heappush(running, (gate_ns[following] + duration_ns[following], delta, rank, following))
     return ended
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from schedc.ir import WHOLE, Collective, Kind, Objective, Op
+from schedc.ir import Collective, Kind, Objective, Op
+from schedc.ir.ops import sent_to
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,7 +20,7 @@ class Transfer(NamedTuple):
     """One message: ready when its producer ended, on its link from start to left, at its destination at arrival."""
 
     op: Op
-    """The op that produced it."""
+    """The op that produced it; where stages are a graph, with the stage that it goes to (`schedc.ir.ops.sent_to`)."""
     source: int
     destination: int
     ready_ns: int
@@ -42,7 +43,9 @@ class CollectiveSpan(NamedTuple):
 class Timeline:
     """Start and end of every op, transfer and collective of one schedule, in nanoseconds from the step's start.
 
-    The arrays are flat, rank after rank in the order of the schedule; `begin[r]` to `begin[r + 1]` are rank r's ops.
+    Ops are numbered flat, rank after rank in the order of the schedule; `begin[r]` to `begin[r + 1]` are rank r's ops. Transfers
+    are numbered by the op that sends them, and of one op in the order in which it sends them. As events, transfers come behind the
+    ops, and collectives behind both.
     """
 
     ops: NDArray[np.int64]
@@ -50,10 +53,18 @@ class Timeline:
     begin: NDArray[np.int64]
     starts_ns: NDArray[np.int64]
     ends_ns: NDArray[np.int64]
-    consumer: NDArray[np.int64]
-    """Per op, the op that needs its transfer, or -1 where it sends none."""
+    sender: NDArray[np.int64]
+    """Per transfer, the op that sends it."""
+    to_stage: NDArray[np.int64]
+    """Per transfer, the stage that is in its name, or -1 where stages are a chain."""
+    receiver: NDArray[np.int64]
+    """Per transfer, its destination's rank."""
     resource: NDArray[np.int64]
-    """Per op, the link or trunk that its transfer occupies, or -1."""
+    """Per transfer, the link or trunk that it occupies; -1: it never was, which happens in recordings alone."""
+    taken: NDArray[np.int64]
+    """Per need of an op for a transfer, the transfer; ascending. In a chain each transfer is needed once."""
+    taker: NDArray[np.int64]
+    """Per such need, the op."""
     transfer_start_ns: NDArray[np.int64]
     transfer_left_ns: NDArray[np.int64]
     arrival_ns: NDArray[np.int64]
@@ -63,6 +74,16 @@ class Timeline:
     def ranks(self) -> int:
         """How many ranks there are."""
         return len(self.begin) - 1
+
+    @property
+    def first_transfer(self) -> int:
+        """The number of the first transfer, as an event."""
+        return len(self.ops)
+
+    @property
+    def first_collective(self) -> int:
+        """The number of the first collective, as an event."""
+        return len(self.ops) + len(self.sender)
 
     @cached_property
     def bounds(self) -> tuple[tuple[int, int], ...]:
@@ -89,26 +110,49 @@ class Timeline:
 
     @cached_property
     def sent(self) -> NDArray[np.int64]:
-        """The ops that send a transfer, ascending."""
-        return np.flatnonzero(self.consumer >= 0)
+        """The transfers that were: all that there are, but in recordings."""
+        return np.flatnonzero(self.resource >= 0)
 
     @cached_property
     def taken_from(self) -> NDArray[np.int64]:
-        """Per op, the op whose transfer it takes, or -1."""
+        """Per op, the transfer that it takes, or -1; of several, the one that arrives last."""
         taken_from = np.full(len(self.ops), -1, np.int64)
-        taken_from[self.consumer[self.sent]] = self.sent
+        in_time = np.argsort(self.arrival_ns[self.taken], kind="stable")
+        taken_from[self.taker[in_time]] = self.taken[in_time]
         return taken_from
 
+    def of_taken(self, values: NDArray[Any], otherwise: object) -> NDArray[Any]:
+        """Per op, the value of the transfer that it takes (`taken_from`), of one for each transfer; `otherwise` where none."""
+        found = np.full(len(self.ops), otherwise, values.dtype)
+        takes = self.taken_from >= 0
+        found[takes] = values[self.taken_from[takes]]
+        return found
+
     @cached_property
-    def links(self) -> dict[int, tuple[int, int]]:
-        """Per op that sends, the ranks from which and to which its transfer goes."""
-        ends = self.rank_of[self.sent].tolist(), self.rank_of[self.consumer[self.sent]].tolist()
-        return dict(zip(self.sent.tolist(), zip(*ends, strict=True), strict=True))
+    def first_taker(self) -> NDArray[np.int64]:
+        """Per transfer, the first op by number that takes it; -1 where it never was."""
+        first_taker = np.full(len(self.sender), -1, np.int64)
+        first_taker[self.taken[::-1]] = self.taker[::-1]
+        return first_taker
+
+    @cached_property
+    def links(self) -> tuple[tuple[int, int], ...]:
+        """Per transfer, the ranks from which and to which it goes."""
+        return tuple(zip(self.rank_of[self.sender].tolist(), self.receiver.tolist(), strict=True))
+
+    @cached_property
+    def transfer_names(self) -> tuple[Op, ...]:
+        """The transfers by name."""
+        ops, to_stage = self.ops[self.sender, :3].tolist(), self.to_stage.tolist()
+        kinds = tuple(Kind)
+        return tuple(
+            sent_to(Op(kinds[kind], stage, microbatch), to) for (kind, stage, microbatch), to in zip(ops, to_stage, strict=True)
+        )
 
     @cached_property
     def number_of_transfer(self) -> dict[Op, int]:
-        """Per transfer's name, the op that sends it."""
-        return {self.named_ops[op]._replace(part=WHOLE): op for op in self.sent.tolist()}
+        """Per transfer's name, its number."""
+        return {name: number for number, name in enumerate(self.transfer_names)}
 
     @property
     def makespan_ns(self) -> int:
@@ -149,10 +193,6 @@ class Timeline:
     @property
     def transfers(self) -> tuple[Transfer, ...]:
         """Every transfer, by source rank and the source's order."""
-        kinds = tuple(Kind)
-        times = (each[self.sent] for each in (self.ends_ns, self.transfer_start_ns, self.transfer_left_ns, self.arrival_ns))
-        columns = [column.tolist() for column in (self.sent, self.ops[self.sent], *times)]
-        return tuple(
-            Transfer(Op(kinds[kind], stage, microbatch), *self.links[op], *rest)
-            for op, (kind, stage, microbatch, _), *rest in zip(*columns, strict=True)
-        )
+        times_ns = (self.ends_ns[self.sender], self.transfer_start_ns, self.transfer_left_ns, self.arrival_ns)
+        rows = zip(self.transfer_names, self.links, *(each.tolist() for each in times_ns), strict=True)
+        return tuple(Transfer(name, *link, *rest) for name, link, *rest in rows)

@@ -4,7 +4,7 @@ Columns are packed as short text, so that a hundred thousand ops are a few hundr
 read them. A column is base64 of a tag, the number of values and varints: little-endian groups of seven bits, signs in the lowest
 bit (zigzag). The tag says what the varints are, whichever is shortest: the values, their differences, or places in a palette that
 is before them. Ops are numbered flat, rank after rank in the plan's order, and
-transfers by the op that produced them. Times are nanoseconds from the begin of the waits.
+transfers by their place in the columns. Times are nanoseconds from the begin of the waits.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ def step_data(plan: Plan, name: str, timeline: Timeline, waits: Waits) -> dict[s
     """One step of the plan as the page reads it: when everything happens, and what it waited for; it is `planned` or `measured`."""
     problem = plan.problem
     kind, stage, microbatch, part = timeline.ops.T
-    sent = np.flatnonzero(timeline.consumer >= 0)
+    sent, producer = timeline.sent, timeline.sender[timeline.sent]
+    place = np.full(len(timeline.sender) + len(timeline.collectives), -1, np.int64)
+    place[[*sent.tolist(), *range(len(timeline.sender), len(place))]] = np.arange(len(sent) + len(timeline.collectives))
+    behind = np.where(waits.behind >= 0, place[waits.behind], -1) if len(place) else waits.behind
     curves = [memory_curve(problem, plan.schedule(), timeline, rank) for rank in range(problem.ranks)]
     return {
         "name": name,
@@ -64,14 +67,16 @@ def step_data(plan: Plan, name: str, timeline: Timeline, waits: Waits) -> dict[s
         "durationNs": packed(timeline.ends_ns - timeline.starts_ns),
         "cause": packed(waits.cause),
         "awaited": packed(np.where(waits.cause == Awaited.ALL_GATHER, waits.awaited, -1)),
-        "producer": packed(sent),
-        "consumer": packed(timeline.consumer[sent]),
+        "producer": packed(producer),
+        "consumer": packed(timeline.first_taker[sent]),
+        "taken": packed(place[timeline.taken]),
+        "taker": packed(timeline.taker),
         "resource": packed(timeline.resource[sent]),
-        "queueNs": packed(timeline.transfer_start_ns[sent] - timeline.ends_ns[sent]),
+        "queueNs": packed(timeline.transfer_start_ns[sent] - timeline.ends_ns[producer]),
         "occupancyNs": packed(timeline.transfer_left_ns[sent] - timeline.transfer_start_ns[sent]),
         "latencyNs": packed(timeline.arrival_ns[sent] - timeline.transfer_left_ns[sent]),
-        "bytes": packed([problem.message_bytes(timeline.named_ops[op]) for op in sent.tolist()]),
-        "behind": packed(waits.behind[sent]),
+        "bytes": packed([problem.message_bytes(timeline.transfer_names[transfer]) for transfer in sent.tolist()]),
+        "behind": packed(behind[sent]),
         "memoryBegin": packed(np.cumsum([0, *map(len, curves)])),
         "memoryNs": packed([time_ns for curve in curves for time_ns, _ in curve]),
         "memoryBytes": packed([held for curve in curves for _, held in curve]),
@@ -81,7 +86,7 @@ def step_data(plan: Plan, name: str, timeline: Timeline, waits: Waits) -> dict[s
         ],
         "collectiveResource": packed(tables_of(problem).collective_resource[[span.rank for span in timeline.collectives]]),
         "collectiveAfter": packed(waits.collective_after),
-        "collectiveBehind": packed(waits.behind[len(timeline.ops) :]),
+        "collectiveBehind": packed(behind[len(timeline.sender) :]),
     }
 
 

@@ -111,7 +111,7 @@ def link_figures(plan: Plan, timeline: Timeline, waits: Waits) -> tuple[LinkFigu
     busy_ns: dict[tuple[int, int], int] = dict.fromkeys(slacks, 0)
     messages = busy_ns.copy()
     occupied = timeline.transfer_left_ns - timeline.transfer_start_ns
-    for link, occupied_ns in zip(timeline.links.values(), occupied[timeline.sent].tolist(), strict=True):
+    for link, occupied_ns in zip(timeline.links, occupied.tolist(), strict=True):
         busy_ns[link] += occupied_ns
         messages[link] += 1
     tolerance = Tolerance(plan.problem, plan.schedule())

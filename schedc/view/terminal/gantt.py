@@ -114,14 +114,14 @@ def link_spans(problem: Problem, timeline: Timeline) -> dict[int, list[Span]]:
     """By the number of each link or trunk that is ever occupied, what occupies it, by time."""
     spans: dict[int, list[Span]] = {}
     chunks = chunk_of_stage(problem)
-    for op in (timeline.consumer >= 0).nonzero()[0].tolist():
-        start_ns, left_ns = int(timeline.transfer_start_ns[op]), int(timeline.transfer_left_ns[op])
+    for transfer in timeline.sent.tolist():
+        start_ns, left_ns = int(timeline.transfer_start_ns[transfer]), int(timeline.transfer_left_ns[transfer])
         if left_ns > start_ns:
-            kind, stage, microbatch, _ = timeline.ops[op].tolist()
+            kind, stage, microbatch, _ = timeline.ops[timeline.sender[transfer]].tolist()
             chunk, backward = chunks[stage], int(kind != Kind.F)
             fill = FILLS[Kind.B if backward else Kind.F][chunk % 4]
             span = Span(start_ns, left_ns, str(microbatch), fill, LINK_STYLES[backward][chunk % 2])
-            spans.setdefault(int(timeline.resource[op]), []).append(span)
+            spans.setdefault(int(timeline.resource[transfer]), []).append(span)
     for number, collectives in collective_spans(problem, timeline, "trunk").items():
         spans.setdefault(number, []).extend(collectives)
     return {number: sorted(spans[number]) for number in sorted(spans)}

@@ -22,8 +22,7 @@ function describeOp(chart, step, op) {
     ["time", `${duration(step.start[op])} to ${duration(step.end[op])}, takes ${duration(step.end[op] - step.start[op])}`],
     ["waited for", waitedFor(chart, step, op)],
   ];
-  const sent = step.sends[op];
-  if (sent >= 0) rows.push(["sends", `${size(step.bytes[sent])} over ${linkOf(chart, step, sent)}, there at ${duration(step.arrival[sent])}`]);
+  for (let sent = step.sends[op]; sent >= 0 && step.producer[sent] === op; sent += 1) rows.push(["sends", `${size(step.bytes[sent])} over ${linkOf(chart, step, sent)}, there at ${duration(step.arrival[sent])}`]);
   return { title: tokenOf(step, op), step: step.name, rows };
 }
 

@@ -32,12 +32,15 @@ function readStep(data) {
   const left = new Float64Array(sent);
   const arrival = new Float64Array(sent);
   for (let transfer = 0; transfer < sent; transfer += 1) {
-    sends[column.producer[transfer]] = transfer;
-    takes[column.consumer[transfer]] = transfer;
+    if (sends[column.producer[transfer]] < 0) sends[column.producer[transfer]] = transfer; // of several the first
     ready[transfer] = end[column.producer[transfer]];
     sendStart[transfer] = ready[transfer] + column.queueNs[transfer];
     left[transfer] = sendStart[transfer] + column.occupancyNs[transfer];
     arrival[transfer] = left[transfer] + column.latencyNs[transfer];
+  }
+  for (let need = 0; need < column.taker.length; need += 1) { // of several, the one that arrives last
+    const [op, transfer] = [column.taker[need], column.taken[need]];
+    if (takes[op] < 0 || arrival[transfer] > arrival[takes[op]]) takes[op] = transfer;
   }
   return {
     ...column, name: data.name, endNs: data.endNs, count, sent, start, end, rankOf, sends, takes,
@@ -72,8 +75,8 @@ function before(step, event) {
     return step.cause[op] === BY_ALL_GATHER ? { collective: step.awaited[op] } : null;
   }
   const queued = event.transfer !== undefined ? step.behind[event.transfer] : step.collectiveBehind[event.collective];
-  if (queued >= step.count) return { collective: queued - step.count };
-  if (queued >= 0) return { transfer: step.sends[queued] };
+  if (queued >= step.sent) return { collective: queued - step.sent };
+  if (queued >= 0) return { transfer: queued };
   if (event.transfer !== undefined) return { op: step.producer[event.transfer] };
   return step.collectiveAfter[event.collective] >= 0 ? { op: step.collectiveAfter[event.collective] } : null;
 }
