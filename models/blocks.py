@@ -6,11 +6,11 @@ backward is B and W, or fused where BW takes less than both (`Blocks.fused`); el
 that BW does, no later (cost model).
 
 On a stage, each kind of block runs in microbatch order, B and BW as one kind, among microbatches that are alike (a group: the same
-path, the same durations). This loses nothing. Proof: take any schedule, keep every start, and name the blocks of each stage and
-group anew: the k-th forward, the k-th backward (B or BW) belong to the k-th microbatch of the group, the k-th W to the k-th B among
-its backwards that are B. What a rank does at any time, and so what it holds, stays the same; only names change. Between groups the
-order is open, but for what the problem asks: where microbatches enter in the order of their numbers, the forwards of a path's first
-stage are one chain. There the new names are the old ones.
+path, the same durations; of slices, the same ones of microbatches that are alike in all their slices). This loses nothing. Proof:
+take any schedule, keep every start, and name the blocks of each stage and group anew: the k-th forward, the k-th backward (B or BW)
+belong to the k-th microbatch of the group, the k-th W to the k-th B among its backwards that are B. What a rank does at any time
+stays the same; only names change. Between groups the order is open, but for what the problem asks: where microbatches enter in the
+order of their numbers, the forwards of each stage that takes from no other are one chain. There the new names are the old ones.
 
 This speaks of starts, and so of the makespan at once: the simulator starts no op of the named order later. It may start a rank
 earlier, which began with a microbatch that arrived late and now has the name of one that arrived before. So for the stage span what
@@ -23,17 +23,24 @@ is proven holds for the models, in which a rank may begin as before (`models.sta
   start, whatever each one takes; the same argument holds for the ends.
 - W needs a B of its own. The k-th B ends before the k-th W starts, by the same argument among the split ones alone. With W in
   parts, the B that the k-th group of parts belongs to has ended: before it, fewer than k B had let parts start.
+- An op of a graph has several needs, over edges; each of them is one of these by itself. So are those between slices, F of the k-th
+  slice j before F of the k-th slice j + 1, backwards the other way: their groups have the same microbatches, in the same order.
+- The transfers of a group over one edge are of one size, and leave in the order in which their producers end: the k-th of them
+  brings what the k-th producer sent. Of one producer they leave in the order of its edges, each behind those before it.
+- What a rank holds at a time is a sum over groups: so many have started, so many have ended, and each takes and gives back the same
+  bytes as the others of its group, activations, states' gradients and recomputed ones alike. So it stays the same. Values that wait
+  are those that have arrived, of one size for each edge and group, less those whose op has started: also as many as before.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
 from itertools import pairwise
 from math import gcd
 from typing import TYPE_CHECKING
 
-from schedc.ir import BLOCKS, WHOLE, Kind, Op, Parts, Problem, Resource, groups_of
+from schedc.ir import BLOCKS, WHOLE, Kind, Op, Parts, Problem, Resource, groups_of, sent_to, share_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -65,9 +72,12 @@ def grid_of(problem: Problem, horizon_ns: int) -> TimeGrid:
     for stage in problem.stages:
         for kind in BLOCKS:
             tick_ns = gcd(tick_ns, *stage.durations_ns(kind))
-        for link in problem.links:
-            for size_bytes in {stage.message_bytes, stage.gradient_message_bytes}:
-                tick_ns = gcd(tick_ns, link.latency_ns, link.occupancy_ns(size_bytes))
+    sizes = {size_bytes for stage in problem.stages for size_bytes in (stage.message_bytes, stage.gradient_message_bytes)}
+    if problem.edges:
+        sizes = {size_bytes or 0 for edge in problem.edges for size_bytes in (edge.message_bytes, edge.gradient_message_bytes)}
+    sizes = {share_bytes(size_bytes, problem.slices, index) for size_bytes in sizes for index in range(len(problem.slices) or 1)}
+    for link in problem.links:
+        tick_ns = gcd(tick_ns, link.latency_ns, *map(link.occupancy_ns, sizes))
     parallel = problem.data_parallel
     if parallel is not None:
         tick_ns = gcd(tick_ns, *parallel.reduce_scatter_ns, *parallel.all_gather_ns)
@@ -85,13 +95,26 @@ class NothingAtMost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BlockTransfer:
-    """One message: after its producer, on its resource for the occupancy, then the latency before its consumer."""
+    """One message: after its producer, on its resource for the occupancy, then the latency before its consumers."""
 
+    name: Op
+    """Its producer; where stages are a graph, with the stage that it goes to (`ir.ops.sent_to`)."""
     producer: Op
-    consumer: Op
+    consumers: tuple[Op, ...]
+    """One; where stages are a graph, all on its rank that take this value."""
     resource: Resource
     occupancy: int
     latency: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingValue:
+    """A value that its consumer needs with others: it counts on the rank from its arrival until the consumer starts."""
+
+    brought_by: Op
+    """The name of its transfer, or the op of the same rank that makes it."""
+    consumer: Op
+    held_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +136,8 @@ class Blocks:
     """Per stage, its all-gather, where there is one."""
     scatter: dict[int, int]
     """Per stage, its reduce-scatter, where there is one."""
+    waiting: tuple[WaitingValue, ...] = ()
+    """None on a grid that rounds, where it is not known from which tick on they count."""
 
     def backward_of(self, weight: Op) -> Op:
         """The B whose W this op is, or is a part of."""
@@ -138,7 +163,7 @@ def blocks_of(problem: Problem, grid: TimeGrid, weight_parts: int = 1) -> Blocks
     chains: dict[tuple[int, Kind, int], list[Op]] = {}
     cut = weight_parts if problem.split_backward and problem.cut_blocks else 1
     parts = tuple(Parts(kind=Kind.W, stage=stage, shares=(1,) * cut) for stage in range(len(problem.stages))) if cut > 1 else ()
-    groups = groups_of(problem)
+    groups, entries = groups_of(problem), entries_of(problem)
     for stage, microbatch in problem.blocks():
         halves = 0
         for kind in kinds:
@@ -151,7 +176,7 @@ def blocks_of(problem: Problem, grid: TimeGrid, weight_parts: int = 1) -> Blocks
             for op, op_ns in ops:
                 duration[op] = grid.ticks(op_ns)
                 halves += duration[op] if kind is not Kind.F else 0
-                enters = problem.in_order and kind is Kind.F and problem.path(microbatch)[0] == stage
+                enters = problem.in_order and kind is Kind.F and stage in entries[problem.path_of[microbatch]]
                 group = -1 - problem.path_of[microbatch] if enters else groups[microbatch]
                 chains.setdefault((stage, kind, group), []).append(op)
         needs.append((Op(Kind.F, stage, microbatch), Op(backward, stage, microbatch)))
@@ -160,20 +185,37 @@ def blocks_of(problem: Problem, grid: TimeGrid, weight_parts: int = 1) -> Blocks
             together = grid.ticks(problem.duration_ns(Kind.BW, stage, microbatch))
             if together < halves:
                 fused[Op(Kind.B, stage, microbatch)] = together
-    for microbatch in range(problem.microbatches):
-        path = problem.path(microbatch)
-        for before, after in pairwise(path):
-            for producer, consumer in (
-                (Op(Kind.F, before, microbatch), Op(Kind.F, after, microbatch)),
-                (Op(backward, after, microbatch), Op(backward, before, microbatch)),
-            ):
-                source, destination = problem.rank_of(producer), problem.rank_of(consumer)
-                if source == destination:
+    edges = [problem.edges_of(path) for path in range(len(problem.paths))]
+    inputs: dict[Op, list[WaitingValue]] = {}
+    for microbatch, path in enumerate(problem.path_of):
+        if problem.slice_of(microbatch):
+            for stage in problem.paths[path]:
+                needs.append((Op(Kind.F, stage, microbatch - 1), Op(Kind.F, stage, microbatch)))
+                needs.append((Op(backward, stage, microbatch), Op(backward, stage, microbatch - 1)))
+        carriers: dict[tuple[Op, int, int], int] = {}  # by producer, value and rank, the place of the transfer among all
+        for edge in edges[path]:
+            source, destination = (Op(Kind.F, stage, microbatch) for stage in (edge.source, edge.destination))
+            hops = [(source, destination, edge.value, edge.message_bytes)]
+            if edge.gradient_message_bytes is not None:
+                ends = destination._replace(kind=backward), source._replace(kind=backward)
+                hops.append((*ends, -1 - edge.source, edge.gradient_message_bytes))
+            for producer, consumer, value, size_bytes in hops:
+                held_bytes = problem.share_bytes(size_bytes, microbatch)
+                name = producer if problem.is_chain else sent_to(producer, consumer.stage)
+                ranks = problem.rank_of(producer), problem.rank_of(consumer)
+                known = carriers.setdefault((producer, value, ranks[1]), len(transfers))
+                if ranks[0] == ranks[1]:
+                    name = producer
                     needs.append((producer, consumer))
-                    continue
-                link = problem.link(source, destination)
-                occupancy = grid.ticks(link.occupancy_ns(problem.message_bytes(producer)))
-                transfers.append(BlockTransfer(producer, consumer, Resource.of_link(link), occupancy, grid.ticks(link.latency_ns)))
+                elif known < len(transfers):
+                    name = transfers[known].name
+                    transfers[known] = replace(transfers[known], consumers=(*transfers[known].consumers, consumer))
+                else:
+                    link = problem.link(*ranks)
+                    occupancy, latency = grid.ticks(link.occupancy_ns(held_bytes)), grid.ticks(link.latency_ns)
+                    transfers.append(BlockTransfer(name, producer, (consumer,), Resource.of_link(link), occupancy, latency))
+                if problem.edges:
+                    inputs.setdefault(consumer, []).append(WaitingValue(name, consumer, held_bytes))
     parallel = problem.data_parallel
     used = {op.stage for op in duration}
     gathers = parallel.all_gather_ns if parallel else ()
@@ -187,17 +229,29 @@ def blocks_of(problem: Problem, grid: TimeGrid, weight_parts: int = 1) -> Blocks
         parts,
         {stage: grid.ticks(time_ns) for stage, time_ns in enumerate(gathers) if stage in used},
         {stage: grid.ticks(time_ns) for stage, time_ns in enumerate(scatters) if stage in used},
+        tuple(value for values in inputs.values() if len(values) > 1 and grid.exact for value in values),
     )
+
+
+def entries_of(problem: Problem) -> list[set[int]]:
+    """Per path, the stages that take from no other."""
+    return [
+        set(path).difference(edge.destination for edge in problem.edges_of(number)) for number, path in enumerate(problem.paths)
+    ]
 
 
 def followers_of(blocks: Blocks) -> dict[Op, list[tuple[Op, int]]]:
     """Per op, what follows it directly, and how many ticks after its end at the least; every op is behind all that it follows.
 
-    An op follows what it needs, what sends to it, and the one before it in its chain. A W that is
-    fused follows, at a moment at which nothing need happen: when its backward and all W before it have ended.
+    An op follows what it needs, what sends to it (what that sends over the same link before it goes first), and the one before it
+    in its chain. A W that is fused follows, at a moment at which nothing need happen: when its backward and all W before it
+    have ended.
     """
     edges = [(before, op, 0) for before, op in blocks.needs]
-    edges += [(move.producer, move.consumer, move.occupancy + move.latency) for move in blocks.transfers]
+    ahead: dict[tuple[Op, Resource], int] = {}
+    for move in blocks.transfers:
+        left = ahead[move.producer, move.resource] = ahead.get((move.producer, move.resource), 0) + move.occupancy
+        edges += [(move.producer, consumer, left + move.latency) for consumer in move.consumers]
     edges += [(before, op, 0) for chain in blocks.chains for before, op in pairwise(chain)]
     sorter: TopologicalSorter[Op] = TopologicalSorter(dict.fromkeys(blocks.duration, ()))
     for before, op, _ in edges:
@@ -206,6 +260,16 @@ def followers_of(blocks: Blocks) -> dict[Op, list[tuple[Op, int]]]:
     for before, op, gap in edges:
         followers[before].append((op, gap))
     return followers
+
+
+def most_bytes(problem: Problem, blocks: Blocks, rank: int) -> int:
+    """More than a rank ever holds: all that its blocks take, and all values that wait there."""
+    taken = sum(
+        problem.taken_bytes(Kind.F, *block) + problem.taken_bytes(Kind.BW, *block)
+        for block in problem.blocks()
+        if problem.stages[block[0]].rank == rank
+    )
+    return taken + sum(value.held_bytes for value in blocks.waiting if problem.rank_of(value.consumer) == rank)
 
 
 def unit_bytes(held_bytes: Iterable[int], limit_bytes: int, most: int) -> int:

@@ -21,7 +21,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from schedc.ir import Kind, Objective, Op, Problem, Schedule, groups_of
-from schedc.models.blocks import Blocks, BlockTransfer, followers_of
+from schedc.models.blocks import Blocks, BlockTransfer, entries_of, followers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -116,17 +116,19 @@ def _firsts(problem: Problem, blocks: Blocks, origin: dict[int, int | None]) -> 
     """Per rank whose first start is a decision, the forwards with one of which it begins, and as what arrives: see `Windows`.
 
     Its first op is a forward, as backwards follow forwards, and not one of a stage that follows another on the same rank. Where no
-    all-gather is waited for, that of a path's first stage waits for nothing; all that any other waits for is its message. It is the
-    first of its chain; where the rank begins with a microbatch that arrives late, that one's message has another name in the chain.
+    all-gather is waited for, that of a stage which takes from no other waits for nothing; all that any other waits for is its last
+    message. It is the first of its chain; where the rank begins with a microbatch that arrives late, that one's message has another
+    name in the chain.
     """
     found: dict[int, list[tuple[Op, BlockTransfer | None]]] = {rank: [] for rank, start in origin.items() if start is None}
     if any(blocks.gather.values()):
         return found
-    first_of = {op: chain[0] for chain in blocks.chains for op in chain if op.kind is Kind.F}
+    first_of, entries = {op: chain[0] for chain in blocks.chains for op in chain if op.kind is Kind.F}, entries_of(problem)
     enter: list[tuple[Op, BlockTransfer | None]] = [
-        (op, None) for op in dict.fromkeys(first_of.values()) if problem.path(op.microbatch)[0] == op.stage
+        (op, None) for op in dict.fromkeys(first_of.values()) if op.stage in entries[problem.path_of[op.microbatch]]
     ]
-    messages = [(first_of[move.consumer], move) for move in blocks.transfers if move.consumer.kind is Kind.F]
+    consumers = ((op, move) for move in blocks.transfers for op in move.consumers)
+    messages = [(first_of[op], move) for op, move in consumers if op.kind is Kind.F]
     for op, move in (*enter, *messages):
         if (rank := problem.rank_of(op)) in found:
             found[rank].append((op, move))
@@ -136,17 +138,27 @@ def _firsts(problem: Problem, blocks: Blocks, origin: dict[int, int | None]) -> 
 def _begins_at_once(problem: Problem, blocks: Blocks, rank: int) -> bool:
     """Whether the rank's first op starts at 0 in every schedule that the simulator times.
 
-    It does where every path that visits the rank enters there, and no all-gather is waited for. Proof: the rank's first op follows
-    nothing on its own rank. All but the forwards of the paths' first stages follow something: a stage further along a path that
-    enters at this rank follows the forward of its first stage, backwards follow forwards. So the first op is such a forward, which
-    waits for nothing.
+    It does where each of its stages takes from no other, or follows such a one of the same rank, and no all-gather is waited for.
+    Proof: the rank's first op follows nothing on its own rank. All but the forwards of stages that take from no other follow
+    something: a forward such a stage's or the slice's before it, backwards their forwards. So it is such a forward, which waits for
+    nothing.
     """
-    visiting = [path for path in problem.paths if any(problem.stages[stage].rank == rank for stage in path)]
-    return not any(blocks.gather.values()) and all(problem.stages[path[0]].rank == rank for path in visiting)
+    for number, path in enumerate(problem.paths):
+        begun: set[int] = set()  # stages that take from no other, and those that follow one on the rank
+        inputs: dict[int, list[int]] = {stage: [] for stage in path}
+        for edge in problem.edges_of(number):
+            inputs[edge.destination].append(edge.source)
+        for stage in path:
+            on_rank = problem.stages[stage].rank == rank
+            if begun.intersection(inputs[stage]) or (on_rank and not inputs[stage]):
+                begun.add(stage)
+            elif on_rank:
+                return False
+    return not any(blocks.gather.values())
 
 
 def with_late_begins(problem: Problem, blocks: Blocks, schedule: Schedule, start_of: Callable[[Op], float]) -> Schedule:
-    """The schedule with other names, where a rank begins late; itself where the objective is the makespan.
+    """The schedule with other names, where a rank begins late; itself where the objective is the makespan, of graphs and slices.
 
     In the models a rank may begin later than its first microbatch arrives; the simulator starts an op as soon as it can. So names
     are exchanged: the first forward of such a rank is that of the last microbatch, among those that are alike, that has arrived by
@@ -160,7 +172,7 @@ def with_late_begins(problem: Problem, blocks: Blocks, schedule: Schedule, start
         schedule: the orders of a solution of the model.
         start_of: the start of an op of the model in that solution, in ticks.
     """
-    if problem.objective is not Objective.STAGE_SPAN:
+    if problem.objective is not Objective.STAGE_SPAN or problem.edges or problem.slices:
         return schedule
     names = _names(problem, blocks, {op: start_of(op) for op in blocks.duration})
     return replace(
@@ -174,7 +186,7 @@ def with_late_begins(problem: Problem, blocks: Blocks, schedule: Schedule, start
 
 def _names(problem: Problem, blocks: Blocks, start: Mapping[Op, float]) -> dict[tuple[bool, int, int], int]:
     """By whether it is a forward, stage and microbatch in the model: the microbatch whose op it becomes."""
-    gap = {move.producer: move.occupancy + move.latency for move in blocks.transfers}
+    gap = {move.name: move.occupancy + move.latency for move in blocks.transfers}
     first: dict[int, Op] = {}
     for op in sorted(start, key=lambda op: (start[op], op)):
         first.setdefault(problem.rank_of(op), op)

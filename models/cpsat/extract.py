@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from schedc.ir import WHOLE, Kind, Op, Problem, Schedule
+from schedc.models.blocks import followers_of
 from schedc.models.start_windows import with_late_begins
 
 if TYPE_CHECKING:
@@ -45,9 +46,9 @@ def add_hint(variables: CpSatVariables, schedule: Schedule, timeline: Timeline, 
     for backward, value in is_fused.items():
         model.add_hint(fused[backward], value)
     for move in timeline.transfers:
-        producer = move.op._replace(kind=Kind.B) if move.op.kind is Kind.BW and move.op not in start else move.op
-        if producer in variables.send:
-            model.add_hint(variables.send[producer], grid.ticks(move.start_ns))
+        name = move.op._replace(kind=Kind.B) if move.op.kind is Kind.BW and move.op not in variables.send else move.op
+        if name in variables.send:
+            model.add_hint(variables.send[name], grid.ticks(move.start_ns))
     model.add_hint(variables.objective, grid.ticks(objective_ns))
 
 
@@ -68,7 +69,8 @@ def _targets(op: Op, start: dict[Op, cp_model.IntVar]) -> list[Op]:
 def schedule_of_cpsat(variables: CpSatVariables, problem: Problem, value: Callable[[cp_model.IntVar], int]) -> Schedule:
     """The orders of a solution; ops that start together are ordered by their end, then as their needs ask."""
     blocks = variables.blocks
-    depth = {op: number for number, op in enumerate(_by_needs(variables))}
+    by_needs = list(followers_of(blocks)) if problem.edges or problem.slices else _by_needs(variables)
+    depth = {op: number for number, op in enumerate(by_needs)}
     orders: list[list[Op]] = [[] for _ in range(problem.ranks)]
     times = {op: value(start) for op, start in variables.start.items()}
     fused = {op for op, literal in variables.fused.items() if value(literal)}
@@ -83,7 +85,7 @@ def schedule_of_cpsat(variables: CpSatVariables, problem: Problem, value: Callab
 
 
 def _by_needs(variables: CpSatVariables) -> list[Op]:
-    """All ops, each after what it needs: forwards along the path, backwards against it."""
+    """All ops of chains, each after what it needs: forwards along the path, backwards against it."""
 
     def key(op: Op) -> tuple[int, int, int, int]:
         backward = op.kind is not Kind.F

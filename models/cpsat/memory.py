@@ -1,4 +1,4 @@
-"""The memory limit in CP-SAT: precedences for one stage per rank and microbatches in order, else a cumulative constraint.
+"""The memory limit in CP-SAT: precedences for one stage per rank and whole microbatches in order, else a cumulative constraint.
 
 A stage that recomputes has precedences only where no backward splits: the backward that starts next finds all inputs that are held,
 so what it takes is as well taken off the limit.
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from schedc.ir import WHOLE, Kind, Op, Problem
-from schedc.models.blocks import unit_bytes
+from schedc.ir import WHOLE, Kind, Op, Problem, Resource
+from schedc.models.blocks import most_bytes, unit_bytes
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -31,15 +31,17 @@ def add_memory_limit(variables: CpSatVariables, problem: Problem, horizon: int) 
     for rank, limit_bytes in enumerate(problem.memory_limit_bytes):
         stages = problem.stages_on(rank)
         microbatches = [microbatch for microbatch in range(problem.microbatches) if set(stages) & set(problem.path(microbatch))]
-        if limit_bytes is None or limit_bytes >= len(microbatches) * sum(problem.stages[s].most_bytes for s in stages):
+        whole_bytes = len(microbatches) * sum(problem.stages[s].most_bytes for s in stages)
+        if limit_bytes is None or limit_bytes >= max(whole_bytes, most_bytes(problem, variables.blocks, rank)):
             continue
         chains, again_bytes = of_stage[stages[0]], problem.stages[stages[0]].recomputed_bytes
         in_order = len(stages) == 1 and len(chains) == len({chain[0].kind for chain in chains})
+        in_order &= not problem.slices and all(problem.rank_of(value.consumer) != rank for value in variables.blocks.waiting)
         if in_order and not (again_bytes and problem.split_backward):
             forwards = next(chain for chain in chains if chain[0].kind is Kind.F)
             _add_precedences(variables, problem, stages[0], [op.microbatch for op in forwards], limit_bytes - again_bytes)
         else:
-            _add_cumulative(variables, problem, stages, limit_bytes, horizon)
+            _add_cumulative(variables, problem, rank, limit_bytes, horizon)
 
 
 def release_pairs(count: int, whole: int, kept: int, limit: int) -> list[tuple[int, int]]:
@@ -118,26 +120,34 @@ def _released(variables: CpSatVariables, forward: cp_model.IntVar, backward: Op,
     return released
 
 
-def _add_cumulative(variables: CpSatVariables, problem: Problem, stages: tuple[int, ...], limit_bytes: int, horizon: int) -> None:
-    """Any other: what B releases is held from F's start to B's end, the rest to W's end; what B takes, from its own start."""
+def _add_cumulative(variables: CpSatVariables, problem: Problem, rank: int, limit_bytes: int, horizon: int) -> None:
+    """Any other: what B releases is held from F's start to B's end, the rest to W's end; what B takes, from its own start.
+
+    The gradient of a slice's state is held from the start of the last slice's backward to the end of its own. A value that waits
+    for others is held from its arrival to its consumer's start; an op may wait here so that less does, which no schedule does.
+    """
     model = variables.model
     intervals, demands = [], []
     for stage, microbatch in problem.blocks():
-        if stage not in stages:
-            continue
         costs = problem.stages[stage]
-        kept = costs.activation_after_input_bytes if problem.split_backward else 0
-        again = costs.recomputed_bytes
+        if costs.rank != rank:
+            continue
+        sizes = costs.activation_bytes, costs.activation_after_input_bytes, costs.recomputed_bytes, costs.state_gradient_bytes
+        whole, kept, again, state = (problem.share_bytes(size, microbatch) for size in sizes)
+        kept = kept if problem.split_backward else 0
         backward = _backward(problem, stage, microbatch)
         weight = _last_release(variables, backward)
         forward_at, backward_at = variables.start[Op(Kind.F, stage, microbatch)], variables.start[backward]
         old = max(0, kept - again)  # of what W needs, what F took
-        stays = (
-            (forward_at, backward, costs.activation_bytes - old),
+        stays = [
+            (forward_at, backward, whole - old),
             (forward_at, weight, old),
             (backward_at, backward, again - kept + old),
             (backward_at, weight, kept - old),
-        )
+        ]
+        if not problem.is_last_slice(microbatch):
+            last = backward._replace(microbatch=microbatch - problem.slice_of(microbatch) + len(problem.slices) - 1)
+            stays.append((variables.start[last], backward, state))
         for begin, released_by, held in stays:
             if held:
                 length = model.new_int_var(0, horizon, "")
@@ -154,6 +164,32 @@ def _add_cumulative(variables: CpSatVariables, problem: Problem, stages: tuple[i
                         variables.add_after(end, weight, only_if=[~fused])
                     intervals.append(model.new_interval_var(begin, length, end, ""))
                 demands.append(held)
+    for value in variables.blocks.waiting:
+        if problem.rank_of(value.consumer) == rank and value.held_bytes:
+            arrival = _arrival(variables, problem, value.brought_by)
+            if arrival is not None:
+                begin = model.new_int_var(0, horizon, "")
+                model.add(begin == arrival)
+                length = model.new_int_var(0, horizon, "")
+                intervals.append(model.new_interval_var(begin, length, variables.start[value.consumer], ""))
+                demands.append(value.held_bytes)
     limit_bytes = min(limit_bytes, sum(demands))
     unit = unit_bytes(demands, limit_bytes, most=max(1, min(MOST_UNITS, MOST_ENERGY // max(1, horizon))))
     model.add_cumulative(intervals, [held // unit for held in demands], limit_bytes // unit)
+
+
+def _arrival(variables: CpSatVariables, problem: Problem, brought_by: Op) -> cp_model.LinearExprT | None:
+    """When the value is there that this transfer brings, or this op of the same rank makes; None: no sooner than the model says.
+
+    A transfer without occupancy may queue behind others on its link, which the model leaves out.
+    """
+    blocks = variables.blocks
+    move = next((move for move in blocks.transfers if move.name == brought_by and move.producer != brought_by), None)
+    if move is None:
+        return variables.end(brought_by)
+    if move.name in variables.send:
+        return variables.send[move.name] + move.occupancy + move.latency
+    parallel = problem.data_parallel
+    queues = parallel is not None and move.resource == Resource.of_collectives(parallel, problem.rank_of(move.producer))
+    queues |= any(other.occupancy for other in blocks.transfers if other.resource == move.resource)
+    return None if queues else variables.end(move.producer) + move.latency

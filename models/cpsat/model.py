@@ -6,8 +6,8 @@ time per rank, one transfer at a time per link or trunk; microbatch order; memor
 stage span, at most the incumbent's.
 
 A link serves its transfers in any order here, where the simulator serves them in order of ready time, and an op may wait, which can
-make a stage span shorter (`models.start_windows`): the model is a relaxation in these, so its bounds hold for schedules of whole
-blocks, and a schedule that it finds is timed again.
+make a stage span shorter (`models.start_windows`), and let a value wait less for others (`models.cpsat.memory`): the model is a
+relaxation in these, so its bounds hold for schedules of whole blocks, and a schedule that it finds is timed again.
 """
 
 from __future__ import annotations
@@ -105,26 +105,27 @@ def add_rank_no_overlap(variables: CpSatVariables, problem: Problem) -> None:
 
 
 def add_transfers(variables: CpSatVariables, windows: Windows, shared: dict[Resource, list[cp_model.IntervalVar]]) -> None:
-    """A transfer follows its producer, occupies its link or trunk alone, and precedes its consumer by the latency.
+    """A transfer follows its producer, occupies its link or trunk alone, and precedes its consumers by the latency.
 
-    The transfers of a chain keep its order, as their producers do.
+    The transfers of a chain to one resource keep its order, as their producers do; those of one producer, that of its edges.
     """
     model, start = variables.model, variables.start
     chain_of = {op: number for number, chain in enumerate(variables.blocks.chains) for op in chain}
-    lanes: dict[int, list[tuple[cp_model.IntVar, int]]] = defaultdict(list)
+    lanes: dict[tuple[int, Resource], list[tuple[cp_model.IntVar, int]]] = defaultdict(list)
     for move in variables.blocks.transfers:
-        consumer = start[move.consumer]
         if move.occupancy == 0:
-            variables.add_after(consumer, move.producer, move.latency)
+            for op in move.consumers:
+                variables.add_after(start[op], move.producer, move.latency)
             continue
         earliest = windows.earliest[move.producer] + variables.blocks.least(move.producer)
-        latest = windows.latest[move.consumer] - move.latency - move.occupancy
+        latest = min(windows.latest[op] for op in move.consumers) - move.latency - move.occupancy
         send = model.new_int_var(earliest, latest, "")
-        variables.send[move.producer] = send
+        variables.send[move.name] = send
         variables.add_after(send, move.producer)
-        model.add(consumer >= send + move.occupancy + move.latency)
+        for op in move.consumers:
+            model.add(start[op] >= send + move.occupancy + move.latency)
         shared[move.resource].append(model.new_fixed_size_interval_var(send, move.occupancy, ""))
-        lanes[chain_of[move.producer]].append((send, move.occupancy))
+        lanes[chain_of[move.producer], move.resource].append((send, move.occupancy))
     for lane in lanes.values():
         for (first, occupancy), (second, _) in pairwise(lane):
             model.add(second >= first + occupancy)
@@ -190,7 +191,7 @@ def _begins_with(variables: CpSatVariables, begin: cp_model.IntVar, op: Op, move
     model, chosen = variables.model, variables.model.new_bool_var("")
     arrival: cp_model.LinearExprT = 0
     if move is not None:
-        queued, producer = variables.send.get(move.producer), move.producer
+        queued, producer = variables.send.get(move.name), move.producer
         sent = variables.start[producer] + variables.blocks.duration[producer] if queued is None else queued + 0
         arrival = sent + (move.occupancy + move.latency)
     model.add(begin == arrival).only_enforce_if(chosen)

@@ -24,10 +24,15 @@ class CpSatVariables:
     blocks: Blocks
     start: dict[Op, cp_model.IntVar]
     send: dict[Op, cp_model.IntVar]
-    """Per producer whose transfer occupies its link: when it starts to."""
+    """Per name of a transfer that occupies its link: when it starts to."""
     fused: dict[Op, cp_model.IntVar]
     """Per B that may be fused: whether it is. Its W then starts at a moment of its own, takes no time, and keeps nobody waiting."""
     objective: cp_model.IntVar
+
+    def end(self, op: Op) -> cp_model.LinearExprT:
+        """The end of the op, whichever it takes."""
+        end = self.start[op] + self.blocks.duration[op]
+        return end if op not in self.fused else end + (self.blocks.fused[op] - self.blocks.duration[op]) * self.fused[op]
 
     def add_after(self, later: cp_model.LinearExprT, op: Op, gap: int = 0, only_if: Sequence[cp_model.BoolVarT] = ()) -> None:
         """The moment `later` is at least `gap` ticks after the end of the op, whichever it takes; where all of `only_if` hold."""

@@ -40,13 +40,14 @@ def order_values(variables: MilpVariables, schedule: Schedule, timeline: Timelin
         cut = len(chain) // len(alike)
         when |= {op_name(op): alike[index // cut] for index, op in enumerate(chain)}
     chain_of = {op: number for number, chain in enumerate(blocks.chains) for op in chain}
-    lanes: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    lanes: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)  # by chain, and where to of a graph
     for move in timeline.transfers:
         kind = Kind.B if move.op.kind is Kind.BW and _is_split(variables) else move.op.kind
-        lanes[chain_of[move.op._replace(kind=kind, part=WHOLE)]].append((move.start_ns, move.ready_ns, move.source))
+        producer = move.op._replace(kind=kind, part=WHOLE)
+        lanes[chain_of[producer], min(WHOLE, move.op.part)].append((move.start_ns, move.ready_ns, move.source))
     for times in lanes.values():
         times.sort(reverse=True)
-    when |= {send_name(producer): lanes[chain_of[producer]].pop() for producer in sorted(variables.send)}
+    when |= {send_name(name): lanes[chain_of[name._replace(part=WHOLE)], name.part].pop() for name in sorted(variables.send)}
     for span in timeline.collectives:
         when[f"{span.collective.kind}{span.collective.stage}"] = (span.start_ns, span.ready_ns, span.rank)
     return {(a, b): int(when[a] < when[b]) for a, b in variables.order}

@@ -6,7 +6,8 @@ order is open, a binary. Constraints, each in a function of its name: precedence
 per link or trunk; microbatch order; memory; collectives. Objective: the makespan or the stage span, at most the incumbent's.
 
 A link serves its transfers in any order here, where the simulator serves them in order of ready time, and an op may wait, which can
-make a stage span shorter (`models.start_windows`): the model is a relaxation in these, as the CP-SAT model is. All data are
+make a stage span shorter (`models.start_windows`): the model is a relaxation in these, as the CP-SAT model is, and in values that
+wait for others, which take no memory here. All data are
 integers, and with the order given the least starts are longest paths: the optimum is an integer number of ticks.
 """
 
@@ -84,27 +85,30 @@ def _task(variables: MilpVariables, windows: Windows, op: Op) -> OrderedTask:
 
 
 def add_transfers(variables: MilpVariables, windows: Windows, shared: dict[Resource, list[OrderedTask]]) -> None:
-    """A transfer follows its producer, occupies its link or trunk alone, and precedes its consumer by the latency.
+    """A transfer follows its producer, occupies its link or trunk alone, and precedes its consumers by the latency.
 
-    The transfers of a chain keep its order, as their producers do.
+    The transfers of a chain to one resource keep its order, as their producers do; those of one producer, that of its edges.
     """
     chain_of = {op: number for number, chain in enumerate(variables.blocks.chains) for op in chain}
-    lanes: dict[int, list[OrderedTask]] = defaultdict(list)
+    lanes: dict[tuple[int, Resource], list[OrderedTask]] = defaultdict(list)
     for move in variables.blocks.transfers:
-        ready, consumer = variables.end(move.producer), variables.start[move.consumer]
+        ready, consumers = variables.end(move.producer), [variables.start[op] for op in move.consumers]
         if move.occupancy == 0:
-            variables.model += consumer >= ready + move.latency
+            for consumer in consumers:
+                variables.model += consumer >= ready + move.latency
             continue
         earliest = windows.earliest[move.producer] + variables.blocks.least(move.producer)
-        latest = windows.latest[move.consumer] - move.latency - move.occupancy
-        name, lane = send_name(move.producer), chain_of[move.producer]
+        latest = min(windows.latest[op] for op in move.consumers) - move.latency - move.occupancy
+        name, lane = send_name(move.name), lanes[chain_of[move.producer], move.resource]
         send = variables.model.add_variable(name, earliest, latest)
-        variables.send[move.producer] = send
+        variables.send[move.name] = send
         variables.model += send >= ready
-        variables.model += consumer >= send + move.occupancy + move.latency
-        task = OrderedTask(name, send, move.occupancy, earliest, latest, move.producer, move.consumer, lane)
+        for consumer in consumers:
+            variables.model += consumer >= send + move.occupancy + move.latency
+        place = chain_of[move.producer], len(lane)
+        task = OrderedTask(name, send, move.occupancy, earliest, latest, move.producer, move.consumers[0], place)
         shared[move.resource].append(task)
-        lanes[lane].append(task)
+        lane.append(task)
     for tasks in lanes.values():
         for first, second in pairwise(tasks):
             variables.model += second.start >= first.start + first.length
@@ -177,11 +181,14 @@ def add_objective(variables: MilpVariables, problem: Problem, windows: Windows) 
     for rank, firsts in windows.firsts.items():
         chosen = []
         for op, move in firsts:
-            chosen.append(variables.model.add_variable(f"begins:{op_name(move.consumer if move else op)}", cat=pulp.LpBinary))
+            name = op_name(op if move is None else move.consumers[0])
+            if move is not None and move.name != move.producer:  # of a graph, which may have several of them
+                name = f"{op_name(op)}:{op_name(move.name)}:{name}"
+            chosen.append(variables.model.add_variable(f"begins:{name}", cat=pulp.LpBinary))
             other = windows.end * (1 - chosen[-1])
             arrival = 0
             if move is not None:
-                arrival = variables.send.get(move.producer, variables.end(move.producer)) + move.occupancy + move.latency
+                arrival = variables.send.get(move.name, variables.end(move.producer)) + move.occupancy + move.latency
                 variables.model += begin[rank] - arrival >= -other
             variables.model += begin[rank] - arrival <= other
             variables.model += variables.start[op] - begin[rank] <= other

@@ -34,8 +34,8 @@ class OrderedTask:
     """It starts when this op has ended, or is this op."""
     until: Op | None
     """This op starts when it has ended, or is it."""
-    lane: int | None = None
-    """Transfers of one lane keep the order of their microbatches: those that the ops of one chain send."""
+    lane: tuple[int, int] | None = None
+    """Of a transfer, its chain and the place there: those that the ops of one chain send over one resource keep their order."""
     longer: pulp.LpAffineExpression | int = 0
     """By how much it is longer than `length`, a decision; at most `most_longer`."""
     most_longer: int = 0
@@ -65,8 +65,8 @@ def add_no_overlap(variables: MilpVariables, tasks: Sequence[OrderedTask], graph
 
 
 def _certainly_before(a: OrderedTask, b: OrderedTask, graph: Graph) -> bool:
-    if a.lane is not None and a.lane == b.lane and a.after is not None and b.after is not None:
-        return a.after.microbatch < b.after.microbatch
+    if a.lane is not None and b.lane is not None and a.lane[0] == b.lane[0]:
+        return a.lane[1] < b.lane[1]
     if a.until is None or b.after is None:
         return False
     return graph.follows(a.until, b.after) or (a.until == b.after and a.name != b.name)

@@ -23,7 +23,7 @@ class MilpVariables:
     fused: dict[Op, pulp.LpVariable] = field(default_factory=dict)
     """Per B that may be fused: 1 where it is. Its W then takes no time, at a moment that keeps nobody waiting."""
     send: dict[Op, pulp.LpVariable] = field(default_factory=dict)
-    """Per producer whose transfer occupies its link: when it starts to."""
+    """Per name of a transfer that occupies its link: when it starts to."""
     order: dict[tuple[str, str], pulp.LpVariable] = field(default_factory=dict)
     """Per pair of tasks whose order is open: 1 where the first one comes first."""
     before: dict[tuple[str, str], pulp.LpAffineExpression | int] = field(default_factory=dict)
@@ -44,12 +44,12 @@ class MilpVariables:
 
 def op_name(op: Op) -> str:
     """The name of an op in the model: its token, which holds none of the characters that PuLP replaces."""
-    return token(op).replace("/", ":")
+    return token(op).replace("/", ":").replace(">", "@")
 
 
-def send_name(producer: Op) -> str:
-    """The name of the transfer that the op sends."""
-    return f"send:{op_name(producer)}"
+def send_name(transfer: Op) -> str:
+    """The name in the model of the transfer with this name."""
+    return f"send:{op_name(transfer)}"
 
 
 @dataclass(frozen=True, slots=True)

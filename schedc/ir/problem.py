@@ -348,10 +348,10 @@ def are_alike(problem: Problem) -> bool:
 
 
 def groups_of(problem: Problem) -> tuple[int, ...]:
-    """Per microbatch, the least one that is like it: the same path, the same slice, the same durations on each of its stages.
+    """Per microbatch, the least one that is like it: the same path, the same durations on each of its stages.
 
-    Formulations may fix the order among those, and lose nothing (`schedc.models.blocks`), and searches over orders swap none of
-    them.
+    A slice is like the same slice of a microbatch that has the same durations in all of its slices. Formulations may fix the order
+    among those that are alike, and lose nothing (`schedc.models.blocks`), and searches over orders swap none of them.
     """
     differing = [
         [
@@ -362,8 +362,11 @@ def groups_of(problem: Problem) -> tuple[int, ...]:
         ]
         for path in problem.paths
     ]
+    slices = len(problem.slices) or 1
     first: dict[tuple[int, ...], int] = {}
-    return tuple(
-        first.setdefault((path, problem.slice_of(microbatch), *(values[microbatch] for values in differing[path])), microbatch)
-        for microbatch, path in enumerate(problem.path_of)
-    )
+    found = []
+    for microbatch, path in enumerate(problem.path_of):
+        begin = microbatch - problem.slice_of(microbatch)
+        durations = (value for values in differing[path] for value in values[begin : begin + slices])
+        found.append(first.setdefault((path, microbatch - begin, *durations), microbatch))
+    return tuple(found)

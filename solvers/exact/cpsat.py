@@ -12,6 +12,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from schedc.analysis.gap import check_bound
+from schedc.analysis.simulation.memory import exceeded_limit
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Defect
 from schedc.ir import BoundName, Objective, Problem, Schedule
@@ -122,7 +123,7 @@ def solve_cpsat(
     if name in (SolverStatus.OPTIMAL, SolverStatus.FEASIBLE):
         found = schedule_of_cpsat(variables, problem, solver.value)
         found_ns = simulate(problem, found).objective_ns(problem.objective)
-        if found_ns < best_ns and not verify_schedule(problem, found):
+        if found_ns < best_ns and not verify_schedule(problem, found) and exceeded_limit(problem, found) is None:
             best, best_ns = found, found_ns
     if name == "MODEL_INVALID":
         raise Defect(f"cpsat: the model is invalid: {variables.model.validate()}")

@@ -14,6 +14,7 @@ from math import ceil, isfinite
 from typing import TYPE_CHECKING, Any
 
 from schedc.analysis.gap import check_bound
+from schedc.analysis.simulation.memory import exceeded_limit
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.ir import BoundName, Objective, Problem, Schedule
@@ -165,7 +166,7 @@ def solve_milp(
     if status in (SolverStatus.OPTIMAL, SolverStatus.FEASIBLE):
         values = highs.getSolution().col_value
         found = schedule_of_milp(variables, problem, lambda variable: float(values[variable.index]))
-        if not verify_schedule(problem, found):
+        if not verify_schedule(problem, found) and exceeded_limit(problem, found) is None:
             found_ns = simulate(problem, found).objective_ns(problem.objective)
             if found_ns < best_ns:
                 best, best_ns = found, found_ns

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from schedc.analysis.bounds.clock import Clock, TimeUp, Until
 from schedc.analysis.bounds.heads_and_tails import frames_of
 from schedc.analysis.bounds.idle_gaps_chunks import chunk_idle_gap_bound_of_rank
-from schedc.analysis.bounds.residency import without_recomputed_bytes
+from schedc.analysis.bounds.residency import residency_bound_of_rank, slices_as_microbatches, without_recomputed_bytes
 from schedc.analysis.gap import check_bound
 from schedc.errors import Unsupported
 from schedc.ir import BoundName, Objective, Problem
@@ -150,10 +150,11 @@ def refute(
 
 
 def _ranks(problem: Problem, until: Until) -> tuple[int, ...]:
-    """Those ranks whose memory limit counts, of the ranks for whose bounds there is time."""
-    (frame,) = frames_of(without_recomputed_bytes(problem))
+    """Those ranks whose memory limit counts, of the ranks for whose bounds there is time; of graphs by their stays."""
+    (frame,) = frames_of(slices_as_microbatches(without_recomputed_bytes(problem)))
     bounds_ns = [0] * problem.ranks
     with suppress(TimeUp):
         for rank in range(problem.ranks):
-            bounds_ns[rank] = chunk_idle_gap_bound_of_rank(frame, rank, until)
+            of_rank = residency_bound_of_rank(frame, rank) if problem.edges else chunk_idle_gap_bound_of_rank(frame, rank, until)
+            bounds_ns[rank] = of_rank
     return tuple(sorted(sorted(range(problem.ranks), key=lambda rank: -bounds_ns[rank])[:RANKS]))

@@ -76,7 +76,7 @@ def test_windows_of_the_stage_span() -> None:
     problem = replace(make_problem(2, 2, links={(0, 1): (3, 2), (1, 0): (3, 2)}), objective=Objective.STAGE_SPAN)
     found = windows(problem, 85)
     assert found.origin == {0: 0, 1: None}
-    assert [(first, move and move.consumer) for first, move in found.firsts[1]] == [
+    assert [(first, move and move.consumers[0]) for first, move in found.firsts[1]] == [
         (Op(Kind.F, 1, 0), Op(Kind.F, 1, n)) for n in (0, 1)
     ]
     assert found.latest[Op(Kind.W, 0, 1)] == 75
