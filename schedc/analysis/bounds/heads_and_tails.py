@@ -1,6 +1,8 @@
 """Heads and tails along the paths of a problem: what every lower bound is made of.
 
-Microbatches that take the same path with the same durations form a class. A *frame* is the span of time that a bound
+Microbatches that take the same path with the same durations form a class. The *positions* of its path are its stages; where
+microbatches are in slices, the stages of each slice, one slice after the other: what a slice leaves for the next one on a stage,
+its state, and what comes back for that, is as an edge between two positions of one rank. A *frame* is the span of time that a bound
 speaks about: from time 0 to the end of everything (makespan), or from a rank's first start to its last end (stage span; that
 rank is the frame's *observer*). In a frame, each position of a class's path has a head, the least time from the frame's start
 to the start of the block, and a tail, the least time from its end to the frame's end.
@@ -19,25 +21,58 @@ from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate
+from typing import NamedTuple
 
-from schedc.ir import BLOCKS, Objective, Problem, Resource
+from schedc.ir import BLOCKS, Objective, Problem, Resource, groups_of
 
 FREE = Fraction(0)
 
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """The transfer between two neighbours on a path; None for a resource: both are on one rank and it takes no time."""
+    """The transfer between two positions of a path; None for a resource: both are on one rank and it takes no time."""
 
     occupancy_ns: int = 0
     latency_ns: int = 0
     resource: Resource | None = None
+    queued_ns: int = 0
+    """Of a graph: what the same op sends over the resource before it."""
 
     @property
     def total_ns(self) -> int:
         """Least time from ready to arrival."""
-        return self.occupancy_ns + self.latency_ns
+        return self.queued_ns + self.occupancy_ns + self.latency_ns
+
+
+class PathMessage(NamedTuple):
+    """A transfer of each microbatch of a path, by positions."""
+
+    forward: bool
+    """Whether F sends it; else the backward does."""
+    sender: int
+    receivers: list[int]
+    """One; of a graph, all on its rank that take this value."""
+    hop: Hop
+
+
+@dataclass(frozen=True, slots=True)
+class Trip:
+    """What the positions of a path give each other; each is behind those that it takes from."""
+
+    stages: tuple[int, ...]
+    """Per position."""
+    slices: tuple[int, ...]
+    """Per position; 0 where microbatches are whole."""
+    takes: tuple[list[tuple[int, Hop]], ...]
+    """Per position, those whose F its F needs."""
+    returns: tuple[list[tuple[int, Hop, Hop]], ...]
+    """Per position, those whose backward its backward needs, with the hop there, and the one back."""
+    messages: tuple[PathMessage, ...]
+    forward: tuple[Hop, ...]
+    """Per edge, of the first slice; of a chain, per position, from it to the next one."""
+    backward: tuple[Hop, ...]
+    """Of a chain, per position, to it from the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +116,8 @@ class MicrobatchClass:
     forward: tuple[Hop, ...]
     """Per position, from it to the next one."""
     backward: tuple[Hop, ...]
-    """Per position, to it from the next one."""
+    """Per position, to it from the next one. This, and the next two, are of chains of whole microbatches alone."""
+    trip: Trip
 
     @cached_property
     def forward_end_ns(self) -> tuple[int, ...]:
@@ -96,13 +132,29 @@ class MicrobatchClass:
         from_last = accumulate(reversed(tuple(behind)), initial=self.forward_end_ns[-1])
         return tuple(from_last)[::-1]
 
+    @cached_property
+    def round_trip_ns(self) -> list[int]:
+        """Per position, the least time from the start of F to the start of its backward: there and back the same way.
+
+        Of a graph, along edges with gradients.
+        """
+        found = [0] * len(self.costs)
+        for at in reversed(range(len(self.costs))):
+            away_ns = 0
+            for other, there, back in self.trip.returns[at]:
+                least_ns = there.total_ns + found[other] + self.costs[other].gradient_ns + back.total_ns
+                away_ns = max(away_ns, least_ns)
+            found[at] = self.costs[at].forward_ns + away_ns
+        return found
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadsAndTails:
-    """The heads and tails of one class of microbatches in one frame, per position of its path from `begin` on (0 before)."""
+    """The heads and tails of one class of microbatches in one frame, per position of its path; below 0 where it is outside."""
 
     microbatches: MicrobatchClass
-    begin: int
+    within: tuple[int, ...]
+    """The positions of which both F and the backward are inside."""
     counted: tuple[bool, ...]
     """Whether the W of the position lies inside the frame."""
     after_weight_ns: tuple[int, ...]
@@ -116,9 +168,14 @@ class HeadsAndTails:
     sent_tail_ns: list[int]
     """After the block that sends the gradient, B or BW."""
 
-    def positions(self) -> range:
+    @property
+    def begin(self) -> int:
+        """The first position inside the frame; of a chain, all from it on are."""
+        return self.within[0]
+
+    def positions(self) -> tuple[int, ...]:
         """The positions inside the frame."""
-        return range(self.begin, len(self.microbatches.path))
+        return self.within
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,11 +233,14 @@ class Frame:
 
 def microbatch_classes(problem: Problem) -> tuple[MicrobatchClass, ...]:
     """The microbatches of a problem in classes that bounds need not tell apart."""
-    links = {(link.source, link.destination): link for link in problem.links}
+    slices = len(problem.slices) or 1
     uniform = [
         all(len(problem.stages[stage].durations_ns(kind)) == 1 for stage in path for kind in BLOCKS) for path in problem.paths
     ]
-    classes = Counter((path, -1 if uniform[path] else microbatch) for microbatch, path in enumerate(problem.path_of))
+    groups = groups_of(problem) if problem.slices else range(problem.microbatches)
+    of = problem.path_of
+    classes = Counter((of[first], -1 if uniform[of[first]] else groups[first]) for first in range(0, problem.microbatches, slices))
+    trips = {path: _trip_of(problem, path) for path in dict.fromkeys(path for path, _ in classes)}
 
     def costs(stage: int, microbatch: int) -> LeastTimes:
         forward, gradient, weight, fused = (problem.duration_ns(kind, stage, microbatch) for kind in BLOCKS)
@@ -188,27 +248,67 @@ def microbatch_classes(problem: Problem) -> tuple[MicrobatchClass, ...]:
             return LeastTimes(forward, fused, fused, None, fused)
         return LeastTimes(forward, min(gradient, fused), min(gradient + weight, fused), (gradient, weight), fused)
 
-    def hop(source: int, destination: int, message_bytes: int) -> Hop:
-        pair = (problem.stages[source].rank, problem.stages[destination].rank)
-        if pair[0] == pair[1]:
-            return Hop()
-        return Hop(links[pair].occupancy_ns(message_bytes), links[pair].latency_ns, Resource.of_link(links[pair]))
-
     made = []
     for (index, alone), count in classes.items():
-        path = problem.paths[index]
-        microbatch = problem.path_of.index(index) if alone < 0 else alone
+        first, trip = of.index(index) if alone < 0 else alone, trips[index]
         made.append(
             MicrobatchClass(
                 count=count,
-                microbatch=microbatch,
-                path=path,
-                costs=tuple(costs(stage, microbatch) for stage in path),
-                forward=tuple(hop(a, b, problem.stages[a].message_bytes) for a, b in pairwise(path)),
-                backward=tuple(hop(b, a, problem.stages[a].gradient_message_bytes) for a, b in pairwise(path)),
+                microbatch=first // slices,
+                path=trip.stages,
+                costs=tuple(costs(stage, first + part) for stage, part in zip(trip.stages, trip.slices, strict=True)),
+                forward=trip.forward,
+                backward=trip.backward,
+                trip=trip,
             )
         )
     return tuple(made)
+
+
+def _trip_of(problem: Problem, number: int) -> Trip:
+    links = {(link.source, link.destination): link for link in problem.links}
+    path, edges, slices = problem.paths[number], problem.edges_of(number), len(problem.slices) or 1
+    place, size = {stage: at for at, stage in enumerate(path)}, len(path)
+    takes: tuple[list[tuple[int, Hop]], ...] = tuple([] for _ in range(slices * size))
+    returns: tuple[list[tuple[int, Hop, Hop]], ...] = tuple([] for _ in takes)
+    messages: list[PathMessage] = []
+    one_way: tuple[list[Hop], list[Hop]] = ([], [])
+    queued_ns: Counter[tuple[bool, int, Resource]] = Counter()
+    values: dict[tuple[int, int, int], PathMessage] = {}
+
+    def hop(forward: bool, sender: int, receiver: int, size_bytes: int, value: int, part: int) -> Hop:
+        pair = (problem.stages[path[sender % size]].rank, problem.stages[path[receiver % size]].rank)
+        if pair[0] == pair[1]:
+            return Hop()
+        known = values.get((sender, value, pair[1])) if forward else None
+        if known is not None:
+            known.receivers.append(receiver)
+            return known.hop
+        resource = Resource.of_link(links[pair])
+        occupancy_ns = links[pair].occupancy_ns(problem.share_bytes(size_bytes, part))
+        made = Hop(occupancy_ns, links[pair].latency_ns, resource, queued_ns[forward, sender, resource])
+        queued_ns[forward, sender, resource] += occupancy_ns
+        messages.append(PathMessage(forward, sender, [receiver], made))
+        if forward:
+            values[sender, value, pair[1]] = messages[-1]
+        return made
+
+    for part in range(slices):
+        begin = part * size
+        for at in range(begin, begin + size if part else begin):
+            takes[at].append((at - size, Hop()))
+            returns[at - size].append((at, Hop(), Hop()))
+        for edge in edges:
+            a, b = begin + place[edge.source], begin + place[edge.destination]
+            there = hop(True, a, b, edge.message_bytes, edge.value, part)
+            takes[b].append((a, there))
+            one_way[0].append(there)
+            if edge.gradient_message_bytes is not None:
+                back = hop(False, b, a, edge.gradient_message_bytes, 0, part)
+                returns[a].append((b, there, back))
+                one_way[1].append(back)
+    of_slice = tuple(part for part in range(slices) for _ in path)
+    return Trip(path * slices, of_slice, takes, returns, tuple(messages), tuple(one_way[0]), tuple(one_way[1]))
 
 
 def frames_of(problem: Problem) -> tuple[Frame, ...]:
@@ -225,34 +325,46 @@ def frames_of(problem: Problem) -> tuple[Frame, ...]:
 
 
 def _heads_and_tails(problem: Problem, microbatches: MicrobatchClass, observer: int | None) -> HeadsAndTails:
-    path, costs = microbatches.path, microbatches.costs
+    """By longest paths: heads of F along the path and of backwards against it; tails of backwards, then of F, the other way.
+
+    In an observer's frame is what follows one of its F, and precedes one of its backwards: paths that begin and end there.
+    """
+    path, costs, trip = microbatches.path, microbatches.costs, microbatches.trip
     size = len(path)
-    ranks = [problem.stages[stage].rank for stage in path]
-    begin = 0 if observer is None else ranks.index(observer)
+    counted = tuple([observer is None or problem.stages[stage].rank == observer for stage in path])
     parallel = problem.data_parallel if observer is None else None
     gather_ns = tuple(parallel.all_gather_ns[stage] if parallel and parallel.all_gather_ns else 0 for stage in path)
     after_weight_ns = tuple(parallel.reduce_scatter_ns[stage] if parallel else 0 for stage in path)
-    counted = tuple(observer is None or rank == observer for rank in ranks)
 
-    forward_head, forward_tail, gradient_head, gradient_tail, sent_tail = ([0] * size for _ in range(5))
-    for at in range(begin, size):
-        arrival = forward_head[at - 1] + costs[at - 1].forward_ns + microbatches.forward[at - 1].total_ns if at > begin else 0
-        forward_head[at] = max(gather_ns[at], arrival)
-    for at in reversed(range(begin, size)):
-        arrival = gradient_head[at + 1] + costs[at + 1].gradient_ns + microbatches.backward[at].total_ns if at < size - 1 else 0
-        gradient_head[at] = max(forward_head[at] + costs[at].forward_ns, arrival)
-    for at in range(begin, size):
-        sent = microbatches.backward[at - 1].total_ns + costs[at - 1].gradient_ns + gradient_tail[at - 1] if at > begin else 0
-        gradient_tail[at] = _tail_of_gradient(costs[at], sent, after_weight_ns[at] if counted[at] else None)
-        sent_tail[at] = max(sent, after_weight_ns[at]) if counted[at] else sent
-    for at in reversed(range(begin, size)):
-        if at == size - 1:
-            forward_tail[at] = costs[at].gradient_ns + gradient_tail[at]
-        else:
-            forward_tail[at] = microbatches.forward[at].total_ns + costs[at + 1].forward_ns + forward_tail[at + 1]
+    forward_head = [gather if counts else -1 for gather, counts in zip(gather_ns, counted, strict=True)]
+    sent = [0 if counts else -1 for counts in counted]
+    gradient_head, gradient_tail, sent_tail, forward_tail = ([-1] * size for _ in range(4))
+    for at, before in enumerate(trip.takes):
+        for other, hop in before:
+            if forward_head[other] >= 0:
+                forward_head[at] = max(forward_head[at], forward_head[other] + costs[other].forward_ns + hop.total_ns)
+    for at in reversed(range(size)):
+        head = forward_head[at] + costs[at].forward_ns if forward_head[at] >= 0 else -1
+        for other, _, hop in trip.returns[at]:
+            if gradient_head[other] >= 0:
+                head = max(head, gradient_head[other] + costs[other].gradient_ns + hop.total_ns)
+        gradient_head[at] = head
+    for at in range(size):
+        if sent[at] < 0:
+            continue
+        gradient_tail[at] = _tail_of_gradient(costs[at], sent[at], after_weight_ns[at] if counted[at] else None)
+        sent_tail[at] = max(sent[at], after_weight_ns[at]) if counted[at] else sent[at]
+        for other, _, hop in trip.returns[at]:
+            sent[other] = max(sent[other], hop.total_ns + costs[at].gradient_ns + gradient_tail[at])
+    for at in reversed(range(size)):
+        if gradient_tail[at] >= 0:
+            forward_tail[at] = max(forward_tail[at], costs[at].gradient_ns + gradient_tail[at])
+        if forward_tail[at] >= 0:
+            for other, hop in trip.takes[at]:
+                forward_tail[other] = max(forward_tail[other], hop.total_ns + costs[at].forward_ns + forward_tail[at])
     return HeadsAndTails(
         microbatches=microbatches,
-        begin=begin,
+        within=tuple([at for at in range(size) if forward_head[at] >= 0 and gradient_tail[at] >= 0]),
         counted=counted,
         after_weight_ns=after_weight_ns,
         gather_ns=gather_ns,

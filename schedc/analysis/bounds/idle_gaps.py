@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def idle_gap_bound_of_rank(frame: Frame, rank: int) -> int:
-    """The least span of the frame, by the idle time of one rank; 0 unless the rank has one stage and there is one path.
+    """The least span of the frame, by the idle time of one rank; 0 unless the rank has one stage and there is one path, a chain.
 
     Proof. Let gap j reach from the j-th end of a forward on the rank to the j-th start of a backward, whichever microbatches
     these are. Each microbatch's backward starts at least `away` after its forward ended, so the gap is at least so long. Let x

@@ -19,7 +19,7 @@ from schedc.analysis.bounds.idle_gaps import idle_gap_bound_of_rank
 from schedc.analysis.bounds.idle_gaps_chunks import chunk_idle_gap_bound, chunk_idle_gap_bound_of_rank
 from schedc.analysis.bounds.one_machine import Backward, Task, mixture_bound
 from schedc.analysis.bounds.period import period_bounds
-from schedc.analysis.bounds.residency import residency_bound_of_rank, without_recomputed_bytes
+from schedc.analysis.bounds.residency import residency_bound_of_rank, slices_as_microbatches, without_recomputed_bytes
 from schedc.analysis.bounds.warm_up import wave_tasks
 from schedc.ir import BoundName, Objective, Problem, Resource
 
@@ -54,8 +54,8 @@ def bounds_in_time(problem: Problem, until: Until) -> tuple[Bound, ...]:
     """`lower_bounds` as far as the time allows: all but warm-up and idle gaps, and these of as many machines as are looked at."""
     if problem.updates is not None and problem.updates.is_period:
         return tuple(Bound(name=name, value_ns=value_ns, detail=detail) for name, value_ns, detail in period_bounds(problem))
-    frames = frames_of(without_recomputed_bytes(problem))
-    return (*_simple(frames), _warm_up(frames, until), _idle_gaps(frames, until))
+    frames, along = _frames(problem)
+    return (*_simple(frames), _warm_up(along, until), _idle_gaps(along, until))
 
 
 def cheap_bound_ns(problem: Problem, until: Until = never) -> int:
@@ -65,8 +65,8 @@ def cheap_bound_ns(problem: Problem, until: Until = never) -> int:
     """
     if problem.updates is not None and problem.updates.is_period:
         return max(value_ns for _, value_ns, _ in period_bounds(problem))
-    frames = frames_of(without_recomputed_bytes(problem))
-    return max(bound.value_ns for bound in (*_simple(frames), _warm_up(frames, until)))
+    frames, along = _frames(problem)
+    return max(bound.value_ns for bound in (*_simple(frames), _warm_up(along, until)))
 
 
 def simple_bound(problem: Problem) -> Bound:
@@ -77,6 +77,13 @@ def simple_bound(problem: Problem) -> Bound:
 def best_bound(problem: Problem) -> Bound:
     """The largest of `lower_bounds`; of equal ones, the first."""
     return max(lower_bounds(problem), key=lambda bound: bound.value_ns)
+
+
+def _frames(problem: Problem) -> tuple[Sequence[Frame], Sequence[Frame]]:
+    """The frames; and those for what walks along a chain, in which slices are microbatches: none of a graph."""
+    problem = without_recomputed_bytes(problem)
+    frames = frames_of(problem)
+    return frames, () if problem.edges else frames_of(slices_as_microbatches(problem)) if problem.slices else frames
 
 
 def _simple(frames: Sequence[Frame]) -> tuple[Bound, ...]:
@@ -122,7 +129,7 @@ def _idle_gaps(frames: Sequence[Frame], until: Until) -> Bound:
     """Per rank, or busy link, its work and the idle time that memory forces on it while microbatches are away.
 
     In the frame of an observer it is the only rank: no bound of another one holds there. Links count where ranks hold several
-    chunks: the busiest ones and trunks, each under the memory limit of each rank.
+    chunks: the busiest ones and trunks, each under the memory limit of each rank. 0 for graphs.
 
     Proof: at `idle_gap_bound_of_rank` and in `idle_gaps_chunks`.
     """
@@ -144,7 +151,7 @@ def _idle_gaps(frames: Sequence[Frame], until: Until) -> Bound:
                 for rank in range(problem.ranks) if work_ns else ():
                     yield chunk_idle_gap_bound(frame, resource, rank, until), resource.text
 
-    return _largest(BoundName.IDLE_GAPS, candidates(), otherwise="several paths")
+    return _largest(BoundName.IDLE_GAPS, candidates(), otherwise="several paths" if frames else "a graph of stages")
 
 
 def _path(frames: Sequence[Frame]) -> Bound:
@@ -165,9 +172,13 @@ def _path(frames: Sequence[Frame]) -> Bound:
 def _warm_up(frames: Sequence[Frame], until: Until) -> Bound:
     """The work and link bounds, with heads and tails that know how many microbatches memory, stages and links let through before.
 
+    0 for graphs.
+
     Proof: `warm_up`. A rank whose limit holds c activations idles in the warm-up once c forwards are done, until a gradient
     has come back; and likewise for each wave of c microbatches, and in the cool-down.
     """
+    if not frames:
+        return Bound(name=BoundName.WARM_UP, value_ns=0, detail="a graph of stages")
     problem = frames[0].problem
     if len(frames) * sum(len(problem.paths[path]) for path in problem.path_of) > WAVE_BLOCKS:
         frames = [max(frames, key=lambda frame: _work([frame]).value_ns)]
@@ -224,17 +235,19 @@ def _rank_tasks(frame: Frame) -> Iterator[tuple[Resource, Task | Backward]]:
 
 def _link_tasks(frame: Frame) -> Iterator[tuple[Resource, Task]]:
     for each in frame.classes:
-        microbatches, costs = each.microbatches, each.microbatches.costs
-        for at in each.positions()[:-1]:
-            forward_hop, gradient_hop = microbatches.forward[at], microbatches.backward[at]
-            if forward_hop.resource is not None:
-                head_ns = each.forward_head_ns[at] + costs[at].forward_ns
-                tail_ns = forward_hop.latency_ns + costs[at + 1].forward_ns + each.forward_tail_ns[at + 1]
-                yield forward_hop.resource, Task(head_ns, microbatches.count * forward_hop.occupancy_ns, tail_ns)
-            if gradient_hop.resource is not None:
-                head_ns = each.gradient_head_ns[at + 1] + costs[at + 1].gradient_ns
-                tail_ns = gradient_hop.latency_ns + costs[at].gradient_ns + each.gradient_tail_ns[at]
-                yield gradient_hop.resource, Task(head_ns, microbatches.count * gradient_hop.occupancy_ns, tail_ns)
+        costs, count = each.microbatches.costs, each.microbatches.count
+        for forward, sender, receivers, hop in each.microbatches.trip.messages:
+            heads_ns, tails_ns = each.gradient_head_ns, each.gradient_tail_ns
+            if forward:
+                heads_ns, tails_ns = each.forward_head_ns, each.forward_tail_ns
+            tail_ns = -1
+            for at in receivers:
+                if tails_ns[at] >= 0:
+                    taken_ns = costs[at].forward_ns if forward else costs[at].gradient_ns
+                    tail_ns = max(tail_ns, hop.latency_ns + taken_ns + tails_ns[at])
+            if heads_ns[sender] >= 0 and tail_ns >= 0 and hop.resource is not None:
+                sent_ns = costs[sender].forward_ns if forward else costs[sender].gradient_ns
+                yield hop.resource, Task(heads_ns[sender] + sent_ns + hop.queued_ns, count * hop.occupancy_ns, tail_ns)
 
 
 def _collective_tasks(frame: Frame) -> Iterator[tuple[Resource, Task]]:

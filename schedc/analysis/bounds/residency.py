@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from schedc.ir import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from schedc.analysis.bounds.heads_and_tails import Frame, HeadsAndTails
 
@@ -24,6 +24,10 @@ class _Stay(NamedTuple):
 
     microbatches: int
     stage: int
+    whole_bytes: int
+    """What F takes."""
+    kept_bytes: int
+    """What is left of it between B and W."""
     head_ns: int
     until_gradient_ns: int
     """From the start of F to the end of the backward's gradient part."""
@@ -39,9 +43,16 @@ def minimum_limit_bytes(problem: Problem) -> tuple[int, ...]:
     """Per rank, a memory limit that is necessary: below it no schedule exists.
 
     Proof: when a stage starts a microbatch's backward, it and every stage of the path before it have run their F and none of them
-    has ended its backward, so their rank holds what all of these took, and what the backward takes when it starts.
+    has ended its backward, so their rank holds what all of these took, and what the backward takes when it starts. Of a graph, that
+    holds for the stages from which edges with gradients lead to it; of slices, for this and all before it. The gradients of their
+    states on the stage itself have been taken by the last slice, which is behind or is this one.
     """
     least = [0] * problem.ranks
+    if problem.edges or problem.slices:
+        for index in set(problem.path_of):
+            for rank, held_bytes in _held_at_backwards(problem, index):
+                least[rank] = max(least[rank], held_bytes)
+        return tuple(least)
     for index in set(problem.path_of):
         held = [0] * problem.ranks
         for stage in problem.paths[index]:
@@ -49,6 +60,23 @@ def minimum_limit_bytes(problem: Problem) -> tuple[int, ...]:
             held[costs.rank] += costs.activation_bytes
             least[costs.rank] = max(least[costs.rank], held[costs.rank] + costs.recomputed_bytes)
     return tuple(least)
+
+
+def _held_at_backwards(problem: Problem, path: int) -> Iterator[tuple[int, int]]:
+    """Per stage of the path and slice: its rank, and what that holds at least when the backward starts."""
+    parts = range(len(problem.slices) or 1)
+    place, before = {stage: at for at, stage in enumerate(problem.paths[path])}, dict[int, set[int]]()
+    for edge in sorted(problem.edges_of(path), key=lambda edge: place[edge.source]):
+        behind = before.setdefault(edge.destination, set())
+        if edge.has_gradient:
+            behind |= {edge.source} | before.get(edge.source, set())
+    for stage in problem.paths[path]:
+        costs, held = problem.stages[stage], 0
+        mine = [problem.stages[each] for each in {stage} | before.get(stage, set())]
+        for part in parts:
+            held += sum(problem.share_bytes(each.activation_bytes, part) for each in mine if each.rank == costs.rank)
+            held += 0 if problem.is_last_slice(part) else problem.share_bytes(costs.state_gradient_bytes, part)
+            yield costs.rank, held + problem.share_bytes(costs.recomputed_bytes, part)
 
 
 def rank_without_room(problem: Problem) -> tuple[int, int, int] | None:
@@ -62,7 +90,8 @@ def rank_without_room(problem: Problem) -> tuple[int, int, int] | None:
 def without_recomputed_bytes(problem: Problem) -> Problem:
     """The problem in which a stage that recomputes holds its input until its backward ends, and nothing after it.
 
-    A rank all of whose stages recompute has less memory, by what the least of its recomputations takes.
+    A rank all of whose stages recompute has less memory, by what the least of its recomputations takes. Values that wait, and
+    gradients of states, count in no bound.
 
     Proof: a schedule of the problem, with all its times, is one of this. What a rank holds there at a time is no more than here: of
     a stage that recomputes the input alone, of others the same. Let all stages of the rank recompute, and look at any time. If no
@@ -78,9 +107,34 @@ def without_recomputed_bytes(problem: Problem) -> Problem:
     )
     limits = list(problem.memory_limit_bytes)
     for rank, limit_bytes in enumerate(limits):
-        least = min((stage.recomputed_bytes for stage in problem.stages if stage.rank == rank), default=0)
+        mine, parts = (stage for stage in problem.stages if stage.rank == rank), range(len(problem.slices) or 1)
+        least = min((problem.share_bytes(stage.recomputed_bytes, part) for stage in mine for part in parts), default=0)
         limits[rank] = None if limit_bytes is None else max(0, limit_bytes - least)
     return replace(problem, stages=stages, memory_limit_bytes=tuple(limits))
+
+
+def slices_as_microbatches(problem: Problem) -> Problem:
+    """The problem in which each slice is a microbatch, and has the sizes of the smallest one; itself where there are none.
+
+    For bounds that walk along a chain of whole microbatches. Proof: the times of a schedule here keep all needs there, which are
+    fewer; transfers take no longer there, and no rank holds more.
+    """
+    if not problem.slices:
+        return problem
+    least = problem.slices.index(min(problem.slices))
+    stages = tuple(
+        replace(
+            stage,
+            activation_bytes=problem.share_bytes(stage.activation_bytes, least),
+            activation_after_input_bytes=problem.share_bytes(stage.activation_after_input_bytes, least),
+            recomputed_bytes=problem.share_bytes(stage.recomputed_bytes, least),
+            message_bytes=problem.share_bytes(stage.message_bytes, least),
+            gradient_message_bytes=problem.share_bytes(stage.gradient_message_bytes, least),
+            state_gradient_bytes=0,
+        )
+        for stage in problem.stages
+    )
+    return replace(problem, slices=(), stages=stages)
 
 
 def residency_bound_of_rank(frame: Frame, rank: int) -> int:
@@ -109,11 +163,11 @@ def residency_bound_of_rank(frame: Frame, rank: int) -> int:
         best_ns = max(best_ns, head_ns + -(-byte_ns // limit) + min(stay.after_release_ns for stay in some))
 
         after_ns = min(stay.after_gradient_ns for stay in some)
-        byte_ns = sum(stay.microbatches * stay.until_gradient_ns * problem.stages[stay.stage].activation_bytes for stay in some)
+        byte_ns = sum(stay.microbatches * stay.until_gradient_ns * stay.whole_bytes for stay in some)
         best_ns = max(best_ns, head_ns + -(-byte_ns // limit) + after_ns)
 
-        activation = min(problem.stages[stay.stage].activation_bytes for stay in some)
-        remainder = min(problem.stages[stay.stage].activation_after_input_bytes for stay in some)
+        activation = min(stay.whole_bytes for stay in some)
+        remainder = min(stay.kept_bytes for stay in some)
         if activation:
             lengths = [(stay.until_gradient_ns, stay.microbatches) for stay in some]
             best_ns = max(best_ns, head_ns + load_of_slots(lengths, max(1, limit // activation)) + after_ns)
@@ -136,32 +190,30 @@ def load_of_slots(lengths: Sequence[tuple[int, int]], slots: int) -> int:
 
 
 def _stays(problem: Problem, frame: HeadsAndTails, rank: int) -> list[_Stay]:
-    microbatches = frame.microbatches
+    microbatches, trip = frame.microbatches, frame.microbatches.trip
     found = []
-    round_trip_ns = 0  # from the start of F to the start of the backward
     for at in reversed(frame.positions()):
-        costs, stage = microbatches.costs[at], problem.stages[microbatches.path[at]]
-        if at < len(microbatches.path) - 1:
-            round_trip_ns += (
-                microbatches.forward[at].total_ns + microbatches.costs[at + 1].gradient_ns + microbatches.backward[at].total_ns
-            )
-        round_trip_ns += costs.forward_ns
+        stage = problem.stages[trip.stages[at]]
         if stage.rank != rank:
             continue
+        costs, round_trip_ns = microbatches.costs[at], microbatches.round_trip_ns[at]
+        whole_bytes = problem.share_bytes(stage.activation_bytes, trip.slices[at])
+        kept_bytes = problem.share_bytes(stage.activation_after_input_bytes, trip.slices[at])
         until_gradient_ns = round_trip_ns + costs.gradient_ns
-        byte_ns = stage.activation_bytes * until_gradient_ns
+        byte_ns = whole_bytes * until_gradient_ns
         until_release_ns, after_release_ns = until_gradient_ns, frame.gradient_tail_ns[at]
         if frame.counted[at]:
-            byte_ns = stage.activation_bytes * (round_trip_ns + costs.fused_ns)
+            byte_ns = whole_bytes * (round_trip_ns + costs.fused_ns)
             if costs.split_ns is not None:
                 input_ns, weight_ns = costs.split_ns
-                split = stage.activation_bytes * (round_trip_ns + input_ns) + stage.activation_after_input_bytes * weight_ns
-                byte_ns = min(byte_ns, split)
+                byte_ns = min(byte_ns, whole_bytes * (round_trip_ns + input_ns) + kept_bytes * weight_ns)
             until_release_ns, after_release_ns = round_trip_ns + costs.backward_ns, frame.after_weight_ns[at]
         found.append(
             _Stay(
                 microbatches=microbatches.count,
-                stage=microbatches.path[at],
+                stage=trip.stages[at],
+                whole_bytes=whole_bytes,
+                kept_bytes=kept_bytes,
                 head_ns=frame.forward_head_ns[at],
                 until_gradient_ns=until_gradient_ns,
                 after_gradient_ns=frame.gradient_tail_ns[at],

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from schedc.analysis.bounds.layouts.one_stage import one_stage_bound
-from schedc.analysis.bounds.layouts.shared_ranks import shared_ranks_bound
+from schedc.analysis.bounds.layouts.shared_ranks import graph_bound, shared_ranks_bound
 from schedc.analysis.bounds.lower_bounds import Bound
 from schedc.errors import Infeasible
-from schedc.ir import BoundName, Device, Objective, OpenLayout, Workload
+from schedc.ir import BoundName, Device, Objective, OpenLayout, Workload, share_bytes
 
 MOST_EXACT = 2**53
 
@@ -22,7 +22,7 @@ def layout_bound(workload: Workload, open_layout: OpenLayout) -> Bound:
     Proofs: `one_stage_bound`, where every rank has one stage; `shared_ranks_bound`. Both count compute and the pipeline's messages.
     All-gathers, the least of which ends before any forward begins, and reduce-scatters, the least of which begins after its stage's
     last backward, come on top for the makespan: some gather precedes all that is counted, and some scatter follows whatever
-    compute is the last.
+    compute is the last. Of layers that are a graph only their work counts (`graph_bound`).
 
     Args:
         workload: a workload that `schedc.verify.workload` accepts.
@@ -41,6 +41,11 @@ def layout_bound(workload: Workload, open_layout: OpenLayout) -> Bound:
         around_ns = min(parallel.reduce_scatter_ns) + min(parallel.all_gather_ns, default=0)
     if _everything_ns(workload) >= MOST_EXACT:
         return Bound(name=BoundName.LAYOUTS, value_ns=around_ns, detail="too long for exact arithmetic")
+    if workload.edges:
+        value_ns = around_ns + graph_bound(workload, open_layout)
+        return Bound(name=BoundName.LAYOUTS, value_ns=value_ns, detail="work of all ranks together")
+    if workload.slices:
+        workload = _slices_as_microbatches(workload)
     shared_ns = shared_ranks_bound(workload, open_layout)
     stages = min(open_layout.stages or open_layout.chunks * workload.ranks, len(workload.layers))
     one_ns = one_stage_bound(workload, open_layout) if stages <= workload.ranks else 0
@@ -66,6 +71,26 @@ def _without_in_flight(workload: Workload) -> Workload:
     microbatches is one of bytes that recomputation changes, so it does not count.
     """
     return replace(workload, devices=tuple(replace(device, in_flight=None) for device in workload.devices))
+
+
+def _slices_as_microbatches(workload: Workload) -> Workload:
+    """A workload in which each slice is a microbatch, and has the sizes of the smallest one.
+
+    Its bounds hold: needs are fewer there, messages no longer, and no rank holds more. Limits in microbatches do not count.
+    """
+    lengths, least = workload.slices, workload.slices.index(min(workload.slices))
+    layers = tuple(
+        replace(
+            layer,
+            activation_bytes=share_bytes(layer.activation_bytes, lengths, least),
+            activation_after_input_bytes=share_bytes(layer.activation_after_input_bytes, lengths, least),
+            message_bytes=share_bytes(layer.message_bytes, lengths, least),
+            gradient_message_bytes=share_bytes(layer.gradient_message_bytes, lengths, least),
+            state_gradient_bytes=0,
+        )
+        for layer in workload.layers
+    )
+    return replace(_without_in_flight(workload), slices=(), layers=layers)
 
 
 def _everything_ns(workload: Workload) -> float:
