@@ -11,9 +11,11 @@ from inputs.graphs import graph_problem, random_order
 from inputs.tiny_problems import random_parts
 from oracles.brute_force import best_schedule, peaks, timing
 
+from schedc.ir.graph import Edge
+from schedc.ir.network import Link
 from schedc.ir.ops import WHOLE, Kind, Op, sent_to
 from schedc.ir.plan import BoundName, Certificate, Channel, Collective, MadeBy, Plan, RankPlan
-from schedc.ir.problem import Objective
+from schedc.ir.problem import Objective, Problem, Stage
 from schedc.lower.plan import channel_role
 from schedc.verify.plan.channels import Need, needs_of
 from schedc.verify.plan.checks import verify_plan
@@ -23,7 +25,8 @@ from schedc.verify.problem import verify_problem
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
-    from schedc.ir.problem import Problem
+    from collections.abc import Callable
+
     from schedc.ir.schedule import Schedule
 
 
@@ -209,3 +212,94 @@ def test_the_optimum_by_brute_force_is_reached_and_not_beaten() -> None:
                 assert beside.certificate.objective_ns >= best_ns
                 reached += beside.certificate.objective_ns == best_ns
     assert reached > 20
+
+
+def edited(plan: Plan, rank: int, peer: int, change: Callable[[list[Op]], list[Op]], *, both: bool = True) -> Plan:
+    """The plan with another list of transfers from the one rank to the other, at both ends or at the receiver's alone."""
+    ranks = []
+    for each in plan.ranks:
+        channels = []
+        for channel in each.channels:
+            if (each.rank, channel.peer, channel.receives) in ((rank, peer, False), (peer, rank, True)) and (
+                both or channel.receives
+            ):
+                transfers = tuple(change(list(channel.transfers)))
+                posts = (channel.post_before * 2 + (0,))[: len(transfers)] if channel.receives else ()
+                channel = replace(channel, transfers=transfers, post_before=posts)
+            channels.append(channel)
+        ranks.append(replace(each, channels=tuple(channels)))
+    return replace(plan, ranks=tuple(ranks))
+
+
+def fork() -> Plan:
+    """Stage 0 on rank 0 gives stages 1 and 2 on rank 1 one value, and stage 3 there another; stage 4 there takes of them all."""
+    stage = Stage(rank=1, forward_ns=(3,), backward_input_ns=(2,), backward_weight_ns=(2,), backward_ns=(4,), activation_bytes=5)
+    edges = [(0, 1, 0), (0, 3, 1), (0, 2, 0), (1, 4, 0), (2, 4, 0), (3, 4, 0)]
+    problem = Problem(
+        name="fork",
+        ranks=2,
+        microbatches=2,
+        stages=(replace(stage, rank=0), stage, stage, stage, stage),
+        paths=((0, 1, 2, 3, 4),),
+        path_of=(0, 0),
+        edges=tuple(Edge(source=a, destination=b, message_bytes=7, gradient_message_bytes=9, value=value) for a, b, value in edges),
+        links=(Link(source=0, destination=1, transfer_ns=2), Link(source=1, destination=0, transfer_ns=2)),
+        memory_limit_bytes=(None, None),
+    )
+    schedule = random_order(Random(3), problem)
+    assert schedule is not None
+    return lowered(problem, schedule)
+
+
+FIRST, OTHER = sent_to(Op(Kind.F, 0, 0), 1), sent_to(Op(Kind.F, 0, 0), 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "rule", "says"),
+    [
+        (lambda ops: ops[1:], "transfers", "no channel sends F0.0>1, which rank 1 needs from rank 0"),
+        (lambda ops: [*ops, ops[0]], "transfers", "F0.0>1 is a duplicate"),
+        (lambda ops: [sent_to(Op(Kind.F, 0, 0), 2), *ops[1:]], "transfers", "F0.0>2 is needed by no other rank"),
+        (lambda ops: [sent_to(Op(Kind.F, 0, 0), 4), *ops[1:]], "transfers", "F0.0>4 is needed by no other rank"),
+        (lambda ops: [Op(Kind.F, 0, 0), *ops[1:]], "transfers", "F0.0 is needed by no other rank"),
+        (lambda ops: [ops[1], ops[0], *ops[2:]], "transfer-order", "F0.0>1 is of an edge before the transfer in front of it"),
+        (lambda ops: [ops[2], *ops[:2], *ops[3:]], "transfer-order", "F0.0>1 is produced before the transfer in front of it"),
+    ],
+)
+def test_transfers_of_other_edges_are_refused(change: Callable[[list[Op]], list[Op]], rule: str, says: str) -> None:
+    plan = fork()
+    assert verify_plan(plan) == ()
+    assert [op for channel in plan.ranks[0].channels if not channel.receives for op in channel.transfers][:2] == [FIRST, OTHER]
+    found = verify_plan(edited(plan, 0, 1, change))
+    assert any(violation.rule == rule and says in violation.message for violation in found), found
+
+
+def test_a_transfer_in_the_wrong_channel_is_refused() -> None:
+    plan = fork()
+    back = edited(plan, 1, 0, lambda ops: [FIRST, *ops])
+    says = "F0.0>1 goes from rank 0 to rank 1, not from 1 to 0"
+    assert any(violation.rule == "transfers" and says in violation.message for violation in verify_plan(back))
+
+
+def test_a_list_that_only_the_receiver_changes_is_refused() -> None:
+    found = verify_plan(edited(fork(), 0, 1, lambda ops: [ops[1], ops[0], *ops[2:]], both=False))
+    assert [violation.rule for violation in found][:1] == ["channel-pairs"]
+
+
+def test_a_receive_that_is_posted_behind_what_waits_for_it_is_refused() -> None:
+    """Stages 1 and 2 take one value; the first of their ops in the queue counts."""
+    plan = fork()
+    queue = plan.ranks[1].compute
+    second = max(queue.index(op) for op in (Op(Kind.F, 1, 0), Op(Kind.F, 2, 0)))
+    ranks = []
+    for rank in plan.ranks:
+        channels = [
+            replace(channel, post_before=tuple(second for _ in channel.transfers))
+            if channel.receives and rank.rank == 1
+            else channel
+            for channel in rank.channels
+        ]
+        ranks.append(replace(rank, channels=tuple(channels)))
+    found = verify_plan(replace(plan, ranks=tuple(ranks)))
+    assert any(violation.rule == "post-before" and "F0.0>1 is posted before op" in violation.message for violation in found)
+    assert any(violation.rule == "rendezvous" and " from rank 0 to 1]" in violation.message for violation in found)
