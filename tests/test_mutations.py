@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from inputs import plan_mutations
-from inputs.plan_mutations import KINDS, SURVIVED, mutated_plans
+from inputs.plan_mutations import KINDS, KINDS_OF_GRAPHS, SURVIVED, mutated_plans
 
 from schedc.verify.plan.checks import RANKS
 from schedc.verify.problem import verify_problem
@@ -21,21 +21,23 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.slow
-def test_no_broken_plan_is_accepted(tmp_path: Path) -> None:
-    found = [each for number in range(20) for each in mutated_plans(Random(f"1:{number}"), tmp_path)]
+@pytest.mark.parametrize("graphs", [False, True])
+def test_no_broken_plan_is_accepted(tmp_path: Path, graphs: bool) -> None:
+    found = [each for number in range(20) for each in mutated_plans(Random(f"1:{number}"), tmp_path, graphs=graphs)]
     assert [(kind, outcome) for kind, outcome, _ in found if outcome.startswith(SURVIVED)] == []
-    assert {kind for kind, _, _ in found} == {kind.__name__ for kind in KINDS}
+    assert {kind for kind, _, _ in found} == {kind.__name__ for kind in (KINDS_OF_GRAPHS if graphs else KINDS)}
 
 
 @pytest.mark.slow
-def test_without_its_rules_broken_plans_are_known_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("graphs", [False, True])
+def test_without_its_rules_broken_plans_are_known_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graphs: bool) -> None:
     """Where the verifier looks at compute queues alone, what proves that a mutant is as good finds out about all the rest."""
     monkeypatch.setattr(plan_mutations, "check_plan", only_compute_queues)
-    outcomes: dict[str, list[bool]] = {kind.__name__: [] for kind in KINDS}
+    outcomes: dict[str, list[bool]] = {kind.__name__: [] for kind in KINDS_OF_GRAPHS}
     for number in range(20):
-        for kind, outcome, _ in mutated_plans(Random(f"1:{number}"), tmp_path):
+        for kind, outcome, _ in mutated_plans(Random(f"1:{number}"), tmp_path, graphs=graphs):
             outcomes[kind].append(outcome.startswith(SURVIVED))
-    for name in ("drop_transfer", "swap_on_both_ends", "edit_channel", "edit_certificate"):
+    for name in ("drop_transfer", "swap_on_both_ends", "edit_channel", "edit_certificate", *(["reroute"] if graphs else [])):
         assert sum(outcomes[name]) > 0.2 * len(outcomes[name]) > 0, name  # some are certified anew, and so as good
 
 

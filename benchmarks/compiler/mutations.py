@@ -1,9 +1,9 @@
 """Valid plans broken on purpose: each mutant is refused by the reader or the verifier, or proven to be as good as it claims.
 
-Run it as `python benchmarks/compiler/mutations.py --mutants 10000`. The plans are of the random jobs of
-`benchmarks/compiler/fuzz.py`, by greedy and by random schedules; the edits and their proofs are
-`tests/support/inputs/plan_mutations.py`. Prints what became of each kind of edit. A mutant that is accepted and not as good is a
-defect of the verifier; it is written to `--keep`, and the exit status is 1.
+Run it as `python benchmarks/compiler/mutations.py --mutants 10000`, and with `--graphs`. The plans are of the random jobs of
+`benchmarks/compiler/fuzz.py`, or of random graphs and slices (`tests/support/inputs/graphs.py`), by greedy and by random schedules;
+the edits and their proofs are `tests/support/inputs/plan_mutations.py`. Prints what became of each kind of edit. A mutant that is
+accepted and not as good is a defect of the verifier; it is written to `--keep`, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from random import Random
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
-from inputs.plan_mutations import KINDS, SURVIVED, mutated_plans
+from inputs.plan_mutations import KINDS_OF_GRAPHS, SURVIVED, mutated_plans
 
 
 def main() -> int:
     """Break plans and print what became of them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--mutants", type=int, default=10_000)
+    parser.add_argument("--graphs", action="store_true", help="plans whose stages are a graph, or whose microbatches are in slices")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, default=Path("build/mutants"), help="where survivors are written")
     options = parser.parse_args()
@@ -36,7 +37,7 @@ def main() -> int:
         for number in count():
             if done >= options.mutants:
                 break
-            for kind, outcome, content in mutated_plans(Random(f"{options.seed}:{number}"), Path(folder)):
+            for kind, outcome, content in mutated_plans(Random(f"{options.seed}:{number}"), Path(folder), graphs=options.graphs):
                 done += 1
                 outcomes[kind, outcome.partition(":")[0]] += 1
                 if outcome.startswith(SURVIVED):
@@ -46,8 +47,9 @@ def main() -> int:
                 if done >= options.mutants:
                     break
     columns = sorted({outcome for _, outcome in outcomes})
-    for name in (edit.__name__ for edit in KINDS):
-        print(f"{name}:")
+    for name in (edit.__name__ for edit in KINDS_OF_GRAPHS):
+        if any(outcomes[name, column] for column in columns):
+            print(f"{name}:")
         for column in columns:
             if outcomes[name, column]:
                 print(f"{outcomes[name, column]:9}  {column}")

@@ -15,9 +15,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from oracles.fuzz_checks import load
+from oracles.queue_run import stuck
 
 from inputs.fuzz_jobs import job_text, random_job
-from inputs.tiny_problems import random_schedule
+from inputs.graphs import graph_problem, random_order
+from inputs.tiny_problems import random_parts, random_schedule
 from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
@@ -33,12 +35,13 @@ from schedc.verify.problem import check_costs, check_pipeline, verify_problem
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
     from random import Random
 
-    from schedc.ir.ops import Op
     from schedc.ir.plan import Plan
+    from schedc.ir.problem import Problem
+    from schedc.ir.schedule import Schedule
 
 UNCHANGED = "unchanged"
 SURVIVED = "SURVIVED"
@@ -156,6 +159,8 @@ def retarget(file: File, random: Random) -> bool:
             random.randrange(file["pipeline"]["microbatches"] + 1),
         )
         tokens[at] = f"{random.choice(['F', 'B', 'W', 'BW'])}{stage}.{microbatch}{random.choice(['', '', '', '/0', '/1'])}"
+        if key == "transfers" and file["pipeline"].get("edges"):
+            tokens[at] = tokens[at].partition("/")[0] + f">{random.randrange(len(file['pipeline']['stages']) + 1)}"
     _put(owner, key, tokens)
     return True
 
@@ -315,6 +320,32 @@ def swap_ranks(file: File, random: Random) -> bool:
     return True
 
 
+def reroute(file: File, random: Random) -> bool:
+    """What an op of a graph sends to one stage goes to another, at both ends."""
+    if not file["pipeline"].get("edges") or (chosen := _queues(file, random, keys=("transfers",))) is None:
+        return False
+    name = random.choice(chosen[2])
+    other = name.partition(">")[0] + f">{random.randrange(len(file['pipeline']['stages']))}"
+    for rank in file["ranks"]:
+        for channel in rank["channels"]:
+            _put(channel, "transfers", [other if token == name else token for token in _tokens(channel, "transfers")])
+    return True
+
+
+def edit_graph(file: File, random: Random) -> bool:
+    """An edge, its sizes or its value, the order of edges; the length of a slice."""
+    pipeline = file["pipeline"]
+    edges, slices = pipeline.get("edges", []), pipeline.get("slices", [])
+    what = random.choice(["number", "number", "away", "order"]) if edges else "number"
+    if what == "away":
+        edges.pop(random.randrange(len(edges)))
+    elif what == "order":
+        random.shuffle(edges)
+    else:
+        return _edit_number([each for each in (edges, slices) if each], random)
+    return True
+
+
 KINDS = (
     swap,
     swap_on_both_ends,
@@ -335,33 +366,59 @@ KINDS = (
 )
 
 
-def mutate(content: bytes, random: Random) -> tuple[str, bytes]:
+KINDS_OF_GRAPHS = (*KINDS, reroute, edit_graph)
+"""Those of plans whose stages are a graph, or whose microbatches are in slices."""
+
+
+def mutate(content: bytes, random: Random, kinds: Sequence[Callable[[File, Random], bool]] = KINDS) -> tuple[str, bytes]:
     """One edit of the plan's file: its kind and the new bytes."""
     while True:
         file = json.loads(content)
-        kind = random.choice(KINDS)
+        kind = random.choice(kinds)
         if kind(file, random):
             return kind.__name__, json.dumps(file).encode()
 
 
-def mutated_plans(random: Random, folder: Path, mutants: int = 20) -> Iterator[tuple[str, str, bytes]]:
-    """The kind, the outcome and the file of mutants of one plan: of a random job, by greedy or a random schedule."""
-    job = random_job(random, most_ops=36)
-    problem = load(job_text(job), folder)
-    schedule = random_schedule(random, problem) if random.random() < 0.5 else None
+def mutated_plans(random: Random, folder: Path, mutants: int = 20, *, graphs: bool = False) -> Iterator[tuple[str, str, bytes]]:
+    """The kind, the outcome and the file of mutants of one plan: of a random job, by greedy or a random schedule.
+
+    With `graphs` it is of a random problem whose stages are a graph, or whose microbatches are in slices.
+    """
+    if graphs:
+        problem = graph_problem(
+            random,
+            most_ranks=4,
+            most_stages=7,
+            most_microbatches=4,
+            least_ns=random.choice([0, 1]),
+            collectives=True,
+            may_be_odd=True,
+        )
+        schedule = random_order(random, problem, random_parts(random, problem)) if random.random() < 0.5 else None
+    else:
+        problem = load(job_text(random_job(random, most_ops=36)), folder)
+        schedule = random_schedule(random, problem) if random.random() < 0.5 else None
     try:
-        plan = certify(problem, schedule or Greedy(n_sub=2)(problem), MadeBy(schedc="0", method="test"))
+        schedule = schedule or Greedy(n_sub=2)(problem)
     except Unsupported:  # the job's memory is below one microbatch
         return
-    content = plan_json(plan)
+    if not _has_room(problem, schedule):  # with values that wait
+        return
+    content = plan_json(plan := certify(problem, schedule, MadeBy(schedc="0", method="test")))
     while mutants:
-        kind, changed = mutate(content, random)
+        kind, changed = mutate(content, random, KINDS_OF_GRAPHS if graphs else KINDS)
         if random.random() < 0.4:
             changed = _certified_anew(changed)
         outcome = judge(plan, changed, random)
         if outcome != UNCHANGED:  # a swap of equal tokens, say
             yield kind, outcome, changed
             mutants -= 1
+
+
+def _has_room(problem: Problem, schedule: Schedule) -> bool:
+    """Whether no rank holds more than its limit."""
+    pairs = zip(peak_bytes(problem, schedule), problem.memory_limit_bytes, strict=True)
+    return all(limit is None or peak <= limit for peak, limit in pairs)
 
 
 def _certified_anew(content: bytes) -> bytes:
@@ -433,6 +490,8 @@ def _wrong(plan: Plan, random: Random) -> str | None:
     found = (timeline.makespan_ns, timeline.stage_span_ns, peak_bytes(problem, schedule), problem.objective)
     if claimed != found:
         return f"claims {claimed}, is {found}"
+    if not _has_room(problem, schedule):
+        return "holds more than a limit"
     if abs(claims.bubble_ratio - timeline.bubble_ratio) > 1e-6:
         return f"claims a bubble ratio of {claims.bubble_ratio}, is {timeline.bubble_ratio}"
     objective_ns = timeline.objective_ns(problem.objective)
@@ -440,63 +499,4 @@ def _wrong(plan: Plan, random: Random) -> str | None:
         return "claims a bound above its objective"
     if objective_ns and abs(claims.gap - (objective_ns - claims.lower_bound_ns) / objective_ns) > 1e-6:
         return f"claims a gap of {claims.gap}"
-    return _stuck(plan, random)
-
-
-def _stuck(plan: Plan, random: Random) -> str | None:
-    """Run the queues in a random order, whatever the times: an op that cannot run, or a message that is not the one awaited."""
-    done: set[Op] = set()
-    at = [0] * len(plan.ranks)
-    moved: dict[tuple[int, int], int] = {}
-    sends = {(rank.rank, channel.peer): channel for rank in plan.ranks for channel in rank.channels if not channel.receives}
-    takes = {(channel.peer, rank.rank): channel for rank in plan.ranks for channel in rank.channels if channel.receives}
-    arrived: set[tuple[int, tuple[Kind, int, int]]] = set()
-    last = {op[:3]: op for rank in plan.ranks for op in rank.compute}
-    while True:
-        able: list[tuple[str, Any]] = []
-        for rank in plan.ranks:
-            if at[rank.rank] < len(rank.compute) and _may_run(plan, rank.rank, rank.compute[at[rank.rank]], done, arrived, last):
-                able.append(("op", rank.rank))
-        for pair, channel in sends.items():
-            count = moved.get(pair, 0)
-            if count < len(channel.transfers) and pair in takes and count < len(takes[pair].transfers):
-                posted = count < len(takes[pair].post_before) and takes[pair].post_before[count] <= at[pair[1]]
-                if posted and last.get(channel.transfers[count][:3]) in done:
-                    able.append(("transfer", pair))
-        if not able:
-            break
-        what, where = random.choice(able)
-        if what == "op":
-            done.add(plan.ranks[where].compute[at[where]])
-            at[where] += 1
-        else:
-            count = moved.get(where, 0)
-            sent, taken = sends[where].transfers[count], takes[where].transfers[count]
-            if sent != taken:
-                return f"rank {where[1]} takes {taken}, but {sent} comes"
-            arrived.add((where[1], sent[:3]))
-            moved[where] = count + 1
-    for rank in plan.ranks:
-        if at[rank.rank] < len(rank.compute):
-            return f"rank {rank.rank} stops before {rank.compute[at[rank.rank]]}"
-    if any(moved.get(pair, 0) < len(channel.transfers) for pair, channel in (*sends.items(), *takes.items())):
-        return "a message is never moved"
-    return None
-
-
-def _may_run(plan: Plan, rank: int, op: Op, done: set[Op], arrived: Any, last: dict[Any, Op]) -> bool:
-    """Whether what the op needs is there."""
-    path = plan.problem.path(op.microbatch)
-    at = path.index(op.stage)
-    if op.kind is Kind.W:
-        return last.get((Kind.B, op.stage, op.microbatch)) in done
-    if op.kind is not Kind.F and last.get((Kind.F, op.stage, op.microbatch)) not in done:
-        return False
-    other = at - 1 if op.kind is Kind.F else at + 1
-    if not 0 <= other < len(path):
-        return True
-    kinds = (Kind.F,) if op.kind is Kind.F else (Kind.B, Kind.BW)
-    blocks = [(kind, path[other], op.microbatch) for kind in kinds]
-    if plan.problem.stages[path[other]].rank == rank:
-        return any(last.get(block) in done for block in blocks)
-    return any((rank, block) in arrived for block in blocks)
+    return stuck(plan, random)
