@@ -66,7 +66,8 @@ def run_chunk(chunk: Chunk) -> tuple[Counter[str], list[Failure]]:
         for number in range(chunk.begin, chunk.end):
             seed = f"{chunk.seed}:{number}"
             costly, terminal = number % chunk.costly == 0, number % chunk.terminal == 0
-            job = random_job(Random(seed), most_ops=SOLVER_OPS if costly else MOST_OPS, may_be_open=True, may_overlap=True)
+            most = SOLVER_OPS if costly else MOST_OPS
+            job = random_job(Random(seed), most_ops=most, may_be_open=True, may_overlap=True, may_be_graph=True)
             counts["jobs"] += 1
             counts["jobs, costly"] += costly
             counts["jobs, terminal"] += terminal

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from inputs.graphs import graph_problem, random_order
+from inputs.plans import plan_of
 from inputs.tiny_problems import random_parts
 from oracles.brute_force import best_schedule, peaks, timing
 
@@ -303,3 +304,10 @@ def test_a_receive_that_is_posted_behind_what_waits_for_it_is_refused() -> None:
     found = verify_plan(replace(plan, ranks=tuple(ranks)))
     assert any(violation.rule == "post-before" and "F0.0>1 is posted before op" in violation.message for violation in found)
     assert any(violation.rule == "rendezvous" and " from rank 0 to 1]" in violation.message for violation in found)
+
+
+@pytest.mark.parametrize("least_ns", [0, 1])
+def test_plans_of_the_simulators_times_are_accepted(least_ns: int) -> None:
+    for seed in range(150):
+        problem, schedule = sound(seed, collectives=True, may_be_odd=True, most_stages=7, least_ns=least_ns)
+        assert {violation.rule for violation in verify_plan(plan_of(problem, schedule))} <= {"memory-limit"}

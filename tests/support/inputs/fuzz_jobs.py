@@ -8,6 +8,7 @@ files that the job names: profile, topology, lengths and measured times of lengt
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from schedc.lower.placement import place
@@ -129,11 +130,13 @@ class _Draw:
         return cost
 
 
-def random_job(random: Random, *, most_ops: int = 40, may_be_open: bool = False, may_overlap: bool = False) -> Job:
+def random_job(
+    random: Random, *, most_ops: int = 40, may_be_open: bool = False, may_overlap: bool = False, may_be_graph: bool = False
+) -> Job:
     """A valid job whose step has at most `most_ops` blocks; feasible but for a few whose memory is below one microbatch.
 
     Where it `may_be_open`, a few leave placement, partition or recomputation to the compiler; they have no one Problem. Where it
-    `may_overlap`, steps of some do.
+    `may_overlap`, steps of some do. Where it `may_be_graph`, layers of some are a graph, or microbatches are in slices.
     """
     draw = _Draw(random)
     while True:
@@ -181,6 +184,11 @@ def random_job(random: Random, *, most_ops: int = 40, may_be_open: bool = False,
         _left_open(draw, job, most_ops)
     if may_overlap and draw.chance(0.2):
         _overlapping(draw, job, placed, bandwidth)
+    if may_be_graph and draw.chance(0.35) and _may_be_graph(job, placed):
+        if draw.chance(0.7):
+            _graph(draw, job, len(placed.rank_of_stage))
+        if draw.chance(0.5) and "lengths" not in job:
+            _slices(draw, job, len(placed.rank_of_stage), most_ops)
     if pipeline["semantics"] == "schedc":
         del pipeline["semantics"]
     return {key: value for key, value in job.items() if value or key != "extra"}
@@ -288,6 +296,71 @@ def _overlapping(draw: _Draw, job: Job, placed: Placement, bandwidth: bool) -> N
             given["inbound"] = True
         if "path" not in job.get("topology", {}) and not given:
             job.pop("topology", None)
+
+
+def _may_be_graph(job: Job, placed: Placement) -> bool:
+    """Whether the rest of the job lets its layers be a graph, and its microbatches be in slices."""
+    pipeline = job["pipeline"]
+    is_open = "auto" in (pipeline.get(key) for key in ("placement", "partition", "recompute"))
+    return not is_open and len(placed.paths) == 1 and pipeline["semantics"] != "torch" and "mode" not in pipeline
+
+
+def _graph(draw: _Draw, job: Job, stages: int) -> None:
+    """Modules that are joined in any way, and edges besides; all layers are one graph."""
+    random, profile = draw.random, job["extra"].get("profile")
+    layers = stages if profile is None else sum(layer.get("repeat", 1) for layer in profile["layers"])
+    cuts = [0, *sorted(random.sample(range(1, layers), random.randint(0, min(3, layers - 1)))), layers]
+    modules: list[dict[str, Any]] = [{"name": f"m{at}", "layers": end - begin} for at, (begin, end) in enumerate(pairwise(cuts))]
+    job.get("data_parallel", {}).pop("trunk", None)  # whose sites nothing may join now
+    joined = {(a, a + 1) for a in range(layers - 1) if a + 1 not in cuts}
+    for at, module in enumerate(modules[1:], 1):
+        if draw.chance(0.6):  # else it takes from the module before it
+            module["inputs"] = [f"m{each}" for each in range(at) if draw.chance(0.5)]
+        inputs = module.get("inputs", [f"m{at - 1}"])
+        joined |= {(cuts[int(name[1:]) + 1] - 1, cuts[at]) for name in inputs}
+    edges, sizes = [], dict[tuple[int, str], str]()
+    for pair in sorted((a, b) for a in range(layers) for b in range(a + 1, layers) if (a, b) not in joined and draw.chance(0.2)):
+        value = random.choice(["x", "x", "y"])
+        edge: dict[str, Any] = {"source": pair[0], "destination": pair[1], "value": value}
+        edge["message"] = sizes.setdefault((pair[0], value), draw.size(1, 5))
+        if draw.chance(0.3):
+            edge["gradient"] = False
+        elif draw.chance(0.3):
+            edge["gradient_message"] = draw.size(0, 5)
+        edges.append(edge)
+        joined.add(pair)
+    reached = {0}
+    for _ in range(layers):
+        reached |= {each for pair in joined if reached & {*pair} for each in pair}
+    for apart in (end - 1 for end in cuts[1:-1] if len(reached) < layers):  # to the last module, whatever else joins them
+        if (apart, layers - 1) not in joined:
+            edges.append({"source": apart, "destination": layers - 1, "value": "z", "message": draw.size(1, 5)})
+    random.shuffle(edges)
+    if len(modules) > 1:
+        job["module"] = modules
+    if edges:
+        job["edge"] = edges
+
+
+def _slices(draw: _Draw, job: Job, stages: int, most_ops: int) -> None:
+    """Two or more slices of each microbatch, alike or not; what is given for each microbatch becomes so for each slice."""
+    random, pipeline = draw.random, job["pipeline"]
+    count = random.choice([2, 2, 3, 4])
+    pipeline["microbatches"] = max(1, min(pipeline["microbatches"], most_ops // (3 * stages * count)))
+    slices: dict[str, Any] = {"count": count}
+    if draw.chance(0.5):
+        slices = {"lengths": [random.choice([1, 2, 3, 1000, 4096]) for _ in range(count)]}
+    if draw.chance(0.6):
+        slices["quadratic"] = random.choice([0, 0.25, 0.3, 1])
+    if draw.chance(0.3):
+        slices["fixed"] = random.choice([0, 0.25, 0.3]) if slices.get("quadratic", 0) < 0.5 else 0
+    if "path" not in job["profile"] and draw.chance(0.5):
+        slices["state_gradient"] = draw.many(lambda: f"{draw.held(0)} B", [stages])
+    job["slices"] = slices
+    for key, values in job["profile"].items():
+        if isinstance(values, list) and key in ("forward", "backward_input", "backward_weight", "backward"):
+            units = pipeline["microbatches"] * count
+            job["profile"][key] = [[draw.duration() for _ in range(units)] if isinstance(own, list) else own for own in values]
 
 
 def _pipeline(draw: _Draw) -> tuple[dict[str, Any], Placement]:

@@ -109,7 +109,28 @@ def _fewer_stages(job: Job, stage: int) -> Iterator[Job]:
                 del values[stage]
     if rank not in placement:
         _drop_rank(changed, rank)
+    _drop_layer(changed, stage)
     yield changed
+
+
+def _drop_layer(job: Job, layer: int) -> None:
+    """Take a layer that is a stage out of the graph; what it joined may fall apart."""
+    begin = 0
+    for module in list(job.get("module", ())):
+        end = begin + module["layers"]
+        if begin <= layer < end:
+            module["layers"] -= 1
+            if not module["layers"]:
+                job["module"].remove(module)
+                for other in job["module"]:
+                    if module["name"] in other.get("inputs", ()):
+                        other["inputs"].remove(module["name"])
+        begin = end
+    edges = [edge for edge in job.get("edge", ()) if layer not in (edge["source"], edge["destination"])]
+    for edge in edges:
+        edge |= {end: edge[end] - (edge[end] > layer) for end in ("source", "destination")}
+    if "edge" in job:
+        job["edge"] = edges
 
 
 def _drop_rank(job: Job, rank: int) -> None:

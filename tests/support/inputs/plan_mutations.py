@@ -14,7 +14,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from oracles.fuzz_checks import load
+from oracles.fuzz_checks import has_room, load
 from oracles.queue_run import stuck
 
 from inputs.fuzz_jobs import job_text, random_job
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from random import Random
 
     from schedc.ir.plan import Plan
-    from schedc.ir.problem import Problem
-    from schedc.ir.schedule import Schedule
 
 UNCHANGED = "unchanged"
 SURVIVED = "SURVIVED"
@@ -402,7 +400,7 @@ def mutated_plans(random: Random, folder: Path, mutants: int = 20, *, graphs: bo
         schedule = schedule or Greedy(n_sub=2)(problem)
     except Unsupported:  # the job's memory is below one microbatch
         return
-    if not _has_room(problem, schedule):  # with values that wait
+    if not has_room(problem, schedule):  # with values that wait
         return
     content = plan_json(plan := certify(problem, schedule, MadeBy(schedc="0", method="test")))
     while mutants:
@@ -413,12 +411,6 @@ def mutated_plans(random: Random, folder: Path, mutants: int = 20, *, graphs: bo
         if outcome != UNCHANGED:  # a swap of equal tokens, say
             yield kind, outcome, changed
             mutants -= 1
-
-
-def _has_room(problem: Problem, schedule: Schedule) -> bool:
-    """Whether no rank holds more than its limit."""
-    pairs = zip(peak_bytes(problem, schedule), problem.memory_limit_bytes, strict=True)
-    return all(limit is None or peak <= limit for peak, limit in pairs)
 
 
 def _certified_anew(content: bytes) -> bytes:
@@ -490,7 +482,7 @@ def _wrong(plan: Plan, random: Random) -> str | None:
     found = (timeline.makespan_ns, timeline.stage_span_ns, peak_bytes(problem, schedule), problem.objective)
     if claimed != found:
         return f"claims {claimed}, is {found}"
-    if not _has_room(problem, schedule):
+    if not has_room(problem, schedule):
         return "holds more than a limit"
     if abs(claims.bubble_ratio - timeline.bubble_ratio) > 1e-6:
         return f"claims a bubble ratio of {claims.bubble_ratio}, is {timeline.bubble_ratio}"

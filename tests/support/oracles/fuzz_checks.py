@@ -18,10 +18,11 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from inputs.fuzz_jobs import read_extra, write_job
+from inputs.graphs import random_order
 from inputs.random_layouts import random_layout
 from inputs.tiny_problems import random_schedule
 
-from oracles.brute_force import SearchTooLarge, optimum, timing
+from oracles.brute_force import SearchTooLarge, optimum, peaks, timing
 from oracles.fuzz_periods import check_period
 from schedc.analysis.bounds.lower_bounds import lower_bounds
 from schedc.analysis.bounds.residency import minimum_limit_bytes
@@ -238,6 +239,11 @@ def _count_features(problem: Problem, counts: Counter[str]) -> None:
         "one wire into a rank": len(trunks) > len(set(trunks)) and problem.updates is not None,
         "a latency that holds its link": any(link.setup_ns for link in problem.links),
         "recomputation": any(stage.recompute for stage in problem.stages),
+        "a graph": bool(problem.edges),
+        "slices": bool(problem.slices),
+        "a graph in slices": bool(problem.edges and problem.slices),
+        "a value without a gradient": any(not edge.has_gradient for edge in problem.edges),
+        "a value for several stages": len({(edge.source, edge.value) for edge in problem.edges}) < len(problem.edges),
     }
     counts.update(f"feature {name}" for name, there in features.items() if there)
 
@@ -264,10 +270,12 @@ def _cheap(problem: Problem, checks: Checks) -> list[_Known]:
         before = len(schedules)
         with checks.step(method, Unsupported):
             schedules.append((method, constructive(method)(problem)))
-        if method.startswith("greedy") and len(schedules) == before and not infeasible:
+        sure = not infeasible and (not problem.edges or not any(limit is not None for limit in problem.memory_limit_bytes))
+        if method.startswith("greedy") and len(schedules) == before and sure:
             checks.fail("greedy: no schedule where memory holds one microbatch", method)
     for _ in range(3 if thorough else 2):  # they meet more ties than any method
-        schedule = random_schedule(random, problem, _random_parts(random, problem) if random.random() < 0.3 else ())
+        drawn = random_schedule if problem.is_chain and not problem.slices else random_order
+        schedule = drawn(random, problem, _random_parts(random, problem) if random.random() < 0.3 else ())
         if schedule is not None:
             schedules.append(("random", schedule))
     known: list[_Known] = []
@@ -282,6 +290,11 @@ def _cheap(problem: Problem, checks: Checks) -> list[_Known]:
                 checks.fail("infeasible: has a schedule", name)
             timeline = simulate(problem, schedule, tables=tables)
             _check_timing(problem, schedule, timeline, checks)
+            if not has_room(problem, schedule):  # for values that wait
+                checks.counts["values that wait are too much"] += 1
+                if name != "random":
+                    checks.fail(f"{name.partition('{')[0]}: values that wait are too much", peak_bytes(problem, schedule))
+                continue
             objective_ns = timeline.objective_ns(problem.objective)
             for bound, value_ns in bounds.items():
                 if value_ns > objective_ns:
@@ -301,6 +314,12 @@ def too_little_memory(problem: Problem) -> bool:
     """Whether a limit does not hold one microbatch, by the compiler's own account."""
     limits = zip(problem.memory_limit_bytes, minimum_limit_bytes(problem), strict=True)
     return any(limit is not None and limit < least for limit, least in limits)
+
+
+def has_room(problem: Problem, schedule: Schedule) -> bool:
+    """Whether no rank holds more than its limit, values that wait among it."""
+    limits = zip(peak_bytes(problem, schedule), problem.memory_limit_bytes, strict=True)
+    return all(limit is None or peak <= limit for peak, limit in limits)
 
 
 def _random_parts(random: Random, problem: Problem) -> tuple[Parts, ...]:
@@ -333,6 +352,8 @@ def _check_timing(problem: Problem, schedule: Schedule, timeline: Timeline, chec
     found = timing(problem, schedule)
     if found != (timeline.makespan_ns, timeline.stage_span_ns):
         checks.fail("simulator against brute force", f"{(timeline.makespan_ns, timeline.stage_span_ns)} against {found}")
+    if (held := tuple(peaks(problem, schedule))) != peak_bytes(problem, schedule):
+        checks.fail("memory against brute force", f"{peak_bytes(problem, schedule)} against {held}")
 
 
 def _plan(problem: Problem, schedule: Schedule, timeline: Timeline, bounds: dict[BoundName, int]) -> Plan:
