@@ -7,7 +7,7 @@ line that names the file, the key, what was found and what is expected.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,7 +39,7 @@ from schedc.frontend.topology import check_connected, read_network, read_topolog
 from schedc.io.conform import conform
 from schedc.ir import Layout, OpenLayout, Problem, Workload
 from schedc.lower.problem import crossed_by, edges_between, problem_of
-from schedc.lower.split_head import split_head
+from schedc.lower.split_head import without_head
 from schedc.verify.layout import verify_layout
 from schedc.verify.workload import verify_workload
 
@@ -98,7 +98,7 @@ class Job:
         return self.given_problem
 
     def _is_open(self) -> InvalidInput:
-        keys = [key for key in ("placement", "partition", "recompute") if getattr(self.file.pipeline, key) == AUTO]
+        keys = [key for key in ("placement", "partition", "recompute", "head") if getattr(self.file.pipeline, key) == AUTO]
         return (self.source.place / "pipeline" / keys[0]).refuse(
             '"auto"',
             "a given one, as this command chooses no layout: take a plan's with --layout PLAN, or have it written into a job with"
@@ -201,11 +201,11 @@ def _workload_and_layout(job: JobFile, source: JobSource) -> tuple[Workload, Lay
     )
     recompute = read_recomputed(pipeline, placed, root / "pipeline")
     recomputed = frozenset(stage for stage, recomputes in enumerate(recompute) if recomputes)
-    if layers_of_stage is None and placed is not None and pipeline.partition is None:
+    if layers_of_stage is None and placed is not None and pipeline.partition is None and pipeline.head != AUTO:
         from schedc.lower.partition import balanced_partition
 
-        without = workload if pipeline.head == "whole" else replace(workload, layers=workload.layers[:-1])
-        layers_of_stage = balanced_partition(without, placed, recomputed)
+        divided = workload if pipeline.head == "whole" else without_head(workload)
+        layers_of_stage = balanced_partition(divided, placed, recomputed)
     if placed is None or layers_of_stage is None or pipeline.is_open:
         chunks = pipeline.chunks or _DEFAULT_CHUNKS
         if placed is None:
@@ -216,18 +216,18 @@ def _workload_and_layout(job: JobFile, source: JobSource) -> tuple[Workload, Lay
             layers_of_stage=layers_of_stage,  # where the placement is open, so is a partition of which nothing is said
             recompute=recompute,
             recompute_is_open=pipeline.recompute == AUTO,
+            heads={"whole": (False,), "split": (True,), "auto": (False, True)}[pipeline.head],
         )
         return workload, None, open_layout
     if pipeline.head == "split":
-        whole = len(workload.layers) - 1
-        workload, placed = split_head(workload, placed)
-        layers_of_stage = (*layers_of_stage, *((layer, layer + 1) for layer in range(whole, len(workload.layers))))
-        check_connected(network, crossed_by(placed, edges_between(workload.edges, layers_of_stage)), at)
+        last = placed.rank_of_stage[-1]
+        check_connected(network, [pair for r in range(pipeline.ranks) if r != last for pair in ((r, last), (last, r))], at)
     layout = Layout(
         layers_of_stage=layers_of_stage,
         rank_of_stage=placed.rank_of_stage,
         paths=placed.paths,
         recomputed=recomputed,
         placement=placed.placement,
+        split_head=pipeline.head == "split",
     )
     return workload, layout, None

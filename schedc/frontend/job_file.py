@@ -106,10 +106,11 @@ class PipelineSection(Section, frozen=True, kw_only=True):
         ),
     ] = None
     head: Annotated[
-        Literal["whole", "split"],
+        Literal["whole", "split", "auto"],
         key(
             "split: each rank has a part of the last layer of the profile.json, [the head](graphs.md#a-split-head), as a stage of"
-            " its own; `placement` and `partition` are for the other layers."
+            " its own; `placement` and `partition` are for the other layers. auto:"
+            " [chosen](layouts.md#layouts-that-schedc-chooses)."
         ),
     ] = "whole"
     recompute: Annotated[
@@ -160,14 +161,14 @@ class PipelineSection(Section, frozen=True, kw_only=True):
     @property
     def is_open(self) -> bool:
         """Whether something of the layout is to be chosen."""
-        return AUTO in (self.placement, self.partition, self.recompute)
+        return AUTO in (self.placement, self.partition, self.recompute, self.head)
 
     def is_for_chains(self) -> tuple[str, str] | None:
         """With what neither graphs nor slices are planned, and what is expected instead; None: they are."""
         if self.mode == "asynchronous" or self.semantics is Semantics.TORCH or self.placement == "bidirectional":
             where = 'with mode "asynchronous", semantics "torch" or placement "bidirectional" in [pipeline]'
             return where, "none, as these are for chains of whole microbatches"
-        return ('where something in [pipeline] is "auto"', "a given layout, as none is chosen here") if self.is_open else None
+        return None
 
     def rules(self) -> Rules:
         """What cannot be chosen, what steps that overlap need and cannot have, and what torch cannot execute."""
@@ -189,6 +190,8 @@ class PipelineSection(Section, frozen=True, kw_only=True):
                 yield "placement", f'"bidirectional" with {overlap}', "one with one path, as its replicas share their weights"
             if self.semantics is Semantics.TORCH:
                 yield "semantics", f'"torch" with {overlap}', '"schedc", as torch ends each step before the next begins'
+        if self.head == AUTO and isinstance(self.partition, tuple):
+            yield "partition", 'a list where pipeline.head is "auto"', '"auto" or no such key, as layers differ with the head'
         if self.placement == "bidirectional" and self.is_open:
             name = "partition" if self.partition == AUTO else "recompute"
             instead = "no such key for the balanced partition" if name == "partition" else '"none", "full" or a list'
@@ -300,9 +303,13 @@ class JobFile(Section, frozen=True, kw_only=True):
         if self.name is not None and not self.name.isprintable():
             yield "name", show(self.name), "printable text on one line"
         pipeline, profile, ranks = self.pipeline, self.profile, self.pipeline.ranks
-        split = pipeline.head == "split"
+        split = pipeline.head != "whole"
         if split and profile.path is None:
-            yield "pipeline.head", '"split" for costs by stage', "a profile.json in profile.path, whose last layer is the head"
+            yield (
+                "pipeline.head",
+                f'"{pipeline.head}" for costs by stage',
+                "a profile.json in profile.path, whose last layer is the head",
+            )
         graphs = (("slices", self.slices), ("module", self.module), ("edge", self.edge), ("pipeline.head", split))
         for section, given in graphs:
             if given and (why := pipeline.is_for_chains()):

@@ -207,7 +207,7 @@ def _from_layers(
     pipeline: PipelineSection, profile: ProfileFile, placed: Placement | None, file: Location, root: Location
 ) -> tuple[tuple[Layer, ...], Partition | None]:
     layers = layers_of_entries(profile.layers, file, split_backward=pipeline.split_backward)
-    total = len(layers) - (pipeline.head == "split")  # which has stages of its own
+    total = len(layers) - (pipeline.head != "whole")  # which may have stages of its own
     least, each = (pipeline.ranks, "rank") if placed is None else (placed.pieces, "piece of the model")
     if total < least:
         raise (file / "layers").refuse(counted(total, "layer"), f"{least} or more, one for each {each}")

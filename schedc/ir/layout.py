@@ -49,6 +49,8 @@ class Layout(Placement):
     """The partition: per stage, its layers [first, last) of the Workload."""
     recomputed: frozenset[int] = frozenset()
     """The stages that keep only their input from F, and run F again before their backward."""
+    split_head: bool = False
+    """Whether the last layer, the head, is in parts, a stage on each rank (`schedc.lower.split_head`); the rest is of others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,8 @@ class OpenLayout:
     """Which stages recompute: one value for all stages, or one for each."""
     recompute_is_open: bool = False
     """Whether any stage may recompute; then none does in the layouts that a search begins with."""
+    heads: tuple[bool, ...] = (False,)
+    """Whether the head is split over the ranks; both: that is open, too. What else is given is then for the layers before it."""
 
     def __post_init__(self) -> None:
         """Refuse several paths, numbers of stages that differ, and recomputation that is both given and open."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput
 from schedc.ir import Conditions, Edge, Kind, Layer, Layout, Origin, Placement, Problem, Semantics, Stage, Workload, are_alike
+from schedc.lower.split_head import with_split_head
 from schedc.units import MAX_QUANTITY
 from schedc.verify.problem import verify_problem
 
@@ -27,6 +28,8 @@ def problem_of(workload: Workload, layout: Layout) -> Problem:
     Raises:
         ValueError: the placement crosses from one rank to another that nothing connects.
     """
+    if layout.split_head:
+        workload, layout = with_split_head(workload, layout)
     parts = enumerate(zip(layout.rank_of_stage, layout.layers_of_stage, _static_where_it_counts(workload, layout), strict=True))
     stages = tuple(
         _stage(rank, workload.layers[first:last], workload.devices[rank].speed, stage in layout.recomputed, held)

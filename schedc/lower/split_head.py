@@ -1,9 +1,9 @@
 """The head split over all ranks: one stage V on each rank, with a part of the vocabulary, and a join J that computes the loss.
 
-Takes a Workload whose last layer is the head, and a Placement of the other layers; gives a Workload whose layers are a graph, and
-the Placement with the stages V and J. The last block's output goes to every V. For each token V sends J the largest of its logits,
-the sum of their exponentials, and the target's logit if it has it. From these J has the loss, which autograd takes back: exact,
-without a collective (vocabulary parallelism of sail-sg has the same sums as all-reduces).
+Takes a Workload whose last layer is the head, and a Layout of the other layers; gives a Workload whose layers are a graph, and the
+Layout with the stages V and J. The last block's output goes to every V. For each token V sends J the largest of its logits, the sum
+of their exponentials, and the target's logit if it has it. From these J has the loss, which autograd takes back: exact, without
+a collective (vocabulary parallelism of sail-sg has the same sums as all-reduces).
 """
 
 from __future__ import annotations
@@ -12,14 +12,23 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from schedc.ir import Edge, Layer, Placement
+from schedc.ir import Edge, Layer, Layout
 
 if TYPE_CHECKING:
     from schedc.ir import Workload
 
+SPLIT = " + split head"
+"""After the name of a placement with the stages V and J."""
 
-def split_head(workload: Workload, placed: Placement) -> tuple[Workload, Placement]:
-    """The workload with its head in as many parts as there are ranks, and the placement with a part on each.
+
+def without_head(workload: Workload) -> Workload:
+    """The workload without its last layer, the head: what a layout divides where that is split."""
+    last = len(workload.layers) - 1
+    return replace(workload, layers=workload.layers[:-1], edges=tuple(edge for edge in workload.edges if edge.destination < last))
+
+
+def with_split_head(workload: Workload, layout: Layout) -> tuple[Workload, Layout]:
+    """The workload with its head in as many parts as there are ranks, and the layout with a part on each.
 
     A part takes its share of the head's durations, rounded up, and holds its share of what the head holds besides the hidden
     states, of which it has all. What of the durations does not depend on the vocabulary (the last norm) is divided, too: far less
@@ -27,11 +36,11 @@ def split_head(workload: Workload, placed: Placement) -> tuple[Workload, Placeme
 
     Args:
         workload: its last layer is the head, whose `split_message_bytes` V sends J; two layers or more.
-        placed: of the layers before the head, with one path.
+        layout: of the layers before the head, with one path and `split_head`.
     """
     *before, head = workload.layers
-    ranks, last, states = workload.ranks, before[-1], before[-1].message_bytes
-    part, join = _part(head, states, ranks), len(before) + ranks
+    ranks, last, begin = workload.ranks, before[-1], len(before)
+    states = last.message_bytes
     edges = workload.edges or tuple(
         Edge(
             source=source,
@@ -39,40 +48,35 @@ def split_head(workload: Workload, placed: Placement) -> tuple[Workload, Placeme
             message_bytes=workload.layers[source].message_bytes,
             gradient_message_bytes=workload.layers[source].gradient_message_bytes,
         )
-        for source, destination in pairwise(range(len(before)))
+        for source, destination in pairwise(range(begin + 1))
     )
-    into = [edge for edge in edges if edge.destination == len(before)]
-    if not into:
-        back = last.gradient_message_bytes
-        into = [Edge(source=len(before) - 1, destination=0, message_bytes=states, gradient_message_bytes=back)]
-    parts = range(len(before), join)
-    statistics = head.split_message_bytes
+    parts, statistics = range(begin, begin + ranks), head.split_message_bytes
+    layers = (*(_part(head, states, ranks) for _ in parts), _JOIN)
+    if head.position is not None:
+        first = head.position[0]
+        layers = tuple(replace(layer, position=(first + at, first + at + 1)) for at, layer in enumerate(layers))
+    of_stage = (*layout.rank_of_stage, *range(ranks), layout.rank_of_stage[-1])
     return (
         replace(
             workload,
-            layers=tuple(
-                replace(layer, position=None if head.position is None else (head.position[0] + at, head.position[0] + at + 1))
-                if at >= 0
-                else layer
-                for at, layer in enumerate((*before, *((part,) * ranks), _JOIN), -len(before))
-            ),
+            layers=(*before, *layers),
             edges=(
-                *(edge for edge in edges if edge.destination < len(before)),
-                *(replace(edge, destination=each) for edge in into for each in parts),
+                *(edge for edge in edges if edge.destination < begin),
+                *(replace(edge, destination=each) for edge in edges if edge.destination == begin for each in parts),
                 *(
-                    Edge(source=each, destination=join, message_bytes=statistics, gradient_message_bytes=statistics)
+                    Edge(source=each, destination=begin + ranks, message_bytes=statistics, gradient_message_bytes=statistics)
                     for each in parts
                 ),
             ),
         ),
-        with_head(placed, ranks),
+        Layout(
+            rank_of_stage=of_stage,
+            paths=(tuple(range(len(of_stage))),),
+            layers_of_stage=(*layout.layers_of_stage, *((layer, layer + 1) for layer in range(begin, begin + ranks + 1))),
+            recomputed=layout.recomputed,
+            placement=layout.placement + SPLIT,
+        ),
     )
-
-
-def with_head(placed: Placement, ranks: int) -> Placement:
-    """The placement with a stage on each rank behind its own, in the order of the ranks, and one more where its last stage is."""
-    of_stage = (*placed.rank_of_stage, *range(ranks), placed.rank_of_stage[-1])
-    return Placement(rank_of_stage=of_stage, paths=(tuple(range(len(of_stage))),), placement=f"{placed.placement} + split head")
 
 
 def _part(head: Layer, states_bytes: int, ranks: int) -> Layer:

@@ -6,6 +6,7 @@ Gives every violation, none if the two make a problem.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 from schedc.ir import Layout, OpenLayout, Semantics, Workload
@@ -15,16 +16,50 @@ SHAPE: Checks[[Workload, Layout]] = Checks()
 MEANING: Checks[[Workload, Layout]] = Checks()
 """These rely on the former, and are checked where those find nothing."""
 OPEN: Checks[[OpenLayout, Layout]] = Checks()
+HEAD: Checks[[Workload, Layout]] = Checks()
+"""Of a head that is split; the others are then about the layers before it."""
 
 
 def verify_layout(workload: Workload, layout: Layout) -> tuple[Violation, ...]:
     """Every rule of the layout that is broken, with its place; empty if it is sound."""
+    if layout.split_head:
+        if broken := HEAD.broken(workload, layout):
+            return broken
+        last = len(workload.layers) - 1
+        edges = tuple(edge for edge in workload.edges if edge.destination < last)
+        workload = replace(workload, layers=workload.layers[:last], edges=edges)
     return SHAPE.broken(workload, layout) or MEANING.broken(workload, layout)
 
 
 def verify_open_layout(workload: Workload, open_layout: OpenLayout, layout: Layout) -> tuple[Violation, ...]:
     """Every rule that is broken: those of a layout of the workload, then what a job gives where it leaves the rest open."""
     return verify_layout(workload, layout) or OPEN.broken(open_layout, layout)
+
+
+@HEAD
+def check_split_head(workload: Workload, layout: Layout) -> Found:
+    """A head that is split is the last of several layers, what stages hold is given for all alike, and every rank is connected."""
+    if len(workload.layers) < 2:
+        yield "split_head", "expected a layer before the head, which is the last one; found no other"
+    if workload.semantics is Semantics.TORCH or workload.updates is not None or len(layout.paths) > 1:
+        yield "split_head", "expected one path, steps that end before the next begins, and no torch semantics"
+    lists = {"static_bytes": workload.static_bytes}
+    if workload.data_parallel is not None:
+        lists["data_parallel.reduce_scatter_ns"] = workload.data_parallel.reduce_scatter_ns
+        lists["data_parallel.all_gather_ns"] = workload.data_parallel.all_gather_ns
+    for name, values in lists.items():
+        if len(values) > 1:
+            yield name, f"expected 1 value where the head has stages of its own, found {len(values)}"
+    last, ranks = len(workload.layers) - 1, layout.rank_of_stage
+    ends = {stage for stage, layers in enumerate(layout.layers_of_stage) for layer in range(*layers) if layer == last - 1}
+    for edge in workload.edges:
+        if edge.destination == last:
+            ends |= {stage for stage, layers in enumerate(layout.layers_of_stage) if edge.source in range(*layers)}
+    for end in sorted(ends):
+        for rank in range(workload.ranks):
+            for pair in ((ranks[end], rank), (rank, ranks[end])):
+                if rank != ranks[end] and not workload.network.connects(*pair):
+                    yield "split_head", f"nothing connects rank {pair[0]} to rank {pair[1]}, as the head's parts need"
 
 
 @SHAPE
@@ -182,6 +217,8 @@ def check_open_layout(open_layout: OpenLayout, layout: Layout) -> Found:
             if count > open_layout.chunks:
                 message = f"rank {rank} has {count} stages, expected at most {open_layout.chunks}, the job's chunks"
                 yield "rank_of_stage", message
+    if layout.split_head not in open_layout.heads:
+        yield "split_head", f"found {layout.split_head}, the job gives {' or '.join(map(str, open_layout.heads))}"
     bounds = open_layout.layers_of_stage
     if bounds is not None and layout.layers_of_stage != bounds:
         yield "layers_of_stage", f"found {list(layout.layers_of_stage)}, the job gives {list(bounds)}"

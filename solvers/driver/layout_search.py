@@ -152,8 +152,10 @@ def search_exactly(work: LayoutWork) -> None:
 
 
 def _is_small(workload: Workload, open_layout: OpenLayout) -> bool:
-    """Whether the layouts can be looked at one by one."""
+    """Whether the layouts can be looked at one by one; those of chains."""
     microbatches = workload.microbatches
+    if workload.edges or workload.slices or True in open_layout.heads:
+        return False
     if 3 * workload.ranks * microbatches > EXACT_OPS:
         return False
     layouts = list(islice(open_layouts(workload, open_layout), EXACT_LAYOUTS + 1))
@@ -199,8 +201,9 @@ def _wait_for_code(work: LayoutWork) -> None:
 
 
 def seek_layouts(work: LayoutWork, number: int) -> None:
-    """Seek layouts from the seed with this number; the best of them are options."""
-    if work.is_over:
+    """Seek layouts of chains from the seed with this number; the best of them are options."""
+    workload, open_layout = work.workload, replace(work.open_layout, heads=(False,))
+    if work.is_over or workload.edges or workload.slices or False not in work.open_layout.heads:
         return
     _wait_for_code(work)
     if work.is_over:
@@ -220,7 +223,7 @@ def seek_layouts(work: LayoutWork, number: int) -> None:
     with work.region():
         try:
             workers = WALKS if work.ops_of_two_chunks >= WALKS_OPS else 1
-            climb = LayoutClimb(work.workload, work.open_layout, seed=work.limits.seed + number, workers=workers)
+            climb = LayoutClimb(workload, open_layout, seed=work.limits.seed + number, workers=workers)
         except Unsupported as reason:
             work.tried("layouts", time.perf_counter() - begun, why_not=str(reason))
             return

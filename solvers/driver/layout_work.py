@@ -167,7 +167,7 @@ class LayoutWork(BestKnown):
 
         Bounds that take long are left out if the time is up.
         """
-        key = layout.rank_of_stage, layout.layers_of_stage, layout.recomputed
+        key = layout.rank_of_stage, layout.layers_of_stage, layout.recomputed, layout.split_head
         if key not in self.options:
             if verify_layout(self.workload, layout):
                 return None

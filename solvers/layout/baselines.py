@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from schedc.ir import Layout, OpenLayout, Placement, Semantics, Workload
 from schedc.lower.partition import balanced_partition
 from schedc.lower.placement import place, placement_name
+from schedc.lower.split_head import without_head
+from schedc.solvers.heuristics.greedy import Greedy
 from schedc.solvers.layout.layout_arrays import ScheduledLayout, scheduled_layout
 from schedc.solvers.templates import TEMPLATES
 
@@ -26,6 +28,8 @@ METHODS = {"unidirectional": ("1f1b", "zb-h1"), "loop": ("interleaved",), "wave"
 MIST_LIKE = "balanced unidirectional 1f1b"
 RECOMPUTED = " recomputed"
 """After the name of a layout all of whose stages recompute."""
+HEAD_SPLIT = ", split head"
+"""After the name of a layout whose head is split over the ranks."""
 
 
 class Attempt(NamedTuple):
@@ -52,8 +56,11 @@ def baselines(workload: Workload, open_layout: OpenLayout) -> tuple[ScheduledLay
 
 
 def attempts(workload: Workload, open_layout: OpenLayout) -> Iterator[Attempt]:
-    """The baselines; not every one works."""
+    """The baselines; not every one works. Where stages are a graph, or microbatches in slices, no template exists."""
     for name, layout in named_layouts(workload, open_layout).items():
+        if workload.edges or workload.slices or layout.split_head:
+            yield Attempt(name, "greedy", layout, f"{name} greedy", Greedy())
+            continue
         methods = METHODS.get(name.split()[1]) or [method for each in METHODS.values() for method in each]
         for method in methods:
             title = f"{name} {method}"
@@ -68,6 +75,16 @@ def named_layouts(workload: Workload, open_layout: OpenLayout) -> dict[str, Layo
     recomputed: where memory is short, layouts with room are far from those without. Some may be unsound: memory need not hold what
     they hold, nor every two ranks be connected.
     """
+    if open_layout.heads != (False,):
+        heads = {
+            head: named_layouts(without_head(workload) if head else workload, replace(open_layout, heads=(False,)))
+            for head in open_layout.heads
+        }
+        return {
+            f"{name}{HEAD_SPLIT if head else ''}": replace(layout, split_head=head)
+            for head, layouts in heads.items()
+            for name, layout in layouts.items()
+        }
     found = {}
     for name, placed in _placements(workload, open_layout).items():
         stages = range(len(placed.rank_of_stage))

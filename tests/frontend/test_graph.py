@@ -149,7 +149,7 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, rest: str, message: s
 @pytest.mark.parametrize("section", ["[slices]\ncount = 2\n", IDS.replace('"vision.0"', "0").replace('"text.1"', "3")])
 @pytest.mark.parametrize(
     "pipeline",
-    ['placement = "bidirectional"', 'semantics = "torch"', 'mode = "asynchronous"\nversions = "stash"', 'placement = "auto"'],
+    ['placement = "bidirectional"', 'semantics = "torch"', 'mode = "asynchronous"\nversions = "stash"'],
 )
 def test_what_is_for_chains_alone_is_refused(tmp_path: Path, section: str, pipeline: str) -> None:
     text = JOB.format(rest=section, microbatches=4)

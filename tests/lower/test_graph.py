@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
-from typing import Any
 
 import pytest
 
-from schedc.ir import Edge, Layer, Layout, Network, Placement, Workload, share_bytes
+from schedc.ir import Edge, Layer, Layout, Network, Workload, share_bytes
 from schedc.ir.costs import MessageCost
 from schedc.ir.ops import Kind, Op, sent_to
 from schedc.ir.workload import Device
 from schedc.lower.problem import problem_of
-from schedc.lower.split_head import split_head
+from schedc.verify.layout import verify_layout
 from schedc.verify.problem import verify_problem
 from schedc.verify.workload import verify_workload
 
@@ -158,15 +157,19 @@ def test_a_head_in_parts(seed: int) -> None:
     stages = random.randint(ranks, base) if ranks <= base else 0
     if not stages:
         return
-    placed = Placement(rank_of_stage=tuple(stage % ranks for stage in range(stages)), paths=(tuple(range(stages)),))
-    split, with_parts = split_head(workload, placed)
-    assert verify_workload(split) == ()
     cuts = [0, *sorted(random.sample(range(1, base), stages - 1)), base]
-    layers = (*pairwise(cuts), *((layer, layer + 1) for layer in range(base, base + ranks + 1)))
-    problem = problem_of(split, Layout(**dataclass_fields(with_parts), layers_of_stage=layers))
+    layout = Layout(
+        rank_of_stage=tuple(stage % ranks for stage in range(stages)),
+        paths=(tuple(range(stages)),),
+        layers_of_stage=tuple(pairwise(cuts)),
+        split_head=True,
+    )
+    assert verify_workload(workload) == verify_layout(workload, layout) == ()
+    problem = problem_of(workload, layout)
+    assert problem.layout is not None and problem.layout.placement == "explicit + split head"
     assert verify_problem(problem) == ()
     parts, join = problem.stages[stages:-1], problem.stages[-1]
-    assert [part.rank for part in parts] == list(range(ranks)) and join.rank == placed.rank_of_stage[-1]
+    assert [part.rank for part in parts] == list(range(ranks)) and join.rank == layout.rank_of_stage[-1]
     for name in ("backward_ns", "forward_ns"):
         whole = getattr(head, name)
         for at, value in enumerate(whole):
@@ -189,7 +192,3 @@ def plain_layout(cuts: list[int], ranks: int) -> Layout:
         paths=(tuple(range(len(layers))),),
         layers_of_stage=layers,
     )
-
-
-def dataclass_fields(placed: Placement) -> dict[str, Any]:
-    return {name: getattr(placed, name) for name in ("rank_of_stage", "paths", "placement")}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from schedc.analysis.bounds.layouts.graphs import head_in_parts, path_bound
 from schedc.analysis.bounds.layouts.one_stage import one_stage_bound
 from schedc.analysis.bounds.layouts.shared_ranks import graph_bound, shared_ranks_bound
 from schedc.analysis.bounds.lower_bounds import Bound
@@ -22,7 +23,8 @@ def layout_bound(workload: Workload, open_layout: OpenLayout) -> Bound:
     Proofs: `one_stage_bound`, where every rank has one stage; `shared_ranks_bound`. Both count compute and the pipeline's messages.
     All-gathers, the least of which ends before any forward begins, and reduce-scatters, the least of which begins after its stage's
     last backward, come on top for the makespan: some gather precedes all that is counted, and some scatter follows whatever
-    compute is the last. Of layers that are a graph only their work counts (`graph_bound`).
+    compute is the last. Of layers that are a graph, and where the head is split, only work (`graph_bound`) and the path of a
+    microbatch (`path_bound`) count.
 
     Args:
         workload: a workload that `schedc.verify.workload` accepts.
@@ -41,9 +43,17 @@ def layout_bound(workload: Workload, open_layout: OpenLayout) -> Bound:
         around_ns = min(parallel.reduce_scatter_ns) + min(parallel.all_gather_ns, default=0)
     if _everything_ns(workload) >= MOST_EXACT:
         return Bound(name=BoundName.LAYOUTS, value_ns=around_ns, detail="too long for exact arithmetic")
+    if True in open_layout.heads:
+        whole = replace(open_layout, heads=(False,))
+        least_ns = around_ns + max(
+            graph_bound(*head_in_parts(workload, open_layout)), path_bound(workload, open_layout, head_parts=workload.ranks)
+        )
+        if False in open_layout.heads:
+            least_ns = min(least_ns, layout_bound(workload, whole).value_ns)
+        return Bound(name=BoundName.LAYOUTS, value_ns=least_ns, detail="work of all ranks together, or a microbatch's path")
     if workload.edges:
-        value_ns = around_ns + graph_bound(workload, open_layout)
-        return Bound(name=BoundName.LAYOUTS, value_ns=value_ns, detail="work of all ranks together")
+        value_ns = around_ns + max(graph_bound(workload, open_layout), path_bound(workload, open_layout))
+        return Bound(name=BoundName.LAYOUTS, value_ns=value_ns, detail="work of all ranks together, or a microbatch's path")
     if workload.slices:
         workload = _slices_as_microbatches(workload)
     shared_ns = shared_ranks_bound(workload, open_layout)
