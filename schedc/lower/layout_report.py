@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from schedc.ir import Layout, Problem, Workload
 from schedc.lower.partition import balanced_partition
 from schedc.lower.problem import problem_of, stage_static_bytes
+from schedc.lower.split_head import with_split_head
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,7 +58,7 @@ def layout_report(workload: Workload, layout: Layout, problem: Problem, *, is_gi
         problem: the workload in it.
         is_given: whether the job gives the partition; only then it may be far from balanced by mistake.
     """
-    static = stage_static_bytes(workload, layout)
+    static = stage_static_bytes(*(with_split_head(workload, layout) if layout.split_head else (workload, layout)))
     rows = tuple(
         StageRow(
             rank=stage.rank,
@@ -69,7 +70,8 @@ def layout_report(workload: Workload, layout: Layout, problem: Problem, *, is_gi
         )
         for stage, work_ns, held in zip(problem.stages, _works_ns(problem), static, strict=True)
     )
-    notes, balanced = [], _balanced_where_far(workload, layout, problem) if is_given else None
+    divided = is_given and not layout.split_head
+    notes, balanced = [], _balanced_where_far(workload, layout, problem) if divided else None
     if balanced is not None:
         other, more = balanced
         notes.append(

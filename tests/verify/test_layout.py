@@ -54,7 +54,12 @@ def _workload(**changes: Any) -> Workload:
     return replace(WORKLOAD, **changes)
 
 
+SPLIT = Layout(layers_of_stage=((0, 1), (1, 2)), rank_of_stage=(0, 1), paths=((0, 1),), split_head=True)
 BROKEN = [
+    ("split-head", "split_head", replace(SHARED, layers=NUMBERED[:1]), SPLIT, "expected a layer before the head"),
+    ("split-head", "split_head", replace(SHARED, semantics=Semantics.TORCH), SPLIT, "expected one path, steps that end"),
+    ("split-head", "static_bytes", replace(SHARED, static_bytes=(1, 2)), SPLIT, "expected 1 value where the head has stages"),
+    ("split-head", "split_head", replace(SHARED, network=Network(site_of_rank=(0, 1))), SPLIT, "nothing connects rank 1 to rank 0"),
     ("stage-count", "layers_of_stage", WORKLOAD, _layout(layers_of_stage=((0, 3),)), "found 2 with a rank, 1 with layers"),
     ("stage-count", "paths", WORKLOAD, _layout(paths=()), "found none"),
     ("rank-range", "rank_of_stage[2]", SHARED, THREE, "rank 2 does not exist; the ranks are 0 to 1"),
@@ -111,5 +116,5 @@ def test_sound_ones_are_accepted(workload: Workload, layout: Layout) -> None:
 
 def test_every_check_is_run_and_is_tested() -> None:
     defined = {name.replace("_", "-") for name in re.findall(r"def check_(\w+)", Path(rules.__file__).read_text())}
-    assert set(rules.SHAPE.rules + rules.MEANING.rules + rules.OPEN.rules) == defined
+    assert set(rules.SHAPE.rules + rules.MEANING.rules + rules.OPEN.rules + rules.HEAD.rules) == defined
     assert defined - {"open-layout"} == {case[0] for case in BROKEN}  # which has tests beside the driver's

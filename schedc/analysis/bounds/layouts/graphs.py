@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 def path_bound(workload: Workload, open_layout: OpenLayout, *, head_parts: int = 1) -> int:
     """No layout has a schedule with a smaller makespan; 0 for the stage span.
 
-    Proof: of one microbatch (or slice), each layer's F follows the F of those that it takes from, and the part of its backward before
-    its gradient leaves, at least min(B, BW), follows that of those that take from it and give one back. No layer is computed faster
-    than on the fastest rank, but for half a nanosecond of rounding in each block of a stage where speeds are not 1. So the makespan is
-    at least the longest such path there and back. In a split head's place there is one of its parts.
+    Proof: of one microbatch (or slice), each layer's F follows the F of those that it takes from, and the part of its backward
+    before its gradient leaves, at least min(B, BW), follows that of those that take from it and give one back. No layer is computed
+    faster than on the fastest rank, but for half a nanosecond of rounding in each block of a stage where speeds are not 1. So the
+    makespan is at least the longest such path there and back. In a split head's place there is one of its parts.
 
     Args:
         workload: a workload that `schedc.verify.workload` accepts.
@@ -39,12 +39,16 @@ def path_bound(workload: Workload, open_layout: OpenLayout, *, head_parts: int =
 def head_in_parts(workload: Workload, open_layout: OpenLayout) -> tuple[Workload, OpenLayout]:
     """The workload with as many layers in the head's place as there are ranks, each of which takes no more than a part does."""
     *before, head = workload.layers
+
+    def shared(values: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(value // workload.ranks for value in values)
+
     part = replace(
         head,
-        **{
-            name: tuple(value // workload.ranks for value in getattr(head, name))
-            for name in ("forward_ns", "backward_input_ns", "backward_weight_ns", "backward_ns")
-        },
+        forward_ns=shared(head.forward_ns),
+        backward_input_ns=shared(head.backward_input_ns),
+        backward_weight_ns=shared(head.backward_weight_ns),
+        backward_ns=shared(head.backward_ns),
         forward_again_ns=None,
     )
     begin, given = len(before), open_layout.layers_of_stage
