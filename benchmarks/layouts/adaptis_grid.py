@@ -9,13 +9,12 @@ and 9). DeepSeek's experts are divided among the rest of a node of 8.
 Baselines, as in its section 5.1, with the embedding on the first stage and the head on the last one, beside an even share of the
 blocks: S-1F1B; I-1F1B with two chunks, "-" where a chunk would have no block; ZB, the better of ZB-H1 and ZB-H2 within memory;
 Mist-like, 1F1B on the partition with the least busy stage. Ours chooses partition, placement (at most two stages on a rank) and
-schedule. The speed-ups are the baselines' makespans over ours; the gap is to the bound over all layouts. No partition cuts the head in
-pieces: with 128K to 1024K tokens it costs as much as 1 to 22 blocks, and on 16 ranks often bounds every layout.
+schedule. The speed-ups are the baselines' makespans over ours; the gap is to the bound over all layouts. No partition cuts the
+head: with 128K to 1024K tokens it costs as much as 1 to 22 blocks, and on 16 ranks often bounds every layout. With `--head split`
+or `auto` ours may also split it over the ranks (docs/graphs.md), where that bound does not hold.
 
 The ablation is that of figure 10: what S-1F1B gains on Large, 8 ranks, 4K, by each of placement, schedule and partition alone, and
 by all three.
-
-With `--head split` or `auto` ours may also split the head over the ranks (docs/graphs.md), which breaks that bound.
 
 Run it as `python benchmarks/layouts/adaptis_grid.py ROWS.csv [--time-limit 10] [--per-rank 4] [--head auto] [--only-table]`. Cells
 that are finished are rows of the CSV and are not run again. Exit status 1: a mean is below the paper's.
