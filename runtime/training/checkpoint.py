@@ -91,21 +91,28 @@ def save_checkpoint(
     from schedc.runtime.training.beside import Writer, Writing
 
     optimizer, saved = optimizer or None, f"the others to save {path}"
+    given_calls = pipe.groups.everywhere((Path(path).name, beside), saved)
+
+    def check_calls() -> None:
+        names = sorted({name for name, _ in given_calls})
+        if len(names) > 1:
+            raise InvalidInput(
+                f"{path}: processes were given folders of different names, {', '.join(names)}; give all of them the same"
+            )
+        if len({*given_calls}) > 1:
+            raise InvalidInput(f"{path}: some processes save it beside steps, others do not; give all of them the same beside=")
+
+    if pipe.beside is None:  # before torch makes a group, in which a rank that has ended or does not come is waited for
+        pipe.groups.all_or_none_everywhere(check_calls, saved)
     if beside and pipe.beside is None:
-        pipe.groups.exchange(None, saved)  # a rank that has ended is mostly noticed at once here, but not while torch makes a group
         pipe.beside = Writer(pipe.groups.timeout_s)
     writer = pipe.beside
-
     pipe.gather()
-    given_names = sorted({*pipe.groups.everywhere(Path(path).name, saved)})
 
     def checked() -> dict[str, Any]:
         if writer is not None:
             writer.settle()
-        if len(given_names) > 1:
-            raise InvalidInput(
-                f"{path}: processes were given folders of different names, {', '.join(given_names)}; give all of them the same"
-            )
+        check_calls()
         if (Path(path) / METADATA).exists():
             raise InvalidInput(f"{path}: found a checkpoint, expected a new folder")
         try:

@@ -57,6 +57,9 @@ def test_training_goes_on_under_other_plans(four: Ranks, tmp_path: Path) -> None
         f"InvalidInput: {unknown}",
         f"CheckFailed: rank 0 has refused: {unknown}",
     ]
+    mixed = r"/new: some processes save it beside steps, others do not; give all of them the same beside=$"
+    for said in four.run(checkpoint_runs.refused, fitting, "mixed", path):
+        assert re.search(mixed, said), said
     for said in four.run(checkpoint_runs.refused, fitting, "shape", path):
         assert said.endswith("up.weight: found the shape [12, 6], expected [18, 6]")
         assert "\n" not in said
@@ -102,6 +105,19 @@ def test_beside_steps(two: Ranks, tmp_path: Path) -> None:
         assert half.endswith("that save_checkpoint has written; one that has not been written to its end")
         assert of_next.endswith("/step-11: was not written: No space left on device"), of_next
         assert of_end.endswith("/step-14: was not written: No space left on device"), of_end
+
+
+@pytest.mark.parametrize(
+    ("way", "zero"), [("data_parallel_group", None), ("data_parallel_group", 0), ("data_parallel_group", 1), ("swap_group", None)]
+)
+def test_beside_steps_of_pipelines_that_move_to_other_plans(four: Ranks, tmp_path: Path, way: str, zero: int | None) -> None:
+    """Each checkpoint has what there was between the two steps, and the job resumes with the last."""
+    plans = [made_by(method, 2, counts=[3, 3], zero=zero) for method in ("gpipe", "1f1b")]
+    found = four.run(checkpoint_runs.beside_moves, plans, str(tmp_path), way)
+    for each in found:
+        assert isinstance(each, tuple), each
+        assert each == (found[0][0], ["done", "done"], [True] * 4)
+    assert four.run(checkpoint_runs.beside_moves, plans, str(tmp_path), way, resumes=True) == [found[0][0]] * 4
 
 
 def test_the_last_whole_checkpoint(tmp_path: Path) -> None:

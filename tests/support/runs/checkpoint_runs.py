@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 import schedc.runtime
-from runs.harness import TOKENS, WIDTH, Layer, Run, loss_fn, make_batch, noting, relative_error, weights_of
+from runs.harness import TOKENS, WIDTH, Layer, Run, grid, load, loss_fn, make_batch, noting, relative_error, weights_of
 from runs.loss_runs import Tempered
 from schedc.errors import SchedcError
 from schedc.runtime.replicas.copies import weights_digest
@@ -152,6 +153,8 @@ def refused(rank: int, plan: Plan, way: str, path: str) -> str:
             if way == "pipeline":
                 other = optimizer_of([nn.Parameter(torch.ones(1))], "sgd")
                 save_checkpoint(pipe, f"{path}/new", other if (run.pipeline, run.rank) == (1, 0) else None)
+            if way == "mixed":
+                save_checkpoint(pipe, f"{path}/new", beside=(run.pipeline, run.rank) == (1, 0))
             model = nn.ModuleDict() if way == "model" else None
             load_checkpoint(pipe, path, optimizer_of(weights, "sgd") if way == "optimizer" else None, model=model)
             pipe.gather()
@@ -214,3 +217,61 @@ def beside(rank: int, plan: Plan, path: str) -> list[str]:
     last = last_checkpoint(path)
     assert last is not None
     return [*said, *lines, last[1].name]
+
+
+def beside_moves(process: int, plans: list[Plan], path: str, way: str, *, resumes: bool = False) -> Any:
+    """Ten steps of two pipelines that move to the second plan and back, while checkpoints are written slowly beside them.
+
+    Args:
+        process: this one.
+        plans: both.
+        path: where they are written.
+        way: `data_parallel_group` or `swap_group`.
+        resumes: load the last one, of step 8, and go on with the first plan; else write them.
+
+    Returns:
+        The losses from step 8 on; of each move the state; of each checkpoint, whether it has what there was when it was made.
+    """
+    ranks = plans[0].problem.ranks
+    pipeline, peers = grid(2, ranks)
+    zero = plans[0].problem.data_parallel is not None and plans[0].problem.data_parallel.zero_stage == 1
+    write = FileSystemWriter.write_data
+
+    def write_data(self: Any, *given: Any) -> Any:
+        time.sleep(0.2)
+        return write(self, *given)
+
+    FileSystemWriter.write_data = write_data  # type: ignore[method-assign,assignment]
+    losses, moves, kept, given = list[float](), list[Any](), dict[str, Any](), {"pipeline_group": pipeline, way: peers}
+    stages = dict(schedc.runtime.build_stages(layers(int(resumes)), plans[0], pipeline.rank()))
+    with load(plans[0], stages, **given) as pipe:
+        weights: Any = [shard.weight for shard in pipe.shards()] if zero else weights_of(stages)
+        optimizer = torch.optim.SGD(weights, lr=0.1) if zero else optimizer_of(weights, "adamw")
+        saved = None if zero else optimizer  # of ZeRO 1, which shards its state, it is refused
+        if resumes:
+            last = last_checkpoint(path)
+            assert last is not None and last[0] == 8
+            load_checkpoint(pipe, last[1], saved)
+        for step in range(8 if resumes else 0, 10):
+            at = step - process % 2  # ranks offer at different steps
+            if at in (2, 6) and not resumes:
+                moves.append(pipe.swap(plans[1 if at == 2 else 0]))
+            optimizer.zero_grad()
+            parts = 2 if way == "data_parallel_group" else 1
+            batch = [each.chunk(parts)[peers.rank() % parts] for each in make_batch(plans[0], step, parts)]
+            losses.append(pipe.step(*batch).item())
+            optimizer.step()
+            if step in (1, 3, 4, 7) and not resumes:
+                save_checkpoint(pipe, f"{path}/step-{step + 1}", saved, beside=True)
+                pipe.gather()
+                kept[f"step-{step + 1}"] = [weight.detach().clone() for weight in weights_of(stages)]
+    FileSystemWriter.write_data = write  # type: ignore[method-assign]
+    if resumes:
+        return losses
+    found = []
+    stages = dict(schedc.runtime.build_stages(layers(1), plans[1], pipeline.rank()))
+    with load(plans[1], stages, **given) as pipe:
+        for name, then in kept.items():
+            load_checkpoint(pipe, f"{path}/{name}")
+            found.append(all(map(torch.equal, then, weights_of(stages))))
+    return losses[8:], [move.state for move in moves], found
