@@ -455,6 +455,7 @@ def repartition_plan(
     conditions: Conditions | None = None,
     *,
     slow: Mapping[int, float] | None = None,
+    memory_limits: Mapping[int, int] | None = None,
     steps: int = 1000,
     pause_s: float = 0.0,
     bytes_per_parameter: float | None = None,
@@ -468,6 +469,8 @@ def repartition_plan(
         job: the plan's, whose profile has layers.
         conditions: what differs from the job's costs, as a monitor says; None: nothing.
         slow: by rank, how many times as long all that it computes takes, besides.
+        memory_limits: by rank, how many bytes it can hold: of everything where the job has `memory.capacity` (what is left of it
+            after the reserve), else of activations; what the job says of other ranks holds.
         steps: how many are to come like this.
         pause_s: what a move takes besides sending, in seconds.
         bytes_per_parameter: of weights and optimizer state together; None: the job's.
@@ -477,12 +480,14 @@ def repartition_plan(
     Raises:
         InvalidInput: the plan is not the job's, or a value is wrong.
         Unsupported: the plan has two paths.
+        Infeasible: no boundaries of the stages have room on their ranks.
+        NoPlanFound: no layout that has room was found.
     """
     from fractions import Fraction
 
     from schedc.adapt.repartition import repartition
     from schedc.io.location import Location, show
-    from schedc.ir.conditions import AS_PLANNED, Conditions
+    from schedc.ir.conditions import AS_PLANNED, MOST, Conditions
     from schedc.ir.ops import Kind
 
     given = conditions or AS_PLANNED
@@ -494,11 +499,16 @@ def repartition_plan(
             )
         for kind in (Kind.F, Kind.B, Kind.W):
             slowdown[rank, kind] = slowdown.get((rank, kind), 1.0) * factor
+    for rank, size_bytes in (memory_limits or {}).items():
+        if not 0 <= rank < plan.problem.ranks or not isinstance(size_bytes, int) or not 0 <= size_bytes <= MOST:
+            expected = f"whole numbers from 0 to {MOST} for ranks from 0 to {plan.problem.ranks - 1}"
+            raise Location("memory_limits").refuse(f"{rank}: {show(size_bytes)}", expected)
     return repartition(
         plan,
         job.workload,
         Conditions(links=given.links, slowdown=slowdown),
         steps=steps,
+        memory_limits=memory_limits,
         pause_ns=round(pause_s * 1e9),
         bytes_per_parameter=None if bytes_per_parameter is None else Fraction(str(bytes_per_parameter)),
         method=method,

@@ -1,13 +1,15 @@
-"""Layers that move between ranks when a rank's compute slows down: a plan and what has changed in, another layout and its plan out.
+"""Layers that move off a rank that computes slower, or can hold less: a plan and a change in, another layout and its plan out.
 
-A re-planned order cannot help a rank that has too much work; fewer layers can. Ranks keep their stages, so that no pipeline link is
-new. What is maximized is what the job gains: the time that all steps to come save, less the time that the move takes. Nothing
-depends on a clock. There are two searches:
+A re-planned order cannot help a rank that has too much work or too many weights; fewer layers can. Ranks keep their stages, so
+that no pipeline link is new. What is maximized is what the job gains: the time that all steps to come save, less the time that the
+move takes. Nothing depends on a clock. There are two searches:
 
 - `transfer` begins with the layout that runs, and gives layers from stage to stage, one at a time: also past others, which then
   pass one on (`solvers.layout.moves.transferred`). It stops where no such change gains more.
 - `condensation` tries all boundaries between blocks, each of which ends with one of the layers that take the most time
   (`schedc.adapt.condensation`; DynPipe, section V.B, Algorithm 2).
+
+Where no order of the layers as they are has room, they have to move: both begin with a layout that has (`schedc.adapt.room`).
 """
 
 from __future__ import annotations
@@ -15,17 +17,19 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from itertools import pairwise, permutations
-from math import ceil
+from math import ceil, inf
 from typing import TYPE_CHECKING, Literal, get_args
 
 from schedc import __version__
 from schedc.adapt.condensation import condensed_layouts
 from schedc.adapt.replan import replan
+from schedc.adapt.room import limited, with_room
 from schedc.analysis.bounds.lower_bounds import simple_bound
+from schedc.analysis.bounds.residency import rank_without_room
 from schedc.analysis.simulation.memory import exceeded_limit
 from schedc.analysis.simulation.simulate import simulate
 from schedc.compile.certify import certify
-from schedc.errors import InvalidInput, Unsupported
+from schedc.errors import InvalidInput, NoPlanFound, Unsupported
 from schedc.ir import FREE, Conditions, Kind, Link, MadeBy, Plan, Problem, Schedule, Workload
 from schedc.lower.problem import problem_of, problem_under
 from schedc.solvers.heuristics.rule_table import RuleTable
@@ -55,8 +59,12 @@ class Repartition:
     """Of each of the job's layers that moves, the rank that has it and the rank that takes it; empty: the layout stays."""
     running_ns: int
     """The objective under the conditions with the layout and the orders that run."""
+    running_fits: bool
+    """Whether ranks have room for these orders."""
     stay_ns: int
     """The objective if only the orders change (`schedc.adapt.replan`)."""
+    stay_fits: bool
+    """Whether ranks have room for such orders; if not, `stay_ns` is `running_ns`, and layers have to move."""
     objective_ns: int
     """The plan's, by the simulator."""
     moved_bytes: int
@@ -64,7 +72,7 @@ class Repartition:
     move_ns: int
     """How long the move takes."""
     gain_ns: int
-    """What the job gains until the steps to come have run, with the move; at least 0."""
+    """What the job gains until the steps to come have run, with the move; at least 0, where layers do not have to move."""
 
 
 def repartition(
@@ -73,6 +81,7 @@ def repartition(
     conditions: Conditions,
     *,
     steps: int,
+    memory_limits: Mapping[int, int] | None = None,
     pause_ns: int = 0,
     bytes_per_parameter: Fraction | None = None,
     method: RepartitionMethod = "transfer",
@@ -86,6 +95,8 @@ def repartition(
             ranks. Its layers are what can move: a job with costs by stage has none.
         conditions: what differs from the job's costs.
         steps: how many are to come under these conditions.
+        memory_limits: by rank, how many bytes it can hold then: of everything where the workload says its capacity, else of
+            activations. Ranks that are not named hold what the workload says.
         pause_ns: what a move takes besides sending: agreeing, building stages, loading the plan.
         bytes_per_parameter: of weights and optimizer state together; None: all that a layer holds all the time.
         method: which search.
@@ -96,6 +107,8 @@ def repartition(
         InvalidInput: the plan is none of the workload, a number is too small, there is no such method, `top_k` is another's or
             makes too many layouts, or a link has a `transfer` that says nothing of layers.
         Unsupported: the plan has two paths.
+        Infeasible: no boundaries of the stages have room.
+        NoPlanFound: no layout that has room was found.
     """
     if steps < 0 or pause_ns < 0:
         raise InvalidInput(f"steps and pause_ns: found {steps} and {pause_ns}, expected numbers of at least 0")
@@ -103,7 +116,7 @@ def repartition(
         raise InvalidInput(f"method: found {method!r}, expected {' or '.join(get_args(RepartitionMethod))}")
     if top_k is not None and (method != "condensation" or top_k < 1):
         raise InvalidInput(f"top_k: found {top_k} with method {method}, expected a number of at least 1 with method condensation")
-    start, placement = _draft(plan, workload), plan.problem.placement
+    start, placement, workload = _draft(plan, workload), plan.problem.placement, limited(workload, memory_limits or {})
     moving = [
         layer.static_bytes if bytes_per_parameter is None else ceil(bytes_per_parameter * layer.parameters)
         for layer in workload.layers
@@ -113,18 +126,8 @@ def repartition(
     own = problem_of(workload, start.layout(placement))
     if own != plan.problem:  # the conditions differ from the job's costs
         plan = replace(plan, problem=replace(own, data_parallel=plan.problem.data_parallel))
-    proposal = replan(plan, conditions)
-    stay_ns = proposal.objective_ns
-    stays = Repartition(
-        plan=proposal.plan,
-        moved={},
-        running_ns=proposal.running_ns,
-        stay_ns=stay_ns,
-        objective_ns=stay_ns,
-        moved_bytes=0,
-        move_ns=0,
-        gain_ns=0,
-    )
+    stays = _stays(plan, conditions)
+    stay_ns = stays.stay_ns
 
     def sizes_of(draft: LayoutArrays) -> dict[tuple[int, int], int]:
         """How many bytes move from each rank to each other."""
@@ -133,7 +136,7 @@ def repartition(
             sizes[source, destination] += moving[layer]
         return sizes
 
-    best, best_gain_ns, made, seen = start, 0, None, {start}
+    best, best_gain_ns, made, seen = start, 0.0, None, {start}
 
     def most_gain_ns(draft: LayoutArrays) -> tuple[int, int, Problem] | None:
         """What it gains at most, what of that the move costs, and its problem; None: there is no room for its weights."""
@@ -149,7 +152,7 @@ def repartition(
         found = _schedule(problem, RuleTable(climb_ops=0))
         if found is None or steps * (stay_ns - found[1]) - move_ns <= best_gain_ns:
             return False
-        best, best_gain_ns, made = draft, steps * (stay_ns - found[1]) - move_ns, (problem, *found)
+        best, best_gain_ns, made = draft, float(steps * (stay_ns - found[1]) - move_ns), (problem, *found)
         return True
 
     def neighbours(now: LayoutArrays) -> Iterator[LayoutArrays]:
@@ -160,6 +163,11 @@ def repartition(
                 seen.add(draft)
                 yield draft
 
+    if not stays.stay_fits:
+        best, best_gain_ns = with_room(workload, start, placement), -inf
+        seen.add(best)
+        if (bounded := most_gain_ns(best)) is not None:
+            timed(best, *bounded[1:])
     better = method == "transfer"
     while better and len(seen) < MOST_LAYOUTS:
         better = False
@@ -174,6 +182,8 @@ def repartition(
             if bounded[0] <= best_gain_ns:  # and so it is of all that follow
                 break
             timed(draft, *bounded[1:])
+    if made is None and not stays.stay_fits:
+        raise NoPlanFound(f"{workload.name}: no schedule was found for which all ranks have room")
     if made is None:
         return stays
     problem, schedule, objective_ns = made
@@ -191,6 +201,34 @@ def repartition(
         moved_bytes=sum(sizes.values()),
         move_ns=move_ns,
         gain_ns=steps * (stay_ns - objective_ns) - move_ns,
+    )
+
+
+def _stays(plan: Plan, conditions: Conditions) -> Repartition:
+    """What is best if no layer moves; where ranks have room for no order, the plan that runs."""
+    problem, schedule = problem_under(plan.problem, conditions), plan.schedule()
+    running_fits = stay_fits = exceeded_limit(problem, schedule) is None
+    if running_fits:
+        proposal = replan(plan, conditions)
+        plan, running_ns, stay_ns = proposal.plan, proposal.running_ns, proposal.objective_ns
+    else:
+        running_ns = stay_ns = simulate(problem, schedule).objective_ns(problem.objective)
+        found = None if rank_without_room(problem) else _schedule(problem, RuleTable())
+        stay_fits = found is not None
+        if found is not None:
+            made_by = MadeBy(schedc=__version__, method=METHOD, job_sha256=plan.made_by.job_sha256)
+            plan, stay_ns = certify(problem, found[0], made_by, bounds=(simple_bound(problem),)), found[1]
+    return Repartition(
+        plan=plan,
+        moved={},
+        running_ns=running_ns,
+        running_fits=running_fits,
+        stay_ns=stay_ns,
+        stay_fits=stay_fits,
+        objective_ns=stay_ns,
+        moved_bytes=0,
+        move_ns=0,
+        gain_ns=0,
     )
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
-from itertools import combinations, pairwise, permutations
+from itertools import combinations, permutations
 from random import Random
 
 import pytest
+from inputs.chains import LAYERS, RANKS, STEPS, layout, slow, workload
 from inputs.few_plans import few_plan
 from inputs.plans import plan_of
 
@@ -18,56 +19,12 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput, Unsupported
 from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState
 from schedc.ir.costs import MessageCost
-from schedc.ir.layout import Layout
 from schedc.ir.network import Network
-from schedc.ir.ops import Kind
-from schedc.ir.workload import Device, Layer, Workload
+from schedc.ir.workload import Device, Workload
 from schedc.lower.problem import problem_of, problem_under, static_bytes
 from schedc.solvers.heuristics.rule_table import RuleTable
 from schedc.solvers.layout.layout_arrays import LayoutArrays
 from schedc.verify.plan.checks import verify_plan
-
-RANKS, LAYERS, STEPS = 3, 9, 100
-
-
-def workload(random: Random, *, capacity: int | None = None) -> Workload:
-    """Layers of any length on three ranks."""
-    layers = []
-    for position in range(LAYERS):
-        forward, gradient, weight = (random.randint(5, 15) * 1000 for _ in range(3))
-        layers.append(
-            Layer(
-                forward_ns=(forward,),
-                backward_input_ns=(gradient,),
-                backward_weight_ns=(weight,),
-                backward_ns=(gradient + weight,),
-                activation_bytes=2,
-                activation_after_input_bytes=1,
-                message_bytes=1,
-                gradient_message_bytes=1,
-                parameters=(count := random.randint(1, 9)),
-                static_bytes=4 * count,
-                position=(position, position + 1),
-            )
-        )
-    return Workload(
-        name="chain",
-        microbatches=4,
-        layers=tuple(layers),
-        devices=(Device(capacity_bytes=capacity),) * RANKS,
-        network=Network(site_of_rank=(0,) * RANKS, within=MessageCost(latency_ns=500, bytes_per_second=10**8)),
-    )
-
-
-def layout(cuts: tuple[int, ...]) -> Layout:
-    bounds = tuple(pairwise((0, *cuts, LAYERS)))
-    return Layout(
-        rank_of_stage=tuple(range(RANKS)), paths=(tuple(range(RANKS)),), layers_of_stage=bounds, placement="unidirectional"
-    )
-
-
-def slow(rank: int, factor: float) -> Conditions:
-    return Conditions(slowdown={(rank, kind): factor for kind in (Kind.F, Kind.B, Kind.W)})
 
 
 @pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 10), marks=pytest.mark.slow)])

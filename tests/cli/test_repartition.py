@@ -67,9 +67,36 @@ def test_condensation_is_a_method(plan: Path) -> None:
     assert found[()]["gain_ns"] > 0 and found["--top-k", 32]["gain_ns"] >= found["--top-k", 4]["gain_ns"]
 
 
+def test_a_rank_that_can_hold_less(plan: Path, tmp_path: Path) -> None:
+    out = tmp_path / "moved.json"
+    done = schedc("repartition", plan, "--job", JOB, "--memory-limit", "0=20 GiB", "--memory-limit", "3=70GiB", "-o", out)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("llama-3b: rank 0 can hold 20 GiB, rank 3 can hold 70 GiB; step ")
+    assert " as it runs, for which there is no room, nor for other orders, " in lines[0]
+    assert any(line.split()[1:] == ["0", "1"] for line in lines), done.stdout
+    assert lines[-1].endswith(" longer than as it runs")
+    assert schedc("verify", out).returncode == 0
+    assert json.loads(out.read_text())["costs"]["memory_limit_bytes"][0] == round((20 - 17.9) * 2**30)
+    found = json.loads(schedc("repartition", plan, "--job", JOB, "--memory-limit", "0=30GiB", "--json").stdout)
+    assert (found["running_fits"], found["stay_fits"]) == (False, True)
+    done = schedc("repartition", plan, "--job", JOB, "--memory-limit", "0=17GiB", "-o", tmp_path / "none.json")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith("schedc: llama-3b: no boundaries of the stages have room on their ranks: in the best ones found")
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "none.json").exists()
+
+
 def test_refusals(plan: Path) -> None:
     for options, line in (
-        ((), "found nothing that has changed, expected --slow RANK=FACTOR or --links RANKS=LATENCY"),
+        ((), "found nothing that has changed, expected --slow RANK=FACTOR, --links RANKS=LATENCY or --memory-limit RANK=SIZE"),
+        (("--memory-limit", "4=1GiB"), '--memory-limit: found "4=1GiB", expected a rank from 0 to 3'),
+        (
+            ("--memory-limit", "1=1GiB", "--memory-limit", "1=2GiB"),
+            '--memory-limit: found "1=2GiB", expected each rank at most once',
+        ),
+        (("--memory-limit", "1=20"), '--memory-limit: found "1=20", expected RANK=SIZE, as in 2=20GiB'),
+        (("--memory-limit", "20GiB"), '--memory-limit: found "20GiB", expected RANK=SIZE, as in 2=20GiB'),
         (("--slow", "4=1.3"), '--slow: found "4=1.3", expected a rank from 0 to 3'),
         (("--slow", "1=2", "--slow", "1=3"), '--slow: found "1=3", expected each rank at most once'),
         (("--slow", "2:1.3"), '--slow: found "2:1.3", expected RANK=FACTOR with a number above 0, as in 2=1.3'),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import pytest
 from inputs.few_plans import made_by
 from runs import pressure_runs
 
+import schedc
 from schedc.runtime.adapt.memory_pressure import free_in
 
 if TYPE_CHECKING:
@@ -52,6 +54,34 @@ def test_pipelines_of_a_swap_group_move_together(four: Ranks) -> None:
     found: list[Any] = four.run(pressure_runs.with_peers, PLANS)
     assert [(name, warned) for name, _, warned in found] == [("tight", int(process == 2)) for process in range(4)]
     assert len({step for _, step, _ in found}) == 1
+
+
+def test_layers_leave_a_rank_that_has_too_little(two: Ranks, tmp_path: Path) -> None:
+    """Its warning is answered by another layout for the memory that there is: losses are those of this layout from the start."""
+    layers = [{"forward": "10 us", "backward": "20 us", "activation": "1 B", "parameters": 1, "message": "1 B"} for _ in range(6)]
+    (tmp_path / "profile.json").write_text(json.dumps({"format": "schedc.profile", "version": 1, "layers": layers}))
+    job = tmp_path / "job.toml"
+    job.write_text(
+        """
+        [pipeline]
+        ranks = 2
+        microbatches = 4
+        partition = [3, 3]
+        split_backward = false
+        [profile]
+        path = "profile.json"
+        [memory]
+        capacity = ["9 B", "100 B"]
+        bytes_per_parameter = 1
+        """
+    )
+    set_to: tuple[dict[str, Any], ...] = ({}, {"pipeline.partition": [2, 4]})
+    plans = [schedc.compile_job(schedc.read_job(job, set=each), method="1f1b").plan for each in set_to]
+    found: list[Any] = two.run(pressure_runs.relieved, plans[0], job, 12, 3)
+    usual = two.run(pressure_runs.relieved, plans[1], job, 12, None)
+    assert [layers for _, layers, _ in found] == [layers for _, layers, _ in usual] == [[0, 1], [2, 3, 4, 5]]
+    assert [losses for losses, *_ in found] == [losses for losses, *_ in usual]
+    assert [len(said) for *_, said in found] == [1, 0]
 
 
 NUMBERS = "found least_free_bytes=-1 and look_s=0.02, expected numbers from 0 and above 0"

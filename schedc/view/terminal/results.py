@@ -247,10 +247,15 @@ def assignment_json(found: Assignment) -> dict[str, Any]:
     }
 
 
-def shown_repartition(given: Plan, found: Repartition, *, slow: Mapping[int, float], steps: int) -> Iterator[Block]:
+def shown_repartition(
+    given: Plan, found: Repartition, *, slow: Mapping[int, float], limits: Mapping[int, int], steps: int
+) -> Iterator[Block]:
     """What the step takes, which layers move, and what that is worth."""
-    ranks = ", ".join(f"rank {rank} takes {factor:g} times as long" for rank, factor in sorted(slow.items()))
-    runs = f"step {duration(found.running_ns)} as it runs, {duration(found.stay_ns)} with the best orders"
+    changed = [f"rank {rank} takes {factor:g} times as long" for rank, factor in sorted(slow.items())]
+    changed += [f"rank {rank} can hold {size(limit)}" for rank, limit in sorted(limits.items())]
+    ranks = ", ".join(changed)
+    runs = f"step {duration(found.running_ns)} as it runs{'' if found.running_fits else ', for which there is no room'}"
+    runs += f", {duration(found.stay_ns)} with the best orders" if found.stay_fits else ", nor for other orders"
     moves = f", {duration(found.objective_ns)} with the best layers" if found.moved else ""
     yield Line(f"{given.name}: {ranks + '; ' if ranks else ''}{runs}{moves}", "bold", soft=True)
     if not found.moved:
@@ -261,14 +266,15 @@ def shown_repartition(given: Plan, found: Repartition, *, slow: Mapping[int, flo
     sent = f"{size(found.moved_bytes)} move in each pipeline"
     if not found.moved_bytes:
         sent = "sending is not counted, as the job does not say how large its layers are"
-    took = f"the move takes {duration(found.move_ns)}; {counted(steps, 'step')} gain {duration(found.gain_ns)}"
+    gain = f"gain {duration(found.gain_ns)}" if found.stay_fits else f"take {duration(-found.gain_ns)} longer than as it runs"
+    took = f"the move takes {duration(found.move_ns)}; {counted(steps, 'step')} {gain}"
     yield Line(f"{sent}; {took}", soft=True)
 
 
 def repartition_json(given: Plan, found: Repartition) -> dict[str, Any]:
     """The object of `repartition --json`."""
     moved = [{"layer": layer, "from": source, "to": destination} for layer, (source, destination) in sorted(found.moved.items())]
-    times = picked(found, "running_ns stay_ns objective_ns moved_bytes move_ns gain_ns")
+    times = picked(found, "running_ns running_fits stay_ns stay_fits objective_ns moved_bytes move_ns gain_ns")
     return {"plan": given.name, "moved": moved, **times}
 
 

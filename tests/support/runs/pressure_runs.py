@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+import schedc
+from runs.exchange_runs import builder, optimizer_of
 from runs.harness import Run, grid, load, make_batch, make_stages, noting
 from schedc.errors import Unsupported
-from schedc.runtime.adapt.memory_pressure import MemoryWatch
+from schedc.runtime.adapt.memory_pressure import MemoryWatch, PressureEvent
+from schedc.runtime.adapt.migration import Migration, begin_migration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from schedc.ir import Plan
 
@@ -118,3 +122,47 @@ def with_peers(process: int, plans: Sequence[Plan]) -> tuple[str, int | None, in
                 steps += 1
         assert watch.swap is not None
         return pipe.plan.name, watch.swap.step, len(watch.events)
+
+
+def relieved(rank: int, plan: Plan, path: Path, steps: int, pressed: int | None) -> tuple[list[float], list[int], list[str]]:
+    """Rank 0 has too little memory from a step on, and its layers migrate to where `repartition_plan` says.
+
+    Args:
+        rank: this one.
+        plan: the job's.
+        path: of the job.
+        steps: how many.
+        pressed: before which step; None: never.
+
+    Returns:
+        The losses; the numbers of the layers of this rank at the end; what the watch said.
+    """
+    job, build = schedc.read_job(path), builder(0.0)
+    stages, losses, free = build(plan, rank), list[float](), [10]
+    optimizer = optimizer_of("adamw", stages)
+    lacking, migration = dict[int, int](), None
+
+    def tell(event: PressureEvent) -> None:
+        lacking[event.rank] = event.lacking_bytes
+
+    with warnings.catch_warnings(), load(plan, stages) as pipe:
+        warnings.simplefilter("ignore", RuntimeWarning)
+        with MemoryWatch(pipe, least_free_bytes=LEAST, free_bytes=lambda: free[0], on_warning=tell, look_s=0.002) as watch:
+            for step in range(steps):
+                if step == pressed and rank == 0:
+                    free[0] = LEAST - 2
+                    while not lacking:
+                        time.sleep(0.002)
+                losses.append(pipe.step(*make_batch(plan, step)).item())
+                optimizer.step()
+                optimizer.zero_grad()
+                every: list[Any] = [None] * dist.get_world_size()
+                dist.all_gather_object(every, dict(lacking))
+                limits = {of: (job.workload.devices[of].capacity_bytes or 0) - size for each in every for of, size in each.items()}
+                if limits and migration is None:
+                    found = schedc.repartition_plan(pipe.plan, job, memory_limits=limits)
+                    migration = begin_migration(pipe, optimizer, found.plan, build=build)
+                elif isinstance(migration, Migration):
+                    migration.between_steps()
+        first, last = pipe.plan.problem.stages[rank].layers or (0, 0)
+    return losses, [*range(first, last)], [str(event) for event in watch.events]
