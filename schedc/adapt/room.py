@@ -47,7 +47,7 @@ def with_room(workload: Workload, running: LayoutArrays, placement: str | None) 
     """A layout in which nothing is lacking, from the one that runs by few transfers; that one itself, if it has room.
 
     Raises:
-        Infeasible: there is none: each rank has one stage, and none recomputes.
+        Infeasible: there is none: each rank has one stage, none recomputes, and the model is a chain without slices.
         NoPlanFound: none was found.
     """
     now, lacking = running, lacking_bytes(workload, running, placement)
@@ -60,7 +60,8 @@ def with_room(workload: Workload, running: LayoutArrays, placement: str | None) 
         return now
     rank = next(rank for rank, each in enumerate(lacking) if each)
     said = f"rank {rank} lacks {format_bytes(lacking[rank])} for one microbatch"
-    exact = len(set(running.ranks)) == len(running.ranks) and not any(running.again)
+    is_chain = not workload.edges and not workload.slices
+    exact = is_chain and len({*running.ranks}) == len(running.ranks) and not any(running.again)
     if not exact:
         raise NoPlanFound(f"{workload.name}: no layout was found that has room: in the best one {said}")
     cuts = _cuts_with_room(workload, running)
