@@ -26,9 +26,9 @@ from rich.table import Table
 from schedc.analysis.simulation.simulate import event_loop
 from schedc.compiled.compiler import compiled
 from schedc.solvers.common.base import Limits
-from schedc.solvers.kernel.climb import climb, climb_mixing, climb_without_reserves
-from schedc.solvers.kernel.list_kernel import run_rule
-from schedc.solvers.kernel.order_climb import polish
+from schedc.solvers.kernel.climb import climb_mixing, climb_with_reserves, climb_without_reserves
+from schedc.solvers.kernel.list_kernel import run_chain_rule
+from schedc.solvers.kernel.order_climb import polish_chain
 from schedc.study.bench.instances import instances
 from schedc.study.bench.run import run
 
@@ -38,7 +38,14 @@ if TYPE_CHECKING:
     from schedc.study.bench.instances import Instance
 
 SETS = "m70:60,large:15,m70-wave:10,m70-loop:10,pipemorph:6,zero-bubble:6"
-KERNELS: tuple[Callable[..., object], ...] = (climb_without_reserves, climb_mixing, climb, run_rule, polish, event_loop)
+KERNELS: tuple[Callable[..., object], ...] = (
+    climb_without_reserves,
+    climb_mixing,
+    climb_with_reserves,
+    run_chain_rule,
+    polish_chain,
+    event_loop,
+)
 """What the searches run is compiled, or found in the cache, before anything is timed."""
 
 

@@ -55,7 +55,7 @@ def fuse_backwards(problem: Problem, schedule: Schedule, *, tables: Tables | Non
         schedule: valid for the problem.
         tables: the problem's lookups, where the caller has them already.
     """
-    if not fusing_saves_time(problem):
+    if not fusing_saves_time(problem) or problem.edges or problem.slices:
         return schedule
     tables = tables or tables_of(problem)
     state = _state(problem, tables, schedule)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from msgspec import Meta, Struct
 
+from schedc.errors import Unsupported
 from schedc.io.conform import conform
 from schedc.ir import Kind, Problem, Schedule, Stage
 from schedc.solvers.common.base import Climbing
@@ -46,12 +47,25 @@ class Method(Struct, frozen=True, forbid_unknown_fields=True):
     """Its place in lists, and in what `auto` tries: of equal schedules the first is kept."""
     steps_overlap: ClassVar[bool] = False
     """Whether it makes periods, for problems whose steps overlap, and for no others; else it is for others alone."""
+    graphs: ClassVar[bool] = False
+    """Whether it plans stages that are a graph; a chain is no graph here."""
+    slices: ClassVar[bool] = False
+    """Whether it plans microbatches in slices."""
 
     def __init_subclass__(cls, **config: Any) -> None:
         """Keep a class that has a name."""
         super().__init_subclass__(**config)
         if cls.name:
             METHODS[cls.name] = cls
+
+    @classmethod
+    def misfit(cls, problem: Problem) -> str:
+        """Why it is not for this problem, whatever its numbers: what it needs, in one line; empty: it is."""
+        if problem.edges and not cls.graphs:
+            return f"{cls.name} needs stages that are a chain; this job has edges"
+        if problem.slices and not cls.slices:
+            return f"{cls.name} needs whole microbatches; this job has slices"
+        return ""
 
     @classmethod
     def parse(cls, text: str, location: Location) -> Self:
@@ -88,7 +102,9 @@ class Constructive(Method, frozen=True):
         raise NotImplementedError
 
     def __call__(self, problem: Problem) -> Schedule:
-        """As `construct`."""
+        """As `construct`; also refuses a graph, or slices, that it does not plan."""
+        if why_not := self.misfit(problem):
+            raise Unsupported(why_not)
         return self.construct(problem)
 
 

@@ -29,9 +29,10 @@ from schedc.solvers.common.method import FUSED, MIXED, SMALL_OPS, Constructive, 
 from schedc.solvers.common.microbatch_order import order_is_open
 from schedc.solvers.driver.registry import constructive, is_auto, is_constructive, method_named, methods, search_of
 from schedc.solvers.heuristics.greedy import ONE_RULE
-from schedc.solvers.kernel.climb import climb_mixing, climb_without_reserves
-from schedc.solvers.kernel.list_kernel import run_rule
-from schedc.solvers.kernel.order_climb import polish
+from schedc.solvers.kernel.climb import climb, climb_mixing, climb_without_reserves
+from schedc.solvers.kernel.joints import takes_joints
+from schedc.solvers.kernel.list_scheduler import rule_kernel
+from schedc.solvers.kernel.order_climb import polish_kernel
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
@@ -98,6 +99,8 @@ def solve(
         raise InvalidInput(f"method {method!r} is not for steps that {steps}; expected auto, {known_names}")
     searches = () if at_once else _auto_searches(problem) if auto else ((method, 1.0),)
     runs = [(search, search_of(search), share) for search, share in searches]  # a wrong option is refused at once
+    if auto:
+        runs = [run for run in runs if not run[1].misfit(problem)]
     if at_once:
         settings = replace(settings, on_method=ignore)  # there is one
     incumbent = Incumbent(problem=problem, bound_ns=bound_ns, bound_by=bound_by, settings=settings)
@@ -114,10 +117,11 @@ def solve(
         elif not known:
             _begin(incumbent, constructive_s)
         can_wait = auto and limits.clock_s is not None and not overlap
-        if can_wait and problem.num_ops <= CPSAT_OPS and not at_hand(_climb(problem)):
+        meanwhile = search_of("cpsat")
+        if can_wait and problem.num_ops <= CPSAT_OPS and not meanwhile.misfit(problem) and not at_hand(_climb(problem)):
             assert limits.clock_s is not None
             left_s = max(limits.clock_s - incumbent.seconds, MEANWHILE_S)
-            runs.insert(0, ("cpsat", search_of("cpsat"), MEANWHILE_S / left_s))
+            runs.insert(0, ("cpsat", meanwhile, MEANWHILE_S / left_s))
         with incumbent.alarm(limits.clock_s):
             _search(incumbent, runs, limits, by_name=not auto)
             if can_wait:
@@ -146,14 +150,15 @@ def _begin(incumbent: Incumbent, time_s: float | None) -> None:
         with incumbent.alarm(time_s):
             try_methods(incumbent, candidate_names(problem))
         return
-    climb, saves_time = _climb(problem), fusing_saves_time(problem)
+    first, saves_time = _climb(problem), fusing_saves_time(problem)
     if problem.num_ops > SMALL_OPS:
-        compile_ahead(climb, polish, run_rule)  # the last for the next job, if this one takes as long
+        compile_ahead(first, polish_kernel(problem), rule_kernel(problem))  # the last for the next job, if this one takes as long
     with incumbent.alarm(time_s):
         try_methods(incumbent, candidate_names(problem), mix=saves_time)
     # May wait for compiled code, or load it, which takes longer than the others.
     if incumbent.schedule is None or incumbent.gap > incumbent.limits.gap:
-        compile_ahead(climb, *((run_rule,) if saves_time or order_is_open(problem) else ()), polish)
+        rule = (rule_kernel(problem),) if saves_time or order_is_open(problem) else ()
+        compile_ahead(first, *rule, polish_kernel(problem))
         tables = ("rule-table", f"rule-table{FUSED}") if saves_time or fusing_frees(problem) else ("rule-table",)
         with incumbent.alarm(time_s):
             try_methods(incumbent, tables, mix=saves_time)
@@ -163,6 +168,8 @@ def _begin(incumbent: Incumbent, time_s: float | None) -> None:
 
 def _climb(problem: Problem) -> Callable[..., Any]:
     """The kernel on which the local searches wait."""
+    if takes_joints(problem):
+        return climb
     return climb_mixing if fusing_saves_time(problem) else climb_without_reserves
 
 
@@ -182,7 +189,7 @@ def _search(incumbent: Incumbent, runs: Iterable[tuple[str, Search, float]], lim
         slice_s = None if left_s is None else share * left_s
         work = None if limits.deterministic is None else share * max(0.0, limits.deterministic - incumbent.work)
         incumbent.settings.on_method(name)
-        run = partial(search.improve, incumbent, replace(limits, time_s=slice_s, deterministic=work))
+        run = partial(_improve, search, incumbent, replace(limits, time_s=slice_s, deterministic=work))
         begun, before_ns = time.perf_counter(), incumbent.objective_ns
         why_not = "ended before it found anything better"
         try:
@@ -205,6 +212,13 @@ def _search(incumbent: Incumbent, runs: Iterable[tuple[str, Search, float]], lim
                 )
             )
     return some_worked
+
+
+def _improve(search: Search, incumbent: Incumbent, limits: Limits) -> None:
+    """Run the search, if it is for such problems."""
+    if why_not := search.misfit(incumbent.problem):
+        raise Unsupported(why_not)
+    search.improve(incumbent, limits)
 
 
 def _search_on(incumbent: Incumbent, first: int = 16) -> None:
@@ -238,7 +252,7 @@ def candidate_names(problem: Problem) -> tuple[str, ...]:
     Those that fuse some backwards that may be split come behind the others, and behind these those that fuse all.
     """
     overlap = problem.updates is not None
-    fitting = (method for method in methods(Constructive).values() if method.steps_overlap == overlap)
+    fitting = (each for each in methods(Constructive).values() if each.steps_overlap == overlap and not each.misfit(problem))
     texts = [text for method in fitting for text in method.candidates(problem)]
     return tuple(sorted(texts, key=lambda text: ("{fused=" in text) + 2 * text.endswith(FUSED)))
 

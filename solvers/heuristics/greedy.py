@@ -17,6 +17,7 @@ from schedc.ir import Kind, Link, Problem, Schedule
 from schedc.solvers.common.method import FUSED, SMALL_OPS, Constructive, fusing_frees, fusing_saves_time
 from schedc.solvers.common.microbatch_order import known_orders, order_is_open, permuted, renamed
 from schedc.solvers.heuristics.warm_up_counts import round_trip_in_flight
+from schedc.solvers.kernel.joints import within_memory
 from schedc.solvers.kernel.list_scheduler import ListSchedule, ListScheduler
 from schedc.solvers.kernel.scheduler_state import Rule, depth_by_stage
 
@@ -84,9 +85,11 @@ class GreedyRule:
     def _fused(self, problem: Problem, depth: list[int]) -> tuple[tuple[bool, ...], ...]:
         left = [sum(stage in path for path in map(problem.path, range(problem.microbatches))) for stage in range(len(depth))]
         fused = [[False] * problem.microbatches for _ in depth]
+        sends = {edge.destination for edge in problem.edges if edge.has_gradient} if problem.edges else None
         for stage, microbatch in problem.blocks():
             left[stage] -= 1
-            fused[stage][microbatch] = {"first": depth[stage] == 0, "steady": left[stage] > depth[stage], "all": True}[self.fused]
+            is_first = depth[stage] == 0 if sends is None else stage not in sends
+            fused[stage][microbatch] = {"first": is_first, "steady": left[stage] > depth[stage], "all": True}[self.fused]
         return tuple(map(tuple, fused))
 
 
@@ -97,7 +100,7 @@ class Greedy(Constructive, frozen=True):
     fewer microbatches and options.
     """
 
-    name, place = "greedy", 110
+    name, place, graphs, slices = "greedy", 110, True, True
     n_sub: PartsOfW = 4
     in_flight: Annotated[int, Meta(ge=0, le=2**20)] | Literal["auto", "memory"] = "auto"
     """Cap on each stage's activations in flight: this many above what the stage's round trip needs; "memory": no cap."""
@@ -137,8 +140,15 @@ class Greedy(Constructive, frozen=True):
         chosen = {name: getattr(self, name) for name in ("in_flight", "alternate", "weight_lag", "look_ahead")}
         given = {name: None if value == "memory" else value for name, value in chosen.items() if value != "auto"}
         by_slack = self.fused == "slack"
-        rule, made = choose_rule(problem, self.n_sub, fused="none" if by_slack else self.fused, **given)
-        return _by_slack(problem, rule.rule(problem, self.n_sub), made.schedule) if by_slack else made.schedule
+
+        def made(keeps_room: bool) -> Schedule:
+            fused = "none" if by_slack else self.fused
+            rule, found = choose_rule(problem, self.n_sub, keeps_room=keeps_room, fused=fused, **given)
+            if not by_slack:
+                return found.schedule
+            return _by_slack(problem, rule.rule(problem, self.n_sub), found.schedule, keeps_room=keeps_room)
+
+        return within_memory(problem, made)
 
 
 class Sorted(Constructive, frozen=True):
@@ -147,7 +157,7 @@ class Sorted(Constructive, frozen=True):
     It needs no compiled code, and is most of what the order in which microbatches enter can give: see `known_orders`.
     """
 
-    name, place = "sorted", 100
+    name, place, graphs, slices = "sorted", 100, True, True
 
     @classmethod
     def candidates(cls, problem: Problem) -> Iterator[str]:
@@ -174,7 +184,7 @@ class GreedySpread(Constructive, frozen=True):
     bursts, and so do the ops that wait for them; greedy's orders are often better for it.
     """
 
-    name, place = "spread", 120
+    name, place, graphs, slices = "spread", 120, True, True
     n_sub: PartsOfW = 4
 
     @classmethod
@@ -201,6 +211,9 @@ def spread_problem(problem: Problem, share: float) -> Problem:
         work_ns[problem.stages[stage].rank] += sum(problem.duration_ns(kind, stage, microbatch) for kind in kinds)
     interval_ns = int(share * max(work_ns) / problem.microbatches)
     largest_bytes = max(max(stage.message_bytes, stage.gradient_message_bytes) for stage in problem.stages)
+    if problem.edges:
+        largest_bytes = max(max(edge.message_bytes, edge.gradient_message_bytes or 0) for edge in problem.edges)
+    largest_bytes = max(problem.share_bytes(largest_bytes, at) for at in range(len(problem.slices) or 1))
     return replace(problem, links=tuple(_spread_link(link, interval_ns, largest_bytes) for link in problem.links))
 
 
@@ -226,11 +239,11 @@ def _best(problem: Problem, schedules: Iterable[Schedule]) -> Schedule:
     return min(schedules, key=lambda each: simulate(problem, each).objective_ns(problem.objective))
 
 
-def _by_slack(problem: Problem, rule: Rule, schedule: Schedule) -> Schedule:
+def _by_slack(problem: Problem, rule: Rule, schedule: Schedule, *, keeps_room: bool) -> Schedule:
     """The rule's schedules with those backwards fused that the schedule before has fused where that pays; the best of them."""
     from schedc.solvers.common.fuse_backwards import fuse_backwards  # imports numpy
 
-    scheduler = ListScheduler(problem, n_sub=rule.n_sub, rules=ROUNDS)
+    scheduler = ListScheduler(problem, n_sub=rule.n_sub, rules=ROUNDS, keeps_room=keeps_room)
     current = fuse_backwards(problem, schedule)
     tried = [current]
     for _ in range(ROUNDS if fusing_saves_time(problem) else 0):
@@ -242,12 +255,13 @@ def _by_slack(problem: Problem, rule: Rule, schedule: Schedule) -> Schedule:
     return _best(problem, tried)
 
 
-def choose_rule(problem: Problem, n_sub: int, **given: Any) -> tuple[GreedyRule, ListSchedule]:
+def choose_rule(problem: Problem, n_sub: int, *, keeps_room: bool = False, **given: Any) -> tuple[GreedyRule, ListSchedule]:
     """The best of a few rules and what it makes of the problem; `greedy` without checks.
 
     Args:
         problem: any problem.
         n_sub: into how many equal parts a W may be cut.
+        keeps_room: as of `scheduler_of`.
         given: fields of `GreedyRule` that are not to be chosen.
 
     Raises:
@@ -255,7 +269,7 @@ def choose_rule(problem: Problem, n_sub: int, **given: Any) -> tuple[GreedyRule,
     """
     trial = _first_microbatches(problem)
     made: dict[GreedyRule, ListSchedule] = {}
-    list_schedule = ListScheduler(trial, n_sub=n_sub, rules=sum(map(len, _options(problem))))
+    list_schedule = ListScheduler(trial, n_sub=n_sub, rules=sum(map(len, _options(problem))), keeps_room=keeps_room)
 
     def reached_ns(rule: GreedyRule) -> int:
         if rule not in made:
@@ -269,7 +283,7 @@ def choose_rule(problem: Problem, n_sub: int, **given: Any) -> tuple[GreedyRule,
             best = min((best, *(replace(best, **values) for values in option)), key=reached_ns)
     if trial is problem and best in made:
         return best, made[best]
-    scheduler = list_schedule if trial is problem else ListScheduler(problem, n_sub=n_sub)
+    scheduler = list_schedule if trial is problem else ListScheduler(problem, n_sub=n_sub, keeps_room=keeps_room)
     return best, scheduler(best.rule(problem, n_sub))
 
 
@@ -290,6 +304,7 @@ def _first_microbatches(problem: Problem) -> Problem:
     """The problem with only as many microbatches as rules are compared on."""
     per_microbatch = 3 * max(map(len, problem.paths))
     count = max(2 * len(problem.paths), CHOOSING_BLOCKS // per_microbatch)
+    count = -(-count // (len(problem.slices) or 1)) * (len(problem.slices) or 1)
     if count >= problem.microbatches:
         return problem
     stages = tuple(

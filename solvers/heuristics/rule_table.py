@@ -18,6 +18,7 @@ from schedc.ir import Problem, Schedule
 from schedc.solvers.common.method import Constructive, Ops
 from schedc.solvers.heuristics.warm_up_counts import in_flight_before_first_backward, round_trip_in_flight
 from schedc.solvers.kernel.climb import Climber, PackedRule, climb_of, climbing_scheduler, longest_op_ns, policies, stop_flag
+from schedc.solvers.kernel.joints import within_memory
 from schedc.solvers.kernel.scheduler_state import count_by_stage, depth_by_stage
 from schedc.solvers.kernel.tables import NEVER, SchedulerState
 
@@ -76,7 +77,7 @@ LEAST_FOR_SLOW_LINKS = 12
 class RuleTable(Constructive, frozen=True):
     """The best schedule of a table of rules and of climbs from its best."""
 
-    name, place = "rule-table", 140
+    name, place, graphs, slices = "rule-table", 140, True, True
     climb_ops: Ops = 30_000
     """About how many ops the climbs may place together; 0: no climbs."""
 
@@ -90,7 +91,12 @@ class RuleTable(Constructive, frozen=True):
 
     def best_of(self, problem: Problem, rules: Callable[[Problem, SchedulerState, int], list[PackedRule]]) -> Schedule:
         """The same of another table, such as `slow_link_rules`."""
-        scheduler = climbing_scheduler(problem)
+        return within_memory(problem, lambda keeps_room: self._best_of(problem, rules, keeps_room=keeps_room))
+
+    def _best_of(
+        self, problem: Problem, rules: Callable[[Problem, SchedulerState, int], list[PackedRule]], *, keeps_room: bool
+    ) -> Schedule:
+        scheduler = climbing_scheduler(problem, keeps_room=keeps_room)
         blocks = len(scheduler.blocks)
         ops = blocks * (3 if problem.split_backward else 2)
         table = rules(problem, scheduler, max(LEAST_RULES, TABLE_OPS // max(1, ops)))
@@ -98,7 +104,7 @@ class RuleTable(Constructive, frozen=True):
         climber = _climber(scheduler, placed)
         values = np.array([climber.run(rule) for rule in table])
         if values.min() >= NEVER:
-            climber = _climber(climbing_scheduler(problem, reserves=True), placed)
+            climber = _climber(climbing_scheduler(problem, reserves=True, keeps_room=keeps_room), placed)
             values = np.array([climber.run(rule) for rule in table])
         evaluations = self.climb_ops // (CLIMBS * max(1, ops))
         best, value = _climbed(climber, table, values, evaluations, mixing=False)

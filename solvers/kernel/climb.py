@@ -18,6 +18,7 @@ from schedc.compiled.compiler import compiled
 from schedc.compiled.kernel import kernel, variant
 from schedc.ir import Problem, Schedule
 from schedc.solvers.common.method import fusing_saves_time
+from schedc.solvers.kernel.choice import GRAPHS
 from schedc.solvers.kernel.draws import Draws, below, draw, fraction
 from schedc.solvers.kernel.list_kernel import run_rule
 from schedc.solvers.kernel.list_scheduler import list_schedule_of
@@ -165,33 +166,38 @@ def climb(given: Climb) -> Any:
     return best
 
 
-climb_without_reserves = variant(climb, "climb_without_reserves", without=("RESERVES", "MIXING"))
-"""`climb` for schedulers without reserves that do not mix."""
-climb_mixing = variant(climb, "climb_mixing", without=("RESERVES",))
-"""`climb` for schedulers without reserves that mix."""
+climb_with_reserves = variant(climb, "climb_with_reserves", without=("GRAPHS",))
+"""`climb` for chains of whole microbatches, as are the next two."""
+climb_without_reserves = variant(climb, "climb_without_reserves", without=("GRAPHS", "RESERVES", "MIXING"))
+"""The same for schedulers without reserves that do not mix."""
+climb_mixing = variant(climb, "climb_mixing", without=("GRAPHS", "RESERVES"))
+"""The same for schedulers without reserves that mix."""
 
 
 def climb_of(scheduler: SchedulerState) -> Callable[[Climb], Any]:
     """The form that compiled climbs on the scheduler take."""
-    if any(rank.reserves >= 0 for rank in scheduler.ranks):
+    if scheduler.settings[0].slices:
         return climb
+    if any(rank.reserves >= 0 for rank in scheduler.ranks):
+        return climb_with_reserves
     return climb_mixing if scheduler.settings[0].mixes else climb_without_reserves
 
 
 @kernel(inline=True)
 def _value(rule: PackedRule, scheduler: SchedulerState) -> Any:
     """What the list scheduler makes of the rule; `NEVER` if it strands itself."""
-    stages, lanes = len(rule.cap), scheduler.lanes
+    stages, lanes, settings = len(rule.cap), scheduler.lanes, scheduler.settings[0]
     for number in range(len(lanes)):
         lane = lanes[number]
         stage = lane.stage
         lane.cap, lane.lag = rule.cap[stage], rule.lag[stage]
+        if GRAPHS:
+            lane.cap = min(max(lane.cap, settings.slices), settings.most)
         lane.priority_f, lane.priority_b = rule.priority[stage], rule.priority[stages + stage]
         lane.priority_w = rule.priority[2 * stages + stage]
     if MIXING:
         for position in range(len(rule.patience_ns)):
             scheduler.blocks[position].patience_ns = rule.patience_ns[position]
-    settings = scheduler.settings[0]
     settings.look_ahead_ns = rule.look_ahead_ns[0]
     return run_rule(*scheduler)
 
@@ -208,15 +214,15 @@ def _copy(rule: PackedRule, target: PackedRule) -> None:
             target.patience_ns[position] = rule.patience_ns[position]
 
 
-def climbing_scheduler(problem: Problem, *, reserves: bool = False) -> SchedulerState:
+def climbing_scheduler(problem: Problem, *, reserves: bool = False, keeps_room: bool = False) -> SchedulerState:
     """The problem's scheduler for climbs, which mixes fused and split backwards where that can pay.
 
-    With reserves no rule strands itself, but fewer F may start.
+    With reserves no rule strands itself, but fewer F may start. `keeps_room`: as of `scheduler_of`.
 
     Raises:
         Unsupported: a rank's memory limit does not hold one microbatch.
     """
-    scheduler, count = scheduler_of(problem), len(problem.stages)
+    scheduler, count = scheduler_of(problem, keeps_room=keeps_room), len(problem.stages)
     nothing = (0,) * count
     set_rule(scheduler, problem, Rule(priority=((0, 0, 0),) * count, in_flight=(None,) * count, weight_lag=nothing, foresight=True))
     scheduler.settings[0].mixes = int(fusing_saves_time(problem))

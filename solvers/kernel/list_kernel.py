@@ -10,8 +10,8 @@ from __future__ import annotations
 import heapq
 from typing import Any
 
-from schedc.compiled.kernel import kernel
-from schedc.solvers.kernel.choice import MYOPIC, RESERVES, choose, decide, shorten
+from schedc.compiled.kernel import kernel, variant
+from schedc.solvers.kernel.choice import GRAPHS, MYOPIC, RESERVES, backward_at, choose, decide, shorten
 from schedc.solvers.kernel.tables import BW, KINDS, NEVER, B, F, W, example_scheduler
 
 HEAP = MIXING = PARTS = True
@@ -21,15 +21,29 @@ and W in parts."""
 
 @kernel(lambda: tuple(example_scheduler()), without=("HEAP",), lean=True)
 def run_rule(
-    lanes: Any, ranks: Any, blocks: Any, reserves: Any, held: Any, links: Any, left: Any, order: Any, all_settings: Any, when: Any
+    lanes: Any,
+    ranks: Any,
+    blocks: Any,
+    reserves: Any,
+    held: Any,
+    links: Any,
+    left: Any,
+    order: Any,
+    all_settings: Any,
+    when: Any,
+    joints: Any,
+    units: Any,
+    hops: Any,
+    occupancy_ns: Any,
 ) -> int:
     """Schedule all ops; returns the objective in nanoseconds, or `NEVER` if it stranded itself, which it may without reserves.
 
     The arguments are a `SchedulerState`.
     """
     settings = all_settings[0]
-    reset(lanes, ranks, blocks, reserves, held, links, left, when, settings)
-    count, foresight = len(ranks), not MYOPIC or settings.foresight
+    reset(lanes, ranks, blocks, units, reserves, held, links, left, when, joints, settings)
+    count, foresight, joined = len(ranks), not MYOPIC or settings.foresight, GRAPHS and settings.slices > 0
+    sliced = GRAPHS and settings.slices > 1
     if HEAP:  # when something happens on each rank, times `count`, plus the rank; one that no longer agrees with `when` is void
         events, pending = [soonest * count + number for number, soonest in enumerate(when)], NEVER
     while True:
@@ -51,29 +65,33 @@ def run_rule(
         if rank.kind >= 0:
             if rank.running == 0:
                 if MIXING and settings.mixes and rank.kind == B:
-                    decide(rank, lanes, ranks, blocks)
-                start(number, rank, lanes, blocks, reserves, held, order, settings)
+                    decide(rank, lanes, ranks, blocks, joints, hops, occupancy_ns, settings)
+                start(number, rank, lanes, blocks, units, reserves, held, order, settings, sliced)
                 if not foresight:
                     when[number] = soonest = 2 * rank.free_ns
                     if HEAP:
                         pending = soonest * count + number
                     continue
-            receiver = finish(number, rank, lanes, blocks, reserves, held, links, left, order, settings)
+            if joined:
+                deliver(rank, lanes, ranks, blocks, units, joints, hops, occupancy_ns, links, settings)
+            receiver = finish(number, rank, lanes, blocks, units, reserves, held, links, left, order, settings, joined, sliced)
             if receiver >= 0:
                 changed = receiver
-        while True:  # those for which something has changed choose anew: the receiver, then the rank itself
+            if joined:
+                changed = told_of(ranks, number)
+        while True:  # those for which something has changed choose anew: the receivers, then the rank itself
             other, after = ranks[changed], when[changed]
             if other.running == 0:
-                after = choose(other, lanes, blocks, reserves, settings)
+                after = choose(other, lanes, blocks, units, reserves, settings, sliced)
             elif PARTS and other.kind == W:
-                shorten(other, soonest // 2, -1, lanes, blocks, reserves, settings)
+                shorten(other, soonest // 2, -1, lanes, blocks, units, reserves, settings, sliced)
                 after = 2 * other.free_ns
             if HEAP and changed != number and after != when[changed]:
                 heapq.heappush(events, after * count + changed if after < NEVER else NEVER)
             when[changed] = after
             if changed == number:
                 break
-            changed = number
+            changed = told_of(ranks, number) if joined else number
         if HEAP:
             pending = after * count + number if after < NEVER else NEVER
     for stage in range(len(left)):
@@ -86,8 +104,24 @@ def run_rule(
     return span_ns if settings.span else end_ns
 
 
+run_chain_rule = variant(run_rule, "run_chain_rule", without=("GRAPHS",))
+"""`run_rule` for chains of whole microbatches."""
+
+
 @kernel(inline=True)
-def reset(lanes: Any, ranks: Any, blocks: Any, reserves: Any, held: Any, links: Any, left: Any, when: Any, settings: Any) -> None:
+def reset(
+    lanes: Any,
+    ranks: Any,
+    blocks: Any,
+    units: Any,
+    reserves: Any,
+    held: Any,
+    links: Any,
+    left: Any,
+    when: Any,
+    joints: Any,
+    settings: Any,
+) -> None:
     """Everything as before the first op: each rank is about to look for one."""
     for stage in range(len(left)):
         left[stage] = 0
@@ -96,6 +130,12 @@ def reset(lanes: Any, ranks: Any, blocks: Any, reserves: Any, held: Any, links: 
         first = lane.first
         lane.next_f = lane.next_b = lane.next_w = lane.known_b = first
         lane.known_f = first if lane.previous >= 0 else lane.last
+        if GRAPHS and settings.slices > 0:
+            joint = joints[number]
+            lane.known_f = first if joint.needs_f > 0 else lane.last
+            for position in range(first, lane.last):
+                blocks[position].f_at_ns = blocks[position].b_at_ns = 0
+                units[position].f_left, units[position].b_left = joint.needs_f, joint.needs_b
         lane.waiting = lane.done_parts = lane.gate_ns = 0
         lane.gathered = 1
         if lane.gather_ns >= 0:
@@ -106,7 +146,7 @@ def reset(lanes: Any, ranks: Any, blocks: Any, reserves: Any, held: Any, links: 
     for number in range(len(ranks)):
         rank = ranks[number]
         rank.free_ns = rank.after_b = rank.used_bytes = rank.running = 0
-        rank.begun_ns, rank.order_at = -1, rank.order_from
+        rank.begun_ns, rank.order_at, rank.told = -1, rank.order_from, 0
         rank.kind = when[number] = -1
         if RESERVES and rank.reserves >= 0:
             for microbatch in range(settings.microbatches):
@@ -114,6 +154,8 @@ def reset(lanes: Any, ranks: Any, blocks: Any, reserves: Any, held: Any, links: 
             for row in range(rank.reserves, rank.reserves + settings.paths):
                 last = reserves[row].last_lane
                 reserves[row].oldest = blocks[lanes[last].first].microbatch if last >= 0 else NEVER
+                if GRAPHS and settings.slices > 1 and last >= 0:
+                    reserves[row].oldest //= settings.slices
                 reserves[row].above_bytes = 0
     for resource in range(len(links)):
         links[resource].free_ns = links[resource].gathered_ns
@@ -131,34 +173,51 @@ def soonest_of(when: Any) -> int:
 
 
 @kernel(inline=True)
-def start(number: int, rank: Any, lanes: Any, blocks: Any, reserves: Any, held: Any, order: Any, settings: Any) -> None:
+def told_of(ranks: Any, number: int) -> Any:
+    """The first rank to which something became known that it has not weighed, which it is about to do; else this one."""
+    ranks[number].told = 0
+    for other in range(len(ranks)):
+        if ranks[other].told:
+            ranks[other].told = 0
+            return other
+    return number
+
+
+@kernel(inline=True)
+def start(
+    number: int, rank: Any, lanes: Any, blocks: Any, units: Any, reserves: Any, held: Any, order: Any, settings: Any, sliced: Any
+) -> None:
     """The rank of this number runs what was chosen, until `FREE_NS`."""
     kind, lane, start_ns = rank.kind, lanes[rank.lane], rank.start_ns
     rank.running = 1
     if rank.begun_ns < 0:
         rank.begun_ns = start_ns
     if kind == W:
-        while blocks[lane.next_w].fused:
-            lane.next_w += 1
-        block_ns = blocks[lane.next_w].weight_ns
+        at = lane.next_w
+        while blocks[backward_at(lane, at, settings) if sliced else at].fused:
+            at += 1
+        lane.next_w = at
+        block_ns = blocks[backward_at(lane, at, settings) if sliced else at].weight_ns
         rank.free_ns = start_ns + block_ns
         if PARTS and lane.parts > 1:
             rank.free_ns -= block_ns * lane.done_parts // lane.parts
-            shorten(rank, start_ns, start_ns, lanes, blocks, reserves, settings)
+            shorten(rank, start_ns, start_ns, lanes, blocks, units, reserves, settings, sliced)
         return
     if kind == F:
         block = blocks[lane.next_f]
-        duration_ns = block.forward_ns
+        duration_ns, held_bytes, group = block.forward_ns, lane.held_bytes, block.microbatch
+        if sliced:
+            held_bytes, group = units[lane.next_f].held_bytes, group // settings.slices
         lane.next_f += 1
         if lane.gathered == 0:
             gather(rank, lane.stage, lane.gather_ns, lanes, blocks)
         rank.after_b = 0
-        rank.used_bytes += lane.held_bytes
+        rank.used_bytes += held_bytes
         if RESERVES and rank.reserves >= 0:
-            record(rank, block.microbatch, lane.held_bytes, reserves, held[number], settings)
-            move_on(rank, lane, blocks, reserves, held[number], settings)
+            record(rank, group, held_bytes, reserves, held[number], settings)
+            move_on(rank, lane, group, lanes, blocks, reserves, held[number], settings)
     else:
-        block = blocks[lane.next_b]
+        block = blocks[backward_at(lane, lane.next_b, settings) if sliced else lane.next_b]
         rank.after_b = 1
         duration_ns = block.backward_ns if block.fused else block.backward_input_ns
         kind = BW if block.fused else B
@@ -185,18 +244,26 @@ def finish(
     rank: Any,
     lanes: Any,
     blocks: Any,
+    units: Any,
     reserves: Any,
     held: Any,
     links: Any,
     left: Any,
     order: Any,
     settings: Any,
+    joined: Any,
+    sliced: Any,
 ) -> Any:
-    """What the rank runs ends: memory is released, a message sent; returns the rank that it is for, or -1."""
+    """What the rank runs ends: memory is released, a message sent; returns the rank that it is for, or -1.
+
+    Of graphs and slices, `deliver` has sent all, and tells the ranks.
+    """
     lane, now_ns, released_bytes = lanes[rank.lane], rank.free_ns, 0
     rank.running = 0
     receiver = -1
     if rank.kind == F:
+        if joined:
+            return -1
         if lane.following < 0:
             blocks[lane.known_b].b_at_ns = now_ns
             lane.known_b += 1
@@ -209,13 +276,17 @@ def finish(
         to.known_f += 1
         return to.rank
     if rank.kind == B:
-        block = blocks[lane.next_b]
+        at = lane.next_b
+        released_bytes, kept_bytes = lane.held_bytes, lane.kept_bytes
+        if sliced:
+            at = backward_at(lane, at, settings)
+            released_bytes, kept_bytes = units[at].held_bytes, units[at].kept_bytes
+        block = blocks[at]
         lane.next_b += 1
-        released_bytes = lane.held_bytes
         if not block.fused:
-            released_bytes -= lane.kept_bytes
+            released_bytes -= kept_bytes
             lane.waiting += 1
-        if lane.previous >= 0:
+        if lane.previous >= 0 and not joined:
             to = lanes[lane.previous]
             at_ns = now_ns
             if lane.gradient_on >= 0:
@@ -224,18 +295,83 @@ def finish(
             to.known_b += 1
             receiver = to.rank
     else:
-        block = blocks[lane.next_w]
+        at, released_bytes = lane.next_w, lane.kept_bytes
+        if sliced:
+            at = backward_at(lane, at, settings)
+            released_bytes = units[at].kept_bytes
+        block = blocks[at]
         if not finish_weight(rank, lane, block, order, settings):
             return -1
-        released_bytes = lane.kept_bytes
     rank.used_bytes -= released_bytes
     if RESERVES and rank.reserves >= 0:
-        record(rank, block.microbatch, -released_bytes, reserves, held[number], settings)
+        group = block.microbatch
+        if sliced:
+            group //= settings.slices
+        record(rank, group, -released_bytes, reserves, held[number], settings)
     if lane.next_b == lane.last and lane.waiting == 0:
         left[lane.stage] -= 1
         if left[lane.stage] == 0 and lane.scatter_ns >= 0:
             settings.scattered_ns = max(settings.scattered_ns, send(now_ns, links[rank.collectives], lane.scatter_ns, 0))
     return receiver
+
+
+@kernel(inline=True)
+def deliver(
+    rank: Any,
+    lanes: Any,
+    ranks: Any,
+    blocks: Any,
+    units: Any,
+    joints: Any,
+    hops: Any,
+    occupancy_ns: Any,
+    links: Any,
+    settings: Any,
+) -> None:
+    """What the rank runs ends, of a graph or slices: it sends values or gradients, and tells the ranks that now know all of an op.
+
+    A lane's values come in the order of its forwards, its gradients in that of its backwards, along each edge; so what is complete
+    comes in that order, too.
+    """
+    lane, joint, now_ns, slices = lanes[rank.lane], joints[rank.lane], rank.free_ns, settings.slices
+    if rank.kind == W:
+        return
+    forward = rank.kind == F
+    number, end, unit = joint.first_back, joint.end_back, lane.next_b
+    if forward:
+        number, end, unit = joint.first_hop, joint.end_hop, lane.next_f - 1
+    elif slices > 1:
+        unit = backward_at(lane, unit, settings)
+    unit -= lane.first
+    at = unit % slices
+    if forward and joint.needs_b == 0:  # a loss begins its backwards when the last slice is there
+        blocks[lane.first + unit].b_at_ns = now_ns
+        if at == slices - 1:
+            lane.known_b += slices
+    while number < end:
+        hop = hops[number]
+        if hop.carrier != number:
+            hop.arrival_ns = hops[hop.carrier].arrival_ns
+        elif hop.on >= 0:
+            hop.arrival_ns = send(now_ns, links[hop.on], occupancy_ns[number * slices + at], hop.latency_ns)
+        else:
+            hop.arrival_ns = now_ns
+        to = lanes[hop.to]
+        position = to.first + unit
+        if forward:
+            blocks[position].f_at_ns = max(blocks[position].f_at_ns, hop.arrival_ns)
+            units[position].f_left -= 1
+            if units[position].f_left == 0:
+                blocks[position].f_at_ns = max(blocks[position].f_at_ns, to.gate_ns)
+                to.known_f += 1
+                ranks[to.rank].told = 1
+        else:
+            blocks[position].b_at_ns = max(blocks[position].b_at_ns, hop.arrival_ns)
+            units[position].b_left -= 1
+            if units[position].b_left == 0:
+                to.known_b += 1
+                ranks[to.rank].told = 1
+        number += 1
 
 
 @kernel(inline=True)
@@ -280,13 +416,22 @@ def record(rank: Any, microbatch: int, more_bytes: int, reserves: Any, held: Any
 
 
 @kernel(inline=True)
-def move_on(rank: Any, lane: Any, blocks: Any, reserves: Any, held: Any, settings: Any) -> None:
+def move_on(rank: Any, lane: Any, microbatch: int, lanes: Any, blocks: Any, reserves: Any, held: Any, settings: Any) -> None:
     """An F of the lane has started: if it was its microbatch's last on the rank, room is kept for the next one."""
     reserve = reserves[rank.reserves + lane.path]
-    if reserve.last_lane != rank.lane:
-        return
     oldest, next_f = reserve.oldest, lane.next_f
-    reserve.oldest = blocks[next_f].microbatch if next_f < lane.last else NEVER
+    if GRAPHS and settings.slices > 0:
+        if microbatch != oldest:
+            return
+        reserve.oldest = NEVER
+        for number in range(rank.first_lane, rank.end_lane):
+            other_lane = lanes[number]
+            if other_lane.path == lane.path and other_lane.next_f < other_lane.last:
+                reserve.oldest = min(reserve.oldest, blocks[other_lane.next_f].microbatch // settings.slices)
+    else:
+        if reserve.last_lane != rank.lane:
+            return
+        reserve.oldest = blocks[next_f].microbatch if next_f < lane.last else NEVER
     for other in range(oldest + 1, min(reserve.oldest + 1, settings.microbatches)):
         reserve.above_bytes -= held[other]
 

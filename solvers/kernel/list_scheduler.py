@@ -9,12 +9,17 @@ trunk is shared and durations are 0 does it not tell the moments within a nanose
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from schedc.compiled.compiler import at_hand, compile_ahead, compiled
 from schedc.ir import Kind, Parts, Problem, Schedule
-from schedc.solvers.kernel.list_kernel import run_rule
+from schedc.solvers.kernel.joints import takes_joints
+from schedc.solvers.kernel.list_kernel import run_chain_rule, run_rule
 from schedc.solvers.kernel.scheduler_state import Rule, scheduler_of, set_rule
 from schedc.solvers.kernel.tables import SchedulerState, as_arrays, ops_of, read_back, refresh
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 COMPILE_FROM_OPS = 100_000
 """From this many ops on, over all rules, the compiled kernel pays for importing numba. Until it is at hand, the plain one runs."""
@@ -58,24 +63,25 @@ class ListSchedule:
 class ListScheduler:
     """The list scheduler for one problem, of which many rules may be tried."""
 
-    def __init__(self, problem: Problem, *, n_sub: int = 1, rules: int = 1) -> None:
-        """Prepare for about this many rules, which cut a W into at most `n_sub` parts.
+    def __init__(self, problem: Problem, *, n_sub: int = 1, rules: int = 1, keeps_room: bool = False) -> None:
+        """Prepare for about this many rules, which cut a W into at most `n_sub` parts; `keeps_room`: as of `scheduler_of`.
 
         Raises:
             Unsupported: a rank's memory limit does not hold one microbatch.
         """
         self.problem = problem
         self._n_sub = n_sub
-        self._scheduler = scheduler_of(problem, n_sub)
+        self._scheduler = scheduler_of(problem, n_sub, keeps_room=keeps_room)
         self._arrays: SchedulerState | None = None
         ops = 3 * len(self._scheduler.blocks) * rules
         self._large = ops >= COMPILE_FROM_OPS
         if ops >= COMPILE_ANEW_FROM_OPS:
-            compile_ahead(run_rule)
+            compile_ahead(rule_kernel(problem))
 
     def __call__(self, rule: Rule) -> ListSchedule:
         """The schedule that the rule gives. Its memory peaks never exceed the problem's limits.
 
+        But of a graph, values that wait for others may, where no room is kept for them.
         Backwards are split into B and W where the problem allows it, else fused. A W is cut only where something else ran between
         its parts. Warm-up counts are lowered to what the microbatches, the caps, the memory limits and the stage before allow: no
         stage could wait for more.
@@ -87,7 +93,7 @@ class ListScheduler:
             raise ValueError(f"n_sub is {rule.n_sub}; expected at most {self._n_sub}, which the scheduler was made for")
         scheduler = self._scheduler
         set_rule(scheduler, self.problem, rule)
-        if self._large and self._arrays is None and at_hand(run_rule):  # it may have come since the last rule
+        if self._large and self._arrays is None and at_hand(rule_kernel(self.problem)):  # it may have come since the last rule
             self._arrays = as_arrays(scheduler)
         if self._arrays is None:
             run_rule(*scheduler)
@@ -112,12 +118,17 @@ def list_schedule_of(scheduler: SchedulerState) -> ListSchedule:
     )
 
 
-def list_schedule(problem: Problem, rule: Rule) -> ListSchedule:
+def list_schedule(problem: Problem, rule: Rule, *, keeps_room: bool = False) -> ListSchedule:
     """The schedule that the rule gives; `ListScheduler` for one rule."""
-    return ListScheduler(problem, n_sub=rule.n_sub)(rule)
+    return ListScheduler(problem, n_sub=rule.n_sub, keeps_room=keeps_room)(rule)
+
+
+def rule_kernel(problem: Problem) -> Callable[..., Any]:
+    """The form of `run_rule` that is compiled for the problem."""
+    return run_rule if takes_joints(problem) else run_chain_rule
 
 
 def run_compiled(scheduler: SchedulerState, arrays: SchedulerState) -> SchedulerState:
     """Run the compiled kernel on arrays of the scheduler; returns the scheduler with what it writes for others."""
-    compiled(run_rule)(*refresh(arrays, scheduler))
+    compiled(run_rule if scheduler.settings[0].slices else run_chain_rule)(*refresh(arrays, scheduler))
     return read_back(scheduler, arrays)

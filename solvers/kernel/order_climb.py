@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from schedc.compiled.compiler import compiled
-from schedc.compiled.kernel import kernel
+from schedc.compiled.kernel import kernel, variant
+from schedc.ir import Problem
 from schedc.solvers.kernel.draws import Draws, below, draw, fraction
+from schedc.solvers.kernel.joints import takes_joints
 from schedc.solvers.kernel.order_evaluator import (
     Orders,
     ProblemArrays,
@@ -27,6 +29,8 @@ from schedc.solvers.kernel.order_evaluator import (
 from schedc.solvers.kernel.tables import BW, KINDS, NEVER as STRANDED, B, F, W
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
 DRAWS = 16
@@ -96,6 +100,15 @@ def polish(
             take_back(current, before, change)
     copy_orders(best, orders)
     return best_ns
+
+
+polish_chain = variant(polish, "polish_chain", without=("GRAPHS",))
+"""`polish` for chains of whole microbatches."""
+
+
+def polish_kernel(problem: Problem) -> Callable[..., Any]:
+    """The form of `polish` that is compiled for the problem."""
+    return polish if takes_joints(problem) else polish_chain
 
 
 @kernel(inline=True)
@@ -221,7 +234,11 @@ class OrderClimber:
         """
         own = facts._replace(latency=facts.latency.copy(), occupancy=facts.occupancy.copy())
         self._given = own, sampled.duration[0].copy(), sampled._replace(ends_ns=sampled.ends_ns.copy())
-        self._ranges, self._room, self._polish = (2, reach, exchanges), workspace_of(facts), compiled(polish)
+        self._ranges, self._room, self._polish = (
+            (2, reach, exchanges),
+            workspace_of(facts),
+            compiled(polish if facts.slices else polish_chain),
+        )
 
     def climb(self, orders: Orders, evaluations: int, seed: int, heat: float, stop: NDArray[np.bool_]) -> float:
         """The best value of that many changes of the orders, which become the best."""

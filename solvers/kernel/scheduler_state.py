@@ -7,6 +7,7 @@ from typing import Any
 
 from schedc.errors import Unsupported
 from schedc.ir import BLOCKS, Problem, Resource
+from schedc.solvers.kernel.joints import Hops, again_bytes_of, hops_of, room_for_values, takes_joints, units_of
 from schedc.solvers.kernel.tables import NEVER, ROW, SchedulerState
 from schedc.units import format_bytes
 
@@ -18,7 +19,8 @@ class Rule:
     priority: tuple[tuple[int, int, int], ...]
     """Of F, of B (or BW) and of W; of the ops that count as ready on a rank, the smallest runs; of equals, the first ready."""
     in_flight: tuple[int | None, ...]
-    """The most microbatches whose F has started and whose B has not ended; at least 1, None: no cap."""
+    """The most microbatches whose F has started and whose B has not ended; at least 1, None: no cap. Of slices the most of these;
+    where it is less than a microbatch has, that many."""
     warm_up: tuple[int, ...] = ()
     """This many F start before the stage's first B or W (PipeMorph's x_i); 0, or no entries: none need to. Only with one stage per
     rank."""
@@ -54,11 +56,14 @@ class Rule:
             raise ValueError(f"in_flight must be at least 1, got {min(caps)}")
 
 
-def scheduler_of(problem: Problem, n_sub: int = 1) -> SchedulerState:
+def scheduler_of(problem: Problem, n_sub: int = 1, *, keeps_room: bool = False) -> SchedulerState:
     """The problem, and room for runs of rules that cut a W into at most `n_sub` parts.
 
+    With `keeps_room` it keeps room for all values of a graph that may wait for others (`room_for_values`); else such values are not
+    counted, and a schedule may have too many of them for a memory limit.
+
     Raises:
-        Unsupported: a rank's memory limit does not hold one microbatch.
+        Unsupported: a rank's memory limit does not hold one microbatch, with the values that may wait for it.
     """
     stages, paths, ranks = problem.stages, problem.paths, range(problem.ranks)
     visitors = [[microbatch for microbatch, path in enumerate(problem.path_of) if path == number] for number in range(len(paths))]
@@ -70,7 +75,11 @@ def scheduler_of(problem: Problem, n_sub: int = 1) -> SchedulerState:
     links = {(link.source, link.destination): link for link in problem.links}
     resources: dict[Resource, int] = {}
     parallel = problem.data_parallel
-    again_bytes = [max((stage.recomputed_bytes for stage in stages if stage.rank == rank), default=0) for rank in ranks]
+    again_bytes = [
+        max((again_bytes_of(problem, index) for index, stage in enumerate(stages) if stage.rank == rank), default=0)
+        for rank in ranks
+    ]
+    joined = takes_joints(problem)
     lanes: list[Any] = []
     blocks: list[Any] = []
     for rank, number, at in places:
@@ -82,10 +91,10 @@ def scheduler_of(problem: Problem, n_sub: int = 1) -> SchedulerState:
         lane.first, lane.last = len(blocks), len(blocks) + len(microbatches)
         lane.gather_ns, lane.scatter_ns = -1, -1 if parallel is None else parallel.reduce_scatter_ns[stage]
         lane.held_bytes, lane.kept_bytes = costs.activation_bytes, costs.activation_after_input_bytes
-        lane.again_bytes = costs.recomputed_bytes - again_bytes[rank]
+        lane.again_bytes = again_bytes_of(problem, stage) - again_bytes[rank]
         for name, neighbour in (("message", at + 1), ("gradient", at - 1)):
             on, occupancy_ns, latency_ns = -1, 0, 0
-            if 0 <= neighbour < len(path) and stages[path[neighbour]].rank != rank:
+            if not joined and 0 <= neighbour < len(path) and stages[path[neighbour]].rank != rank:
                 link = links[rank, stages[path[neighbour]].rank]
                 size_bytes = costs.message_bytes if name == "message" else stages[path[neighbour]].gradient_message_bytes
                 on = resources.setdefault(Resource.of_link(link), len(resources))
@@ -98,6 +107,14 @@ def scheduler_of(problem: Problem, n_sub: int = 1) -> SchedulerState:
             values if len(values := costs.durations_ns(kind)) > 1 else values * problem.microbatches for kind in BLOCKS
         ]
         blocks += [ROW["blocks"](n, forward[n], b[n], w[n], backward[n]) for n in microbatches]
+    graph, units = Hops([ROW["joints"]()], [ROW["hops"]()], [0]), [ROW["units"]()]
+    if joined:
+        graph, units = hops_of(problem, lanes, resources), units_of(problem, lanes, blocks)
+        if not graph.hops:
+            graph = Hops(graph.joints, [ROW["hops"]()], [0])
+        slices = len(problem.slices) or 1
+        for lane in lanes:
+            lane.held_bytes = sum(unit.held_bytes for unit in units[lane.first : lane.first + slices])
     rank_rows: list[Any] = []
     reserves: list[Any] = []
     order_length = 0
@@ -112,16 +129,19 @@ def scheduler_of(problem: Problem, n_sub: int = 1) -> SchedulerState:
         order_length += (2 + n_sub) * sum(lanes[lane].last - lanes[lane].first for lane in mine)
         along_paths = [[lane for lane in mine if lanes[lane].path == path] for path in range(len(paths))]
         inputs_bytes = max(sum(lanes[lane].held_bytes for lane in along) for along in along_paths)
-        if limit_bytes is not None and row.limit_bytes < inputs_bytes:
+        if not joined and limit_bytes is not None and row.limit_bytes < inputs_bytes:
             row.limit_bytes = limit_bytes
             for along in along_paths:
                 _hold_at_once([lanes[lane] for lane in along], again_bytes[rank])
-        needs = _needs(rank, limit_bytes, lanes, along_paths)
+        needs = _needs(rank, row.limit_bytes if joined and limit_bytes is not None else limit_bytes, lanes, along_paths)
         row.reserves = -1
         if limit_bytes is not None and len(mine) > 1:
             row.reserves = len(reserves)
             reserves += needs
         rank_rows.append(row)
+    most = NEVER
+    if keeps_room and not problem.is_chain:
+        most = _keep_room(problem, rank_rows, lanes)
     scheduler = SchedulerState(
         lanes=lanes,
         ranks=rank_rows,
@@ -133,12 +153,15 @@ def scheduler_of(problem: Problem, n_sub: int = 1) -> SchedulerState:
         order=[0] * order_length,
         settings=[ROW["settings"]()],
         when=[0] * problem.ranks,
+        units=units,
+        **graph._asdict(),
     )
     if parallel is not None and parallel.all_gather_ns:
         _gather(scheduler, parallel.all_gather_ns)
     (settings,) = scheduler.settings
     settings.stages, settings.paths, settings.microbatches = len(stages), len(paths), problem.microbatches
     settings.span = int(problem.objective == "stage-span")
+    settings.slices, settings.most = (len(problem.slices) or 1) if joined else 0, most
     return scheduler
 
 
@@ -151,8 +174,16 @@ def count_by_stage(scheduler: SchedulerState) -> list[int]:
 
 
 def depth_by_stage(problem: Problem) -> list[int]:
-    """How many stages come before each on its path."""
+    """How many stages come before each on its path; on a graph, how many fewer follow it than the longest path has."""
     depth = [0] * len(problem.stages)
+    if not problem.is_chain:
+        following: dict[int, list[int]] = {}
+        for edge in problem.edges:
+            following.setdefault(edge.source, []).append(edge.destination)
+        after = [0] * len(depth)
+        for stage in reversed(problem.paths[0]):
+            after[stage] = max((after[each] + 1 for each in following.get(stage, ())), default=0)
+        return [max(after) - each for each in after]
     for path in problem.paths:
         for at, stage in enumerate(path):
             depth[stage] = at
@@ -169,12 +200,13 @@ def set_rule(scheduler: SchedulerState, problem: Problem, rule: Rule) -> None:
     per_stage = (rule.priority, rule.in_flight, rule.weight_lag, rule.warm_up or rule.weight_lag)
     if {len(values) for values in per_stage} != {count}:
         raise ValueError(f"a rule for this problem has {count} entries in each of its tuples")
-    if any(rule.warm_up) and any(rank.end_lane - rank.first_lane > 1 for rank in scheduler.ranks):
-        raise ValueError("a rule with warm_up needs one stage per rank")
+    (settings,) = scheduler.settings
+    if any(rule.warm_up) and (settings.slices or any(rank.end_lane - rank.first_lane > 1 for rank in scheduler.ranks)):
+        raise ValueError("a rule with warm_up needs a chain of whole microbatches, one stage per rank")
     for lane in scheduler.lanes:
         stage = lane.stage
         cap = rule.in_flight[stage]
-        lane.cap, lane.lag = NEVER if cap is None else cap, rule.weight_lag[stage]
+        lane.cap, lane.lag = min(NEVER if cap is None else max(cap, settings.slices), settings.most), rule.weight_lag[stage]
         lane.priority_f, lane.priority_b, lane.priority_w = rule.priority[stage]
         lane.parts = 1
         blocks = scheduler.blocks[lane.first : lane.last]
@@ -182,8 +214,8 @@ def set_rule(scheduler: SchedulerState, problem: Problem, rule: Rule) -> None:
             lane.parts = max(1, min(rule.n_sub, *(block.weight_ns for block in blocks)))
         for block in blocks:
             block.fused = int(rule.fused[stage][block.microbatch] if rule.fused else not problem.split_backward)
-    _set_holds(scheduler, rule)
-    (settings,) = scheduler.settings
+    if not settings.slices:
+        _set_holds(scheduler, rule)
     settings.look_ahead_ns, settings.alternate = rule.look_ahead_ns, int(rule.alternate)
     settings.oldest_first = int(rule.oldest_first)
     settings.foresight, settings.width = int(rule.foresight), rule.n_sub + 1
@@ -222,6 +254,23 @@ def _hold_at_once(along: list[Any], most_again_bytes: int) -> None:
         lane.held_bytes = lane.again_bytes = 0
     if along:
         along[0].held_bytes = need_bytes
+
+
+def _keep_room(problem: Problem, ranks: list[Any], lanes: list[Any]) -> int:
+    """Take room for values that wait off the limits of ranks; returns how many microbatches or slices may then be in flight."""
+    whole_bytes = [sum(lane.held_bytes for lane in lanes[rank.first_lane : rank.end_lane]) for rank in ranks]
+    free_bytes = [None if rank.limit_bytes >= NEVER else rank.limit_bytes for rank in ranks]
+    most, waiting_bytes = room_for_values(problem, whole_bytes, free_bytes)
+    for number, (rank, whole, waiting) in enumerate(zip(ranks, whole_bytes, waiting_bytes, strict=True)):
+        if rank.limit_bytes >= NEVER:
+            continue
+        rank.limit_bytes -= waiting
+        if rank.limit_bytes < whole:
+            raise Unsupported(
+                f"rank {number}: one microbatch holds {format_bytes(whole, 40)} of activations, and {format_bytes(waiting, 40)} may"
+                " wait for other values, together more than the memory limit; raise that, or take the method sequential"
+            )
+    return most
 
 
 def _needs(rank: int, limit_bytes: int | None, lanes: list[Any], along_paths: list[list[int]]) -> list[Any]:

@@ -3,7 +3,8 @@
 Plain, a row is an object (`ROW`); compiled, an element of a structured array (`as_arrays`, and `read_back`).
 
 A *lane* is one stage on one path. Its microbatches have consecutive *positions*, in microbatch order; the lanes of a rank are
-consecutive, too, path after path, in path order.
+consecutive, too, path after path, in path order. Forwards take positions in that order, and so do backwards, but that the slices of
+a microbatch go backwards: `backward_at` is the position of the next one.
 
 The *code* of an op is ((microbatch × stages + stage) × `KINDS` + kind) × width + part + 1 in all kernels; width is 1 more than the
 most parts of a block, and 1 where none is cut.
@@ -53,13 +54,30 @@ COLUMNS = {
         *("first_lane", "end_lane", "limit_bytes", "collectives", "order_from", "reserves"),
         # What changes: the last end, the first start or -1, what is held, whether the last F or B was a B, where its next op is
         # written; and what it runs (`running` 1) or will run: kind (-1: nothing), lane and start.
-        *("free_ns", "begun_ns", "used_bytes", "after_b", "order_at", "kind", "lane", "start_ns", "running"),
+        # Of graphs and slices: whether something became known to it that it has not weighed.
+        *("free_ns", "begun_ns", "used_bytes", "after_b", "order_at", "kind", "lane", "start_ns", "running", "told"),
     ),
     "blocks": (
         # By position: costs, how much later than its receiver could take it the gradient of a fused backward may come (see
         # `list_kernel.decide`), whether the backward is BW, and what changes: when the inputs of F and of B are there.
         *("microbatch", "forward_ns", "backward_input_ns", "weight_ns", "backward_ns"),
         *("patience_ns", "fused", "f_at_ns", "b_at_ns"),
+    ),
+    # The next three are of graphs and of slices; elsewhere they have one row, which nothing reads.
+    "joints": (
+        # By lane: the hops that its F sends and those that its backward does (from, before); how many values its F needs, and how
+        # many gradients its backward.
+        *("first_hop", "end_hop", "first_back", "end_back", "needs_f", "needs_b"),
+    ),
+    "units": (
+        # By position: what it holds and keeps, as of a lane; what changes: how many of the values and gradients that it needs are
+        # not yet known.
+        *("held_bytes", "kept_bytes", "f_left", "b_left"),
+    ),
+    "hops": (
+        # The lane that needs it; over which link or trunk it goes (-1: it stays on the rank); the hop whose transfer brings it; the
+        # latency; what changes: when the last one of it arrives.
+        *("to", "on", "carrier", "latency_ns", "arrival_ns"),
     ),
     "reserves": (
         # What a microbatch of the path holds on the rank in all; the path's last lane on the rank, or -1; what changes: the lowest
@@ -68,8 +86,9 @@ COLUMNS = {
     ),
     "links": ("gathered_ns", "free_ns"),  # a link, a trunk, or a rank's collectives: when it is free at the start, and now
     "settings": (
-        # One row: the rule's; whether patience decides which backwards are fused; the objective; sizes; what changes: when the last
-        # reduce-scatter ends.
+        # One row: the rule's; whether patience decides which backwards are fused; the objective; sizes; the slices of a microbatch
+        # (0: a chain of whole microbatches), and the most that may be in flight in a lane of a graph, whatever the rule says;
+        # what changes: when the last reduce-scatter ends.
         *(
             "look_ahead_ns",
             "alternate",
@@ -81,6 +100,8 @@ COLUMNS = {
             "stages",
             "paths",
             "microbatches",
+            "slices",
+            "most",
             "scattered_ns",
         ),
     ),
@@ -105,6 +126,11 @@ class SchedulerState(NamedTuple):
     settings: Any
     when: Any
     """[rank]: when something happens there: twice the nanosecond, plus 1 unless an op ends."""
+    joints: Any
+    units: Any
+    hops: Any
+    occupancy_ns: Any
+    """[hop × slices + slice]."""
 
 
 def ops_of(codes: Iterable[int], stages: int, width: int = 1) -> tuple[Op, ...]:

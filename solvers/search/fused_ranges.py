@@ -22,8 +22,8 @@ from schedc.ir import Problem, Schedule
 from schedc.solvers.common.method import LocalSearch, fusing_saves_time
 from schedc.solvers.common.microbatch_order import entering
 from schedc.solvers.heuristics.greedy import GreedyRule
-from schedc.solvers.kernel.list_kernel import run_rule
-from schedc.solvers.kernel.list_scheduler import list_schedule_of
+from schedc.solvers.kernel.joints import values_wait
+from schedc.solvers.kernel.list_scheduler import list_schedule_of, rule_kernel
 from schedc.solvers.kernel.scheduler_state import count_by_stage, depth_by_stage, scheduler_of, set_rule
 from schedc.solvers.kernel.tables import as_arrays, read_back
 from schedc.solvers.search.rounds import climb_in_turn
@@ -73,9 +73,11 @@ class RangesEvaluator:
         Raises:
             Unsupported: a rank's memory limit does not hold one microbatch.
         """
-        self._lists = scheduler_of(problem)
+        self._lists = scheduler_of(problem, keeps_room=values_wait(problem))
         set_rule(self._lists, problem, GreedyRule().rule(problem, 1))
-        self._arrays, self._run = as_arrays(self._lists), compiled(run_rule)
+        self._arrays, self._run = as_arrays(self._lists), compiled(rule_kernel(problem))
+        (settings,) = self._lists.settings
+        self._least_cap, self._most_cap = settings.slices, settings.most
         lanes = self._arrays.lanes
         self._stage = lanes["stage"].copy()
         lengths = lanes["last"] - lanes["first"]
@@ -89,7 +91,8 @@ class RangesEvaluator:
         fused = (self._number >= before[self._stage_at]) & (self._left > after[self._stage_at])
         scheduler: Any = self._arrays
         scheduler.blocks["fused"] = fused
-        scheduler.lanes["cap"], scheduler.lanes["lag"] = np.array(rule.cap)[self._stage], np.array(rule.lag)[self._stage]
+        cap = np.clip(np.array(rule.cap), self._least_cap, self._most_cap)
+        scheduler.lanes["cap"], scheduler.lanes["lag"] = cap[self._stage], np.array(rule.lag)[self._stage]
         scheduler.settings["look_ahead_ns"], scheduler.settings["alternate"] = rule.look_ahead_ns, rule.alternate
         return int(self._run(*scheduler))
 
@@ -101,7 +104,7 @@ class RangesEvaluator:
 class FusedRanges(LocalSearch, frozen=True):
     """Search over the range of microbatches whose backwards each stage fuses, and the rule of a list scheduler around it."""
 
-    name, place = "fused-ranges", 220
+    name, place, graphs, slices = "fused-ranges", 220, True, True
 
     def improve(self, incumbent: Incumbent, limits: Limits) -> None:
         """Offer better and better schedules, where fusing saves time."""

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from schedc.analysis.simulation.memory import exceeded_limit
 from schedc.ir import Problem
 from schedc.solvers.common.fuse_backwards import fuse_backwards
 from schedc.solvers.common.method import MIXED, LocalSearch, fusing_saves_time
 from schedc.solvers.common.microbatch_order import entering
 from schedc.solvers.kernel.climb import Climber, PackedRule, climbing_scheduler, policies
+from schedc.solvers.kernel.joints import values_wait
 from schedc.solvers.kernel.scheduler_state import count_by_stage, depth_by_stage
 from schedc.solvers.kernel.tables import NEVER
 from schedc.solvers.search.rounds import Found, Rounds
@@ -35,7 +37,7 @@ POLICIES = (0, 5, 0, 3)
 class Local(LocalSearch, frozen=True):
     """Local search over the rule of a list scheduler, whose backwards are then fused where that pays."""
 
-    name, place = "local", 210
+    name, place, graphs, slices = "local", 210, True, True
 
     def improve(self, incumbent: Incumbent, limits: Limits) -> None:
         """Offer the best schedule of many rules, and the same with backwards fused."""
@@ -52,6 +54,8 @@ class Local(LocalSearch, frozen=True):
 
 def local_search(problem: Problem, climbing: Climbing) -> Found:
     """The best schedule found. Climbs keep no reserves, unless all of them strand themselves on memory; with them none does.
+
+    And they keep no room for values of a graph that wait for others, unless the best of a round has too little for them.
 
     Args:
         problem: any placement, any memory limits.
@@ -70,11 +74,15 @@ def local_search(problem: Problem, climbing: Climbing) -> Found:
         _first_rule(problem, counts, number, generator, start[POLICIES[number % 4] % len(start)].copy()) for number in range(CLIMBS)
     ]
     rounds, best = Rounds(climbing=climbing, evaluations=evaluations, heat=0.01), 0
+    waits, room, reserves = values_wait(problem), False, False
     for values in rounds.run(climbers, pool):
         ranking = sorted(range(CLIMBS), key=values.__getitem__)
         best = ranking[0]
-        if values[best] >= NEVER and rounds.ended_by is None:
-            climbers[:] = [Climber(climbing_scheduler(problem, reserves=True)) for _ in range(CLIMBS)]
+        stranded = values[best] >= NEVER
+        if rounds.ended_by is None and (stranded or (waits and not room and _exceeds(problem, climbers[best], pool[best]))):
+            reserves, room = reserves or stranded, room or not stranded
+            other = climbing_scheduler(problem, reserves=reserves, keeps_room=room)
+            climbers[:] = [Climber(other) for _ in range(CLIMBS)]
         for loser, winner in zip(ranking[CLIMBS // 2 :], ranking[: CLIMBS // 2], strict=True):
             pool[loser] = PackedRule(*(each.copy() for each in pool[winner]))
     end_ns = climbers[best].run(pool[best])
@@ -83,13 +91,20 @@ def local_search(problem: Problem, climbing: Climbing) -> Found:
     return Found(climbers[best].schedule(), end_ns, rounds.cut_short, rounds.ended_by)
 
 
+def _exceeds(problem: Problem, climber: Climber, rule: PackedRule) -> bool:
+    """Whether values that wait have too little room in the rule's schedule."""
+    climber.run(rule)
+    return exceeded_limit(problem, climber.schedule()) is not None
+
+
 def _first_rule(
     problem: Problem, counts: list[int], number: int, generator: np.random.Generator, patience_ns: NDArray[np.int64]
 ) -> PackedRule:
     """B before F before W, later stages first; in-flight caps from 1F1B's up to all; no, one or two W held back."""
     depth = np.array(depth_by_stage(problem), np.int64)
     longest = int(depth.max()) + 1
-    cap = np.minimum(np.maximum(counts, 1), np.maximum(1, (longest - depth) * (1 + number % 4) // (1 + number // 4)))
+    in_flight = np.maximum(1, (longest - depth) * (1 + number % 4) // (1 + number // 4)) + max(0, len(problem.slices) - 1)
+    cap = np.minimum(np.maximum(counts, 1), in_flight)
     priority = np.zeros((3, len(counts)), np.int64)
     priority[0] = 100 - depth
     priority[1] = depth - longest

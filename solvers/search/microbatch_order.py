@@ -22,7 +22,8 @@ from schedc.solvers.common.method import LocalSearch
 from schedc.solvers.common.microbatch_order import entry_order, known_orders, order_is_open, renamed
 from schedc.solvers.heuristics.rule_table import table_of_rules
 from schedc.solvers.kernel.climb import Climber, PackedRule, climbing_scheduler, policies, stop_flag
-from schedc.solvers.kernel.list_kernel import run_rule
+from schedc.solvers.kernel.joints import values_wait
+from schedc.solvers.kernel.list_scheduler import rule_kernel
 from schedc.solvers.kernel.tables import NEVER
 from schedc.solvers.search.rounds import climb_in_turn
 
@@ -57,9 +58,9 @@ class _Line:
         Raises:
             Unsupported: a rank's memory limit does not hold one microbatch.
         """
-        self.lists = climbing_scheduler(problem, reserves=reserves)
+        self.lists = climbing_scheduler(problem, reserves=reserves, keeps_room=values_wait(problem))
         self.climber = Climber(self.lists)
-        self._run, self._scheduler = compiled(run_rule), self.climber.scheduler
+        self._run, self._scheduler = compiled(rule_kernel(problem)), self.climber.scheduler
         lanes, blocks = self._scheduler.lanes, self._scheduler.blocks
         self._given = {name: blocks[name].copy() for name in TIMES}
         path_of = np.array(problem.path_of, np.int64)
@@ -84,7 +85,7 @@ class _Line:
 class MicrobatchOrder(LocalSearch, frozen=True):
     """Search over the order in which microbatches enter, and over the rule of a list scheduler."""
 
-    name, place = "microbatch-order", 240
+    name, place, graphs, slices = "microbatch-order", 240, True, True
 
     def improve(self, incumbent: Incumbent, limits: Limits) -> None:
         """Offer better and better schedules, where the order is open."""
@@ -180,18 +181,23 @@ def _climbed(
 
 
 class _Moves:
-    """Random changes of an order. A microbatch keeps a position of its path."""
+    """Random changes of an order. A microbatch keeps a position of its path, and its slices move with it."""
 
     def __init__(self, problem: Problem, random: Random) -> None:
         self.random = random
-        self._groups = groups_of(problem)
-        path_of = np.array(problem.path_of, np.int64)
+        self._slices = slices = len(problem.slices) or 1
+        groups = groups_of(problem)
+        alike = [groups[first : first + slices] for first in range(0, len(groups), slices)]
+        self._groups = [alike.index(each) for each in alike] if slices > 1 else groups
+        path_of = np.array(problem.path_of[::slices], np.int64)
         of_paths = [np.flatnonzero(path_of == path) for path in range(len(problem.paths))]
         self._seats = [seats for seats in of_paths if len({self._groups[m] for m in seats.tolist()}) > 1]
 
     def changed(self, order: NDArray[np.int64]) -> NDArray[np.int64]:
         """Two microbatches that differ change places, one goes elsewhere, or a stretch is turned around."""
-        random, tried = self.random, order.copy()
+        random, slices = self.random, self._slices
+        tried = order[::slices] // slices
+        order = tried.copy()
         seats = random.choice(self._seats)
         mine: Any = order[seats]
         how, count = random.random(), len(mine)
@@ -208,4 +214,4 @@ class _Moves:
             first, last = min(a, b), max(a, b)
             mine[first : last + 1] = mine[first : last + 1][::-1].copy()
         tried[seats] = mine
-        return tried
+        return tried if slices == 1 else (tried[:, None] * slices + np.arange(slices)).ravel()

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from schedc.analysis.simulation.memory import exceeded_limit
 from schedc.ir import BLOCKS, Kind, Problem, Schedule
 from schedc.ir.index import tables_of
 from schedc.solvers.common.interruption import NOTICE_S, Interruption
 from schedc.solvers.common.method import LocalSearch, fusing_saves_time
 from schedc.solvers.kernel.climb import stop_flag
+from schedc.solvers.kernel.joints import values_wait
 from schedc.solvers.kernel.order_climb import OrderClimber
 from schedc.solvers.kernel.order_evaluator import (
     Orders,
@@ -27,7 +29,7 @@ from schedc.solvers.kernel.order_evaluator import (
     problem_arrays_of,
     unsampled,
 )
-from schedc.solvers.kernel.tables import KINDS, ops_of
+from schedc.solvers.kernel.tables import KINDS, NEVER as STRANDED, ops_of
 from schedc.solvers.search.rounds import Found, Rounds
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ class Polish(LocalSearch, frozen=True):
     Where nothing is gained by fusing, every backward is split.
     """
 
-    name, place = "polish", 230
+    name, place, graphs, slices = "polish", 230, True, True
 
     def improve(self, incumbent: Incumbent, limits: Limits) -> None:
         """Offer the best schedule of many changes."""
@@ -89,9 +91,13 @@ def polish_schedule(problem: Problem, schedule: Schedule, climbing: Climbing) ->
     climbers = [OrderClimber(facts, alone, REACH, exchanges) for _ in range(CLIMBS)]
     rounds, best_ns = Rounds(climbing=climbing, evaluations=evaluations, heat=HEAT), 0
     pool = [orders.copy() for _ in range(CLIMBS)]
+    waits, last = values_wait(problem), (orders.copy(), int(STRANDED))
     for values in rounds.run(climbers, pool):
         best_ns = min(values)
         orders = pool[values.index(best_ns)]
+        if waits and exceeded_limit(problem, unpacked_schedule(problem, orders)) is not None:
+            orders, best_ns = last  # the next round tries other changes
+        last = orders.copy(), best_ns
         pool[:] = [orders.copy() for _ in range(CLIMBS)]
     return Found(unpacked_schedule(problem, orders), int(best_ns), rounds.cut_short, rounds.ended_by)
 

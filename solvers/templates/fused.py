@@ -20,7 +20,7 @@ class GPipe(Template, frozen=True):
     breadth-first order of Lamy-Poirier, 2022).
     """
 
-    name, place = "gpipe", 10
+    name, place, graphs, slices = "gpipe", 10, True, True
     summary = "all forwards, then all backwards; holds m activations"
     placements = "any"
     source = "Huang et al., 2019"
@@ -29,12 +29,17 @@ class GPipe(Template, frozen=True):
         """The schedule."""
         depth = [{stage: index for index, stage in enumerate(path)} for path in problem.paths]
         orders: list[list[tuple[int, int, int]]] = [[] for _ in range(problem.ranks)]
+        slices = len(problem.slices) or 1
+
+        def backward(at: tuple[int, int, int]) -> tuple[int, int, int]:
+            return -at[0], at[1] // slices, -at[1]  # the last slice of a microbatch first
+
         for stage, microbatch in problem.blocks():
             orders[problem.stages[stage].rank].append((depth[problem.path_of[microbatch]][stage], microbatch, stage))
         return Schedule(
             orders=tuple(
                 tuple(Op(Kind.F, stage, microbatch) for _, microbatch, stage in sorted(order))
-                + tuple(Op(Kind.BW, stage, microbatch) for _, microbatch, stage in sorted(order, key=lambda at: (-at[0], at[1])))
+                + tuple(Op(Kind.BW, stage, microbatch) for _, microbatch, stage in sorted(order, key=backward))
                 for order in orders
             )
         )
@@ -96,18 +101,21 @@ class Interleaved(Template, frozen=True):
 class Sequential(Constructive, frozen=True):
     """Every microbatch goes there and back, each backward whole, before the next begins: slow, and there where nothing else fits.
 
-    No schedule holds less: each rank's peak is the least limit with which any exists (`minimum_limit_bytes`, and its proof).
+    No schedule holds less: each rank's peak is the least limit with which any exists (`minimum_limit_bytes`, and its proof); but of
+    graphs, where values may wait for others. Of slices all of a microbatch go there, then all come back.
     """
 
-    name, place = "sequential", 150
+    name, place, graphs, slices = "sequential", 150, True, True
 
     def construct(self, problem: Problem) -> Schedule:
         """The schedule; it exists for any problem."""
         orders: list[list[Op]] = [[] for _ in range(problem.ranks)]
-        for microbatch in range(problem.microbatches):
-            path = problem.path(microbatch)
-            blocks = [(Kind.F, stage) for stage in path] + [(Kind.BW, stage) for stage in reversed(path)]
-            for op in (Op(*block, microbatch) for block in blocks):
+        slices = len(problem.slices) or 1
+        for first in range(0, problem.microbatches, slices):
+            path, own = problem.path(first), range(first, first + slices)
+            there = [Op(Kind.F, stage, microbatch) for microbatch in own for stage in path]
+            back = [Op(Kind.BW, stage, microbatch) for microbatch in reversed(own) for stage in reversed(path)]
+            for op in there + back:
                 orders[problem.rank_of(op)].append(op)
         return Schedule(orders=tuple(map(tuple, orders)))
 

@@ -24,7 +24,7 @@ from schedc.lower.problem import checked_under, problem_under
 from schedc.solvers.common.base import Climbing, SearchSettings
 from schedc.solvers.common.incumbent import Ended
 from schedc.solvers.heuristics.rule_table import RuleTable, schedules_of_table
-from schedc.solvers.kernel.order_climb import polish
+from schedc.solvers.kernel.order_climb import polish_kernel
 from schedc.solvers.search.polish import polish_sampled_schedules
 from schedc.study.robust.scenarios import MEAN, Criterion, Scenarios, clustered, shifted
 
@@ -127,7 +127,7 @@ def compile_robust(
     settings = settings or SearchSettings()
     limits, on_method, interruption = settings.limits, settings.on_method, settings.interruption
     problems = [checked_under(problem, each, "in one of the states of its links") for each in states.conditions]
-    compile_ahead(polish)
+    compile_ahead(polish_kernel(problem))
     mean_problem = problem_under(problem, shifted(problem, states, 0.0))
     exact: list[Compiled] = []
     candidates: dict[str, Schedule] = {}

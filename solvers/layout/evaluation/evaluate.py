@@ -180,6 +180,7 @@ class LayoutEvaluator:
             "order": 3 * stages * microbatches,
             "settings": 1,
             "when": ranks,
+            **dict.fromkeys(("joints", "units", "hops", "occupancy_ns"), 1),
         }
         if self._plain:
             rows = {name: [ROW[name]() if name in COLUMNS else 0 for _ in range(size)] for name, size in lengths.items()}

@@ -20,7 +20,7 @@ the places of F, B and W among ops that are ready, 0 goes first; activations in 
 round trip takes without W, 2: with W, 3: as many as before the first backward; this many more; whether W are left waiting."""
 MICROBATCHES, SPLIT, TORCH, SPAN = range(len(NUMBERS))
 FUSED, LOOK_AHEAD, PLACE_F, PLACE_B, PLACE_W, IN_FLIGHT, MORE, LAG = range(len(RULE_COLUMNS))
-LEAN = ("HEAP", "MYOPIC", "PARTS", "TURNS")
+LEAN = ("GRAPHS", "HEAP", "MYOPIC", "PARTS", "TURNS")
 """What no rule of the table needs of the list scheduler."""
 
 
@@ -220,7 +220,7 @@ def lay_out(costs: LayoutCosts, sketch: Sketch, scheduler: Any) -> Any:
         bound_ns = max(bound_ns, alone_ns)
     settings = scheduler.settings[0]
     settings.stages, settings.paths, settings.microbatches, settings.span = stages, 1, microbatches, numbers[SPAN]
-    settings.width, settings.foresight, settings.alternate, settings.oldest_first = 2, 1, 0, 0
+    settings.width, settings.foresight, settings.alternate, settings.oldest_first, settings.slices = 2, 1, 0, 0, 0
     return bound_ns
 
 
