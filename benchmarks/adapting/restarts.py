@@ -153,6 +153,7 @@ def _run(plans: list[Plan], directory: str, kill: Kill | None) -> list[Any]:
     STORES[:] = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)]
     count = plans[0].problem.ranks
     with rank_processes(count, Path(directory), "runs.restart_runs", port=STORES[0].port) as ranks:
+        ranks.run(restart_runs.ready)  # who dies before all have the group that the processes make for the job is not what is asked
         try:
             return ranks.run(restart_runs.train_on, plans, directory, STEPS, EVERY, kill, limit_s=120)
         except AssertionError as error:  # the rank that gave no result

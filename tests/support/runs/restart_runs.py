@@ -109,6 +109,11 @@ class Diary:
         return noted
 
 
+def ready(rank: int) -> int:
+    """Once a process runs this, it is connected with the others."""
+    return rank
+
+
 def train_on(rank: int, plans: Sequence[Plan], folder: str, steps: int, every: int, kill: Kill | None) -> dict[str, Any]:
     """Train from the last whole checkpoint on, of which one is written beside training every few steps.
 
