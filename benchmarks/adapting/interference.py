@@ -9,9 +9,11 @@ restarted while a phase runs; each layout runs in a job of its own.
 2. The job runs calm, then beside competitors. Rank 1's monitor has the forest; printed is when each kind of evidence was there.
    What is true is the median of the layers' times in rank 1, beside the competitors, by that before them.
 3. `repartition` moves layers for what was foretold, for what was measured, and for the truth. Each layout runs beside the same
-   competitors.
+   competitors: in a job that has it from the start, and in one that begins with 4 layers on each rank, whose layers then migrate
+   while it trains (`begin_migration`, SGD). Of the latter are printed the steps before, those until the new layout runs, from the
+   begin of one to that of the next, and those after.
 
-Run it as `python benchmarks/adapting/interference.py [--runs 60]`, where nothing else runs; five minutes, two CPUs at least.
+Run it as `python benchmarks/adapting/interference.py [--runs 60]`, where nothing else runs; seven minutes, two CPUs at least.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import tempfile
 import threading
 import time
 from contextlib import ExitStack
+from math import nan
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -40,6 +43,8 @@ MS = 1_000_000
 RANKS, LAYERS, MICROBATCHES, SLOW = 4, 16, 8, 1
 FORWARD_MS, BACKWARD_MS = 3, 6
 CALM_STEPS, SLOW_STEPS, AFTER_STEPS, SKIPPED = 120, 60, 40, 10
+STAY_STEPS, LIVE_STEPS = 30, 90
+"""Steps before layers migrate, and in all."""
 WIDTH, SIDE = 8, 96
 
 
@@ -56,14 +61,23 @@ class StepNote(NamedTuple):
     """Whether that is foretold, and not measured."""
 
 
-def train(rank: int, plan: Plan, steps: int, cpu: int, folder: str, model: str | None) -> list[StepNote]:
-    """Run the plan; after `CALM_STEPS`, if there is a model, say so in a file and go on when the competitors are there."""
+def train(
+    rank: int, plan: Plan, steps: int, cpu: int, folder: str, model: str | None, other: Plan | None
+) -> tuple[list[StepNote], int]:
+    """Run the plan; after `CALM_STEPS`, if there is a model, say so in a file and go on when the competitors are there.
+
+    After `STAY_STEPS` layers migrate to the layout of another plan, if there is one.
+
+    Returns:
+        The steps; and after how many of them, from the begin of the migration on, that layout runs.
+    """
     import numpy as np
     import torch
     from torch import nn
 
     import schedc.runtime
     from schedc.ir.ops import Kind
+    from schedc.runtime.adapt.migration import begin_migration
     from schedc.runtime.adapt.monitor import Monitor
     from schedc.runtime.interference.foresight import Foresight
 
@@ -112,16 +126,21 @@ def train(rank: int, plan: Plan, steps: int, cpu: int, folder: str, model: str |
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return Work.apply(self.linear(x))  # type: ignore[no-any-return, no-untyped-call]
 
-    first, last = plan.problem.stages[rank].layers or (0, 0)
+    def build(plan: Plan, rank: int) -> Any:
+        torch.manual_seed(0)
+        return schedc.runtime.build_stages([Layer() for _ in range(LAYERS)], plan, rank)
+
+    stages = build(plan, rank)
+    optimizer = torch.optim.SGD(stages[rank].parameters(), lr=0.01)
     monitor = Monitor(foresight=Foresight(model) if model is not None and rank == SLOW else None)
     pipe = schedc.runtime.load(
         plan,
-        stages={rank: nn.Sequential(*(Layer() for _ in range(first, last)))},
+        stages=stages,
         loss_fn=lambda output, target: (output - target).square().mean(),
         observe=monitor,
         wrap=monitor.wrap,
     )
-    batch, found = torch.randn(MICROBATCHES, WIDTH), []
+    batch, found, migration = torch.randn(MICROBATCHES, WIDTH), [], None
     for step in range(steps):
         if model is not None and step == CALM_STEPS and rank == 0:
             (Path(folder) / "calm").touch()
@@ -133,9 +152,15 @@ def train(rank: int, plan: Plan, steps: int, cpu: int, folder: str, model: str |
         said = monitor.speeds.slowdown().get(Kind.F, 1.0)
         foretold = Kind.F in monitor.speeds.slowdown() and Kind.F not in monitor.speeds.measured()
         found.append(StepNote(begun_ns, time.perf_counter_ns(), median(took_ns), said, foretold))
+        optimizer.step()
+        optimizer.zero_grad()
+        if other is not None and step == STAY_STEPS - 1:
+            migration = begin_migration(pipe, optimizer, other, build=build)
+        elif migration is not None:
+            migration.between_steps()
     pipe.close()
     monitor.close()
-    return found
+    return found, 0 if migration is None or migration.state != "done" else migration.boundaries
 
 
 def workload() -> Workload:
@@ -236,15 +261,17 @@ def main() -> None:
 
             threading.Thread(target=begin, daemon=True).start()
 
-            def run(plan: Plan, steps: int, model: Path | None = None) -> list[list[StepNote]]:
+            def run(
+                plan: Plan, steps: int, model: Path | None = None, other: Plan | None = None
+            ) -> tuple[list[list[StepNote]], int]:
                 with tempfile.TemporaryDirectory() as own, rank_processes(RANKS, Path(own)) as processes:
-                    found = processes.run(train, plan, steps, cpu, str(folder), model and str(model), limit_s=500)
-                for rank, notes in enumerate(found):
-                    if not isinstance(notes, list):
-                        raise SystemExit(f"rank {rank} failed: {notes}")
-                return found
+                    found = processes.run(train, plan, steps, cpu, str(folder), model and str(model), other, limit_s=500)
+                for rank, each in enumerate(found):
+                    if not isinstance(each, tuple):
+                        raise SystemExit(f"rank {rank} failed: {each}")
+                return [notes for notes, _ in found], found[0][1]
 
-            notes = run(plan, CALM_STEPS + SLOW_STEPS, model)
+            notes, _ = run(plan, CALM_STEPS + SLOW_STEPS, model)
             calm_ms = step_ms(notes, SKIPPED, CALM_STEPS)
             slow_ms = step_ms(notes, CALM_STEPS + SKIPPED, CALM_STEPS + SLOW_STEPS)
             before, after = (
@@ -265,16 +292,24 @@ def main() -> None:
             false = sum(note.slowdown != 1 for note in notes[SLOW][:CALM_STEPS])
             print(f"  of the {CALM_STEPS} calm steps, {false} ended with a change believed")
             beliefs["true"] = truth
-            print("\n| belief | slow-down | layers | step predicted | step measured |\n|---|---|---|---|---|")
-            print(f"| none | 1 | 4, 4, 4, 4 | | {slow_ms:.0f} ms |")
+            print("\n| belief | slow-down | layers | step predicted | measured | layers migrate: before | until | after |")
+            print(f"|---|---|---|---|---|---|---|---|\n| none | 1 | 4, 4, 4, 4 | | {slow_ms:.0f} ms | | | |")
             for name, factor in beliefs.items():
                 conditions = Conditions(slowdown={(SLOW, kind): factor for kind in (Kind.F, Kind.B, Kind.W)})
                 found = repartition(plan, given, conditions, steps=1000)
                 layers = ", ".join(
                     str(last - first) for first, last in (stage.layers or (0, 0) for stage in found.plan.problem.stages)
                 )
-                measured_ms = step_ms(run(found.plan, AFTER_STEPS), SKIPPED, AFTER_STEPS)
-                print(f"| {name} | {factor:.2f} | {layers} | {found.objective_ns / MS:.0f} ms | {measured_ms:.0f} ms |", flush=True)
+                measured_ms = step_ms(run(found.plan, AFTER_STEPS)[0], SKIPPED, AFTER_STEPS)
+                live, count = run(plan, LIVE_STEPS, other=found.plan)
+                moved = STAY_STEPS + count  # its first step has the new layout
+                until_ms = (live[0][moved].begun_ns - live[0][STAY_STEPS - 1].begun_ns) / MS / (count + 1) if count else nan
+                print(
+                    f"| {name} | {factor:.2f} | {layers} | {found.objective_ns / MS:.0f} ms | {measured_ms:.0f} ms"
+                    f" | {step_ms(live, SKIPPED, STAY_STEPS - 1):.0f} ms | {count + 1} of {until_ms:.0f} ms"
+                    f" | {step_ms(live, moved + 1, LIVE_STEPS):.0f} ms |",
+                    flush=True,
+                )
     print(f"load after: {os.getloadavg()[0]:.1f}")
 
 
