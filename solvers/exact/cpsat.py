@@ -49,7 +49,7 @@ SOLVER = "solver CP-SAT, ortools {}"
 class CpSat(Search, frozen=True):
     """CP-SAT from the best schedule of whole blocks. Workers, seed and limits are the command's."""
 
-    name, place = "cpsat", 260
+    name, place, graphs, slices = "cpsat", 260, True, True
 
     def improve(self, incumbent: Incumbent, limits: Limits) -> None:
         """Offer better schedules and bounds."""

@@ -46,7 +46,7 @@ REMEDY = "install them with: pip install pulp 'highspy<1.15' (from 1.15 on it do
 class Milp(Search, frozen=True):
     """HiGHS from the best schedule of whole blocks."""
 
-    name, place = "milp", 280
+    name, place, graphs, slices = "milp", 280, True, True
 
     def improve(self, incumbent: Incumbent, limits: Limits) -> None:
         """Offer better schedules, and a bound at the end."""

@@ -58,7 +58,7 @@ class Refuted:
 class Refute(Search, frozen=True):
     """A better bound alone: CP-SAT refutes makespans for a model without the ranks' compute. Nothing comes of cut blocks."""
 
-    name, place = "refute", 270
+    name, place, graphs, slices = "refute", 270, True, True
 
     def improve(self, incumbent: Incumbent, limits: Limits) -> None:
         """Offer better bounds."""

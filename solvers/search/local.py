@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from schedc.analysis.simulation.memory import exceeded_limit
+from schedc.errors import Unsupported
 from schedc.ir import Problem
 from schedc.solvers.common.fuse_backwards import fuse_backwards
 from schedc.solvers.common.method import MIXED, LocalSearch, fusing_saves_time
@@ -81,8 +82,12 @@ def local_search(problem: Problem, climbing: Climbing) -> Found:
         stranded = values[best] >= NEVER
         if rounds.ended_by is None and (stranded or (waits and not room and _exceeds(problem, climbers[best], pool[best]))):
             reserves, room = reserves or stranded, room or not stranded
-            other = climbing_scheduler(problem, reserves=reserves, keeps_room=room)
-            climbers[:] = [Climber(other) for _ in range(CLIMBS)]
+            try:
+                other = climbing_scheduler(problem, reserves=reserves, keeps_room=room)
+            except Unsupported:  # no room for all that may wait, so that what is found may be of no use
+                room, waits = False, False
+            else:
+                climbers[:] = [Climber(other) for _ in range(CLIMBS)]
         for loser, winner in zip(ranking[CLIMBS // 2 :], ranking[: CLIMBS // 2], strict=True):
             pool[loser] = PackedRule(*(each.copy() for each in pool[winner]))
     end_ns = climbers[best].run(pool[best])

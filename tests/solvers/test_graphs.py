@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -9,11 +10,18 @@ import pytest
 from inputs.graphs import graph_problem, random_order
 from inputs.problems import make_problem
 
+from schedc.analysis.simulation.memory import exceeded_limit
+from schedc.analysis.simulation.simulate import simulate
+from schedc.compile.driver import compile_problem
 from schedc.errors import Unsupported
 from schedc.ir.graph import Edge
 from schedc.ir.ops import Kind, token
 from schedc.ir.problem import Problem, Stage
+from schedc.solvers.common.base import Limits, SearchSettings
+from schedc.solvers.common.incumbent import Incumbent
 from schedc.solvers.common.method import Constructive
+from schedc.solvers.common.microbatch_order import entry_order, order_is_open
+from schedc.solvers.driver.portfolio import try_methods
 from schedc.solvers.driver.registry import constructive, methods
 from schedc.solvers.heuristics.warm_up_counts import in_flight_before_first_backward, round_trip_in_flight
 from schedc.solvers.kernel.joints import room_for_values, values_wait
@@ -22,6 +30,7 @@ from schedc.solvers.kernel.list_scheduler import list_schedule, run_compiled
 from schedc.solvers.kernel.order_evaluator import problem_arrays_of, time_orders, workspace_of
 from schedc.solvers.kernel.scheduler_state import Rule, depth_by_stage, scheduler_of, set_rule
 from schedc.solvers.kernel.tables import NEVER, as_arrays
+from schedc.solvers.search.microbatch_order import MicrobatchOrder
 from schedc.solvers.search.polish import durations_ns_of, packed_orders
 from schedc.verify.schedule.checks import verify_schedule
 
@@ -59,7 +68,7 @@ def by_orders_ns(problem: Problem, schedule: Schedule) -> int:
 
 @pytest.mark.parametrize("seeds", [range(80), pytest.param(range(80, 2000), marks=pytest.mark.slow)])
 def test_any_rule_gives_a_valid_schedule(seeds: range) -> None:
-    """Limits hold, values that wait left out, and no rule strands itself."""
+    """Its clock is the simulator's, limits hold, values that wait left out unless room is kept, and no rule strands itself."""
     made = 0
     for seed in seeds:
         random = Random(seed)
@@ -71,6 +80,11 @@ def test_any_rule_gives_a_valid_schedule(seeds: range) -> None:
             except Unsupported:
                 continue
             assert verify_schedule(problem, found.schedule) == (), seed
+            if not (rule.foresight and problem_arrays_of(problem).in_turn):
+                timeline = simulate(problem, found.schedule)
+                assert (found.end_ns, found.span_ns) == (timeline.makespan_ns, timeline.stage_span_ns), seed
+            if keeps_room:
+                assert exceeded_limit(problem, found.schedule) is None, seed
             if not found.schedule.parts and not (rule.foresight and problem_arrays_of(problem).in_turn):
                 assert by_orders_ns(problem, found.schedule) == found.objective_ns(problem.objective), seed
             made += 1
@@ -171,3 +185,33 @@ def test_depth_on_a_graph_is_by_what_follows() -> None:
     assert values_wait(problem)
     assert room_for_values(problem, [4], [60]) == (4, [40])  # values of 1 and 2 wait at 3: 10 for each in flight
     assert room_for_values(problem, [4], [40]) == (2, [20])  # of four microbatches there must be room for what they hold, 16
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_compile_of_a_graph_made_by_hand_gives_a_verified_plan(seed: int) -> None:
+    """By all that works on it, with a bound; `compile` itself refuses a plan that its verifiers do not accept."""
+    problem = graph_problem(Random(seed), most_ops=40, slices=seed % 2 > 0, memory=False)
+    found = {}
+    for method in ("auto", "greedy", "rule-table", "sequential", "local", "polish", "cpsat"):
+        compiled = compile_problem(problem, SearchSettings(method=method, limits=Limits(deterministic=2)))
+        assert compiled.failures == ()
+        found[method] = compiled.plan.certificate
+    assert found["auto"].gap <= min(found[method].gap for method in ("greedy", "rule-table", "sequential"))
+
+
+def test_microbatches_whose_encoder_differs_get_an_order() -> None:
+    """The search for it keeps slices together, and finds no worse than the order that is given."""
+    for seed in range(8):
+        problem = replace(graph_problem(Random(seed), most_ops=150, most_microbatches=6, memory=False), in_order=False)
+        if not order_is_open(problem):
+            continue
+        incumbent = Incumbent(problem=problem)
+        try_methods(incumbent, ("sequential", "greedy{n_sub=1}"))
+        before_ns = incumbent.objective_ns
+        MicrobatchOrder(evaluations=50, rounds=2).improve(incumbent, Limits())
+        assert incumbent.objective_ns <= before_ns
+        order = entry_order(problem, incumbent.start)
+        slices = len(problem.slices) or 1
+        assert sorted(order) == list(range(problem.microbatches))
+        assert all(m % slices == at % slices for at, m in enumerate(order))
+        assert verify_schedule(problem, incumbent.start) == ()
