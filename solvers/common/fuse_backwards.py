@@ -55,7 +55,7 @@ def fuse_backwards(problem: Problem, schedule: Schedule, *, tables: Tables | Non
         schedule: valid for the problem.
         tables: the problem's lookups, where the caller has them already.
     """
-    if not fusing_saves_time(problem) or problem.edges or problem.slices:
+    if not fusing_saves_time(problem):
         return schedule
     tables = tables or tables_of(problem)
     state = _state(problem, tables, schedule)
@@ -70,7 +70,8 @@ def fuse_backwards(problem: Problem, schedule: Schedule, *, tables: Tables | Non
                 tried = (_fused if fuse else _split)(tables, state, ops)
                 timeline = simulate(problem, tried, tables=tables)
                 objective_ns = timeline.objective_ns(problem.objective)
-                if objective_ns < state.objective_ns + fuse and (fuse or exceeded_limit(problem, tried) is None):
+                fits = fuse and not problem.edges  # values of a graph that wait come at other times
+                if objective_ns < state.objective_ns + fuse and (fits or exceeded_limit(problem, tried) is None):
                     state, changed = _state(problem, tables, tried, timeline), True
                     break
                 ops = ops[: len(ops) // FEWER]
@@ -156,8 +157,8 @@ def _state(problem: Problem, tables: Tables, schedule: Schedule, timeline: Timel
     parallel = problem.data_parallel
     occupancy_ns = (timeline.transfer_left_ns - timeline.transfer_start_ns).tolist()
     latency_ns = (timeline.arrival_ns - timeline.transfer_left_ns).tolist()
-    transfer_of = np.full(len(kind), -1, np.int64)
-    transfer_of[timeline.sender] = np.arange(len(timeline.sender))  # of a chain, an op sends one at most
+    first_transfer = np.searchsorted(timeline.sender, np.arange(len(kind) + 1)).tolist()
+    first_need = np.searchsorted(timeline.taken, np.arange(len(timeline.sender) + 1)).tolist()
     starts_ns, ends_ns = timeline.starts_ns.tolist(), timeline.ends_ns.tolist()
     tail_ns = np.array(parallel.reduce_scatter_ns if parallel else [0] * len(problem.stages), np.int64)
     last_ns = (timeline.makespan_ns - np.where(kind == Kind.F, 0, tail_ns[stage])).tolist()
@@ -165,17 +166,17 @@ def _state(problem: Problem, tables: Tables, schedule: Schedule, timeline: Timel
     following[timeline.begin[1:] - 1] = -1
     latest_start_ns, after_ns, sent_ns = [NEVER] * len(kind), [NEVER] * len(kind), [NEVER] * len(kind)
     link_ns = [NEVER] * len(tables.resources)
-    resource, taker, next_of = timeline.resource.tolist(), timeline.first_taker.tolist(), following.tolist()
-    transfers = transfer_of.tolist()
+    resource, taker, next_of = timeline.resource.tolist(), timeline.taker.tolist(), following.tolist()
     for op in np.lexsort((timeline.starts_ns, timeline.ends_ns))[::-1].tolist():  # each behind what waits for it
-        end_ns, latest_ns, transfer, then = ends_ns[op], last_ns[op], transfers[op], next_of[op]
+        end_ns, latest_ns, then = ends_ns[op], last_ns[op], next_of[op]
         if then >= 0 and latest_start_ns[then] < latest_ns:
             latest_ns = latest_start_ns[then]
         after_ns[op] = latest_ns - end_ns
-        if transfer >= 0:
-            link, latest_arrival_ns = resource[transfer], latest_start_ns[taker[transfer]]
+        for transfer in range(first_transfer[op + 1] - 1, first_transfer[op] - 1, -1):
+            link = resource[transfer]
+            latest_arrival_ns = min(latest_start_ns[each] for each in taker[first_need[transfer] : first_need[transfer + 1]])
             link_ns[link] = message_ns = min(latest_arrival_ns - latency_ns[transfer], link_ns[link]) - occupancy_ns[transfer]
-            sent_ns[op] = message_ns - end_ns
+            sent_ns[op] = min(sent_ns[op], message_ns - end_ns)
             if message_ns < latest_ns:
                 latest_ns = message_ns
         latest_start_ns[op] = latest_ns - end_ns + starts_ns[op]
