@@ -42,10 +42,11 @@ def build(problem: Problem, blocks: Blocks, lower: int, upper: int) -> MilpVaria
     variables = MilpVariables(model, blocks, start, model.add_variable("objective", lower, upper))
     variables.fused |= {op: model.add_variable(f"fused:{op_name(op)}", cat=pulp.LpBinary) for op in blocks.fused}
     shared: dict[Resource, list[OrderedTask]] = defaultdict(list)
-    add_objective(variables, problem, windows)
+    begin = add_objective(variables, problem, windows)
     add_precedences(variables)
     add_rank_no_overlap(variables, problem, graph, windows)
     add_transfers(variables, windows, shared)
+    add_first_starts(variables, windows, begin)
     add_microbatch_order(variables)
     add_memory_limit(variables, problem)
     add_collectives(variables, problem, windows, shared)
@@ -168,16 +169,27 @@ def _collective(
     return OrderedTask(name, variables.model.add_variable(name, earliest, latest), length, earliest, latest, after, until)
 
 
-def add_objective(variables: MilpVariables, problem: Problem, windows: Windows) -> None:
-    """Minimize the last end on any rank, from 0 or from the rank's first start.
-
-    Where that is a decision, it is the moment at which one of the ops that may be the rank's first can start, and that one does, as
-    the simulator starts it as soon as it can.
-    """
+def add_objective(variables: MilpVariables, problem: Problem, windows: Windows) -> dict[int, pulp.LpVariable | int]:
+    """Minimize the last end on any rank, from 0 or from the rank's first start; returns the latter, a decision where it is open."""
     variables.model += variables.objective
     begin: dict[int, pulp.LpVariable | int] = {}
     for rank, origin in windows.origin.items():
         begin[rank] = variables.model.add_variable(f"begin:{rank}", 0, windows.end) if origin is None else origin
+    for chain in variables.blocks.chains:
+        rank = problem.rank_of(chain[0])
+        if chain[0].kind is Kind.F and windows.origin[rank] is None:
+            variables.model += begin[rank] <= variables.start[chain[0]]
+        last = chain[-1]  # the tail of one that may be fused is counted from its least end
+        end = variables.start[last] + variables.blocks.least(last) if last in variables.fused else variables.end(last)
+        variables.model += variables.objective >= end + windows.tail[last] - begin[rank]
+    return begin
+
+
+def add_first_starts(variables: MilpVariables, windows: Windows, begin: dict[int, pulp.LpVariable | int]) -> None:
+    """Where a rank's first start is a decision, it is the moment at which one of the ops that may be its first can start.
+
+    That one does then, as the simulator starts it as soon as it can.
+    """
     for rank, firsts in windows.firsts.items():
         chosen = []
         for op, move in firsts:
@@ -194,10 +206,3 @@ def add_objective(variables: MilpVariables, problem: Problem, windows: Windows) 
             variables.model += variables.start[op] - begin[rank] <= other
         if chosen:
             variables.model += pulp.lpSum(chosen) == 1
-    for chain in variables.blocks.chains:
-        rank = problem.rank_of(chain[0])
-        if chain[0].kind is Kind.F and windows.origin[rank] is None:
-            variables.model += begin[rank] <= variables.start[chain[0]]
-        last = chain[-1]  # the tail of one that may be fused is counted from its least end
-        end = variables.start[last] + variables.blocks.least(last) if last in variables.fused else variables.end(last)
-        variables.model += variables.objective >= end + windows.tail[last] - begin[rank]
