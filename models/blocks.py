@@ -272,6 +272,16 @@ def most_bytes(problem: Problem, blocks: Blocks, rank: int) -> int:
     return taken + sum(value.held_bytes for value in blocks.waiting if problem.rank_of(value.consumer) == rank)
 
 
+def may_be_held_up(problem: Problem, blocks: Blocks, move: BlockTransfer) -> bool:
+    """Whether others may go first on the link or trunk of a message without occupancy, for which models have no start."""
+    if move.occupancy:
+        return False
+    parallel = problem.data_parallel
+    if parallel is not None and move.resource == Resource.of_collectives(parallel, problem.rank_of(move.producer)):
+        return True
+    return any(other.occupancy for other in blocks.transfers if other.resource == move.resource)
+
+
 def unit_bytes(held_bytes: Iterable[int], limit_bytes: int, most: int) -> int:
     """How many bytes a unit has: the least that keeps sums small, and exact (a common divisor) where one is large enough.
 

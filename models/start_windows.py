@@ -21,7 +21,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from schedc.ir import Kind, Objective, Op, Problem, Schedule, groups_of
-from schedc.models.blocks import Blocks, BlockTransfer, entries_of, followers_of
+from schedc.models.blocks import Blocks, BlockTransfer, entries_of, followers_of, may_be_held_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -118,7 +118,7 @@ def _firsts(problem: Problem, blocks: Blocks, origin: dict[int, int | None]) -> 
     Its first op is a forward, as backwards follow forwards, and not one of a stage that follows another on the same rank. Where no
     all-gather is waited for, that of a stage which takes from no other waits for nothing; all that any other waits for is its last
     message. It is the first of its chain; where the rank begins with a microbatch that arrives late, that one's message has another
-    name in the chain.
+    name in the chain. Where that message may be held up by others unseen, it is not known when it arrives.
     """
     found: dict[int, list[tuple[Op, BlockTransfer | None]]] = {rank: [] for rank, start in origin.items() if start is None}
     if any(blocks.gather.values()):
@@ -129,10 +129,13 @@ def _firsts(problem: Problem, blocks: Blocks, origin: dict[int, int | None]) -> 
     ]
     consumers = ((op, move) for move in blocks.transfers for op in move.consumers)
     messages = [(first_of[op], move) for op, move in consumers if op.kind is Kind.F]
+    open_arrivals = set()
     for op, move in (*enter, *messages):
         if (rank := problem.rank_of(op)) in found:
             found[rank].append((op, move))
-    return found
+            if move is not None and may_be_held_up(problem, blocks, move):
+                open_arrivals.add(rank)
+    return {rank: [] if rank in open_arrivals else firsts for rank, firsts in found.items()}
 
 
 def _begins_at_once(problem: Problem, blocks: Blocks, rank: int) -> bool:

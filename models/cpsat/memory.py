@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from schedc.ir import WHOLE, Kind, Op, Problem, Resource
-from schedc.models.blocks import most_bytes, unit_bytes
+from schedc.ir import WHOLE, Kind, Op, Problem
+from schedc.models.blocks import may_be_held_up, most_bytes, unit_bytes
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -179,17 +179,11 @@ def _add_cumulative(variables: CpSatVariables, problem: Problem, rank: int, limi
 
 
 def _arrival(variables: CpSatVariables, problem: Problem, brought_by: Op) -> cp_model.LinearExprT | None:
-    """When the value is there that this transfer brings, or this op of the same rank makes; None: no sooner than the model says.
-
-    A transfer without occupancy may queue behind others on its link, which the model leaves out.
-    """
+    """When the value is there that this transfer brings, or this op of the same rank makes; None: that is not known."""
     blocks = variables.blocks
     move = next((move for move in blocks.transfers if move.name == brought_by and move.producer != brought_by), None)
     if move is None:
         return variables.end(brought_by)
     if move.name in variables.send:
         return variables.send[move.name] + move.occupancy + move.latency
-    parallel = problem.data_parallel
-    queues = parallel is not None and move.resource == Resource.of_collectives(parallel, problem.rank_of(move.producer))
-    queues |= any(other.occupancy for other in blocks.transfers if other.resource == move.resource)
-    return None if queues else variables.end(move.producer) + move.latency
+    return None if may_be_held_up(problem, blocks, move) else variables.end(move.producer) + move.latency
