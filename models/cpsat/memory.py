@@ -179,11 +179,17 @@ def _add_cumulative(variables: CpSatVariables, problem: Problem, rank: int, limi
 
 
 def _arrival(variables: CpSatVariables, problem: Problem, brought_by: Op) -> cp_model.LinearExprT | None:
-    """When the value is there that this transfer brings, or this op of the same rank makes; None: that is not known."""
+    """When the value is there that this transfer brings, or this op of the same rank makes; None: that is not known.
+
+    A backward that is B and W at once here, though a schedule fuses it, has its gradient ready no later, but sooner.
+    """
     blocks = variables.blocks
     move = next((move for move in blocks.transfers if move.name == brought_by and move.producer != brought_by), None)
-    if move is None:
-        return variables.end(brought_by)
-    if move.name in variables.send:
+    if move is not None and move.name in variables.send:
         return variables.send[move.name] + move.occupancy + move.latency
-    return None if may_be_held_up(problem, blocks, move) else variables.end(move.producer) + move.latency
+    producer = brought_by if move is None else move.producer
+    if producer.kind is Kind.B and producer not in variables.fused:
+        return None
+    if move is not None and may_be_held_up(problem, blocks, move):
+        return None
+    return variables.end(producer) + (0 if move is None else move.latency)

@@ -1,0 +1,110 @@
+"""Bounds and exact solvers of one tiny graph, or of microbatches in slices, held against brute force over all schedules.
+
+CP-SAT and MILP prove the optimum, but where the models are relaxations: on trunks that several links share, and links that have the
+transfers of several ops, which they may serve in another order; where values wait for others on a rank with a limit; for some stage
+spans.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import TYPE_CHECKING
+
+from inputs.graphs import graph_problem, random_order
+
+from oracles.brute_force import SearchTooLarge, best_schedule
+from oracles.fuzz_checks import Finding
+from schedc.analysis.bounds.lower_bounds import lower_bounds
+from schedc.analysis.simulation.memory import exceeded_limit
+from schedc.ir.problem import Objective
+from schedc.solvers.common.base import NO_LIMITS, Limits
+from schedc.solvers.exact.cpsat import solve_cpsat
+from schedc.solvers.exact.milp import solve_milp
+from schedc.solvers.exact.refute import refute
+from schedc.verify.schedule.checks import verify_schedule
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+    from schedc.ir.problem import Problem
+    from schedc.ir.schedule import Schedule
+
+MOST_STATES = 8_000
+"""Brute force gives up on larger searches."""
+STARTS = 40
+"""As many random schedules are drawn for the solvers to start from, until one fits the limits; else they start from the best."""
+WITH_TRUNKS = 6
+"""Every problem whose number this divides has trunks that links share."""
+
+
+def small_graph(number: int) -> Problem:
+    """2 or 3 ranks, up to 5 stages, up to 3 microbatches or slices: a graph, slices, or both; a third has collectives."""
+    problem = graph_problem(Random(number), most_ops=22, most_stages=5, collectives=number % 3 == 0)
+    if number % WITH_TRUNKS == 0:
+        return problem
+    parallel = problem.data_parallel
+    return replace(
+        problem,
+        links=tuple(replace(link, trunk=None) for link in problem.links),
+        data_parallel=None if parallel is None else replace(parallel, trunk=None),
+    )
+
+
+def check_graph(number: int, counts: Counter[str]) -> list[Finding]:
+    """Everything that is false of what is claimed of the problem of this number; what is checked is counted."""
+    problem = small_graph(number)
+    try:
+        least_ns, best = best_schedule(problem, most_states=MOST_STATES)
+    except SearchTooLarge:
+        counts["too large for brute force"] += 1
+        return []
+    if least_ns is None or best is None:
+        counts["without any schedule"] += 1
+        return []
+    counts["compared with brute force"] += 1
+    counts["  " + ("graphs" if problem.edges else "chains") + (" in slices" if problem.slices else "")] += 1
+    drawn = (random_order(Random(at), problem) for at in range(STARTS))
+    start = next((order for order in drawn if order is not None and _is_valid(problem, order)), best)
+    findings = []
+    bounds = {bound.name: bound.value_ns for bound in lower_bounds(problem)}
+    counts["the largest analytic bound is the optimum"] += max(bounds.values()) == least_ns
+    found = {
+        "cpsat": solve_cpsat(problem, start, limits=Limits(workers=1)),
+        "milp": solve_milp(problem, start, limits=NO_LIMITS),
+    }
+    claims: dict[str, int] = {**bounds, **{name: solved.lower_bound_ns for name, solved in found.items()}}
+    if problem.objective is Objective.MAKESPAN:
+        limits = Limits(workers=1)
+        claims["refute"] = refute(problem, bound_ns=max(bounds.values()), objective_ns=least_ns, limits=limits).lower_bound_ns
+    for name, bound_ns in claims.items():
+        if bound_ns > least_ns:
+            findings.append(Finding(f"{name}: too high", f"{bound_ns} ns, but {least_ns} ns is possible"))
+    for name, solved in found.items():
+        if solved.status != "OPTIMAL" or not _is_valid(problem, solved.schedule) or solved.objective_ns < least_ns:
+            message = f"{solved.status}, {solved.objective_ns} ns of a schedule; the optimum is {least_ns} ns"
+            findings.append(Finding(f"{name}: no optimum, or no schedule", message))
+        counts[f"{name} proves the optimum"] += solved.lower_bound_ns == least_ns
+    one, other = found["cpsat"].lower_bound_ns, found["milp"].lower_bound_ns
+    counts["cpsat and milp prove the same"] += one == other
+    if one < other or (one > other and not _values_may_wait(problem)):
+        findings.append(Finding("cpsat and milp differ", f"{one} ns and {other} ns; the optimum is {least_ns} ns"))
+    if one < least_ns:
+        counts[f"cpsat proves less{_why_less(problem)}"] += 1
+    return findings
+
+
+def _is_valid(problem: Problem, schedule: Schedule) -> bool:
+    return not verify_schedule(problem, schedule) and exceeded_limit(problem, schedule) is None
+
+
+def _values_may_wait(problem: Problem) -> bool:
+    return bool(problem.edges) and any(limit is not None for limit in problem.memory_limit_bytes)
+
+
+def _why_less(problem: Problem) -> str:
+    if any(link.trunk for link in problem.links):
+        return ": a trunk"
+    if problem.objective is Objective.STAGE_SPAN:
+        return ": a stage span"
+    return ": values wait where memory is limited" if _values_may_wait(problem) else ", and nothing says why"
