@@ -113,9 +113,12 @@ def add_transfers(variables: CpSatVariables, windows: Windows, shared: dict[Reso
     chain_of = {op: number for number, chain in enumerate(variables.blocks.chains) for op in chain}
     lanes: dict[tuple[int, Resource], list[tuple[cp_model.IntVar, int]]] = defaultdict(list)
     for move in variables.blocks.transfers:
+        lane = lanes[chain_of[move.producer], move.resource]
         if move.occupancy == 0:
             for op in move.consumers:
                 variables.add_after(start[op], move.producer, move.latency)
+                if lane:  # of a graph, or of slices: it leaves behind what goes before it
+                    model.add(start[op] >= lane[-1][0] + lane[-1][1] + move.latency)
             continue
         earliest = windows.earliest[move.producer] + variables.blocks.least(move.producer)
         latest = min(windows.latest[op] for op in move.consumers) - move.latency - move.occupancy
@@ -125,7 +128,7 @@ def add_transfers(variables: CpSatVariables, windows: Windows, shared: dict[Reso
         for op in move.consumers:
             model.add(start[op] >= send + move.occupancy + move.latency)
         shared[move.resource].append(model.new_fixed_size_interval_var(send, move.occupancy, ""))
-        lanes[chain_of[move.producer], move.resource].append((send, move.occupancy))
+        lane.append((send, move.occupancy))
     for lane in lanes.values():
         for (first, occupancy), (second, _) in pairwise(lane):
             model.add(second >= first + occupancy)

@@ -94,13 +94,16 @@ def add_transfers(variables: MilpVariables, windows: Windows, shared: dict[Resou
     lanes: dict[tuple[int, Resource], list[OrderedTask]] = defaultdict(list)
     for move in variables.blocks.transfers:
         ready, consumers = variables.end(move.producer), [variables.start[op] for op in move.consumers]
+        lane = lanes[chain_of[move.producer], move.resource]
         if move.occupancy == 0:
             for consumer in consumers:
                 variables.model += consumer >= ready + move.latency
+                if lane:  # of a graph, or of slices: it leaves behind what goes before it
+                    variables.model += consumer >= lane[-1].start + lane[-1].length + move.latency
             continue
         earliest = windows.earliest[move.producer] + variables.blocks.least(move.producer)
         latest = min(windows.latest[op] for op in move.consumers) - move.latency - move.occupancy
-        name, lane = send_name(move.name), lanes[chain_of[move.producer], move.resource]
+        name = send_name(move.name)
         send = variables.model.add_variable(name, earliest, latest)
         variables.send[move.name] = send
         variables.model += send >= ready

@@ -35,8 +35,12 @@ def read(plan: Path | str | Plan, *, verify: bool, steps: int | None = None) -> 
     Raises:
         InvalidInput: the file is no plan of a known version, or no period.
         CheckFailed: the plan breaks a rule.
+        Unsupported: its stages are a graph, or its microbatches are in slices.
     """
     plan = plan if isinstance(plan, Plan) else read_plan(plan)
+    if plan.problem.edges or plan.problem.slices:
+        what = "its stages are a graph" if plan.problem.edges else "its microbatches are in slices"
+        raise Unsupported(f"plan {plan.name!r}: {what}, which the runtime does not execute; expected a chain of whole microbatches")
     if verify or steps is not None:
         from schedc.verify.plan.checks import verify_plan
 

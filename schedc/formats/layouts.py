@@ -137,6 +137,9 @@ def layers_of_stages(plan: Plan, layers: Sequence[ModelLayer]) -> tuple[tuple[Mo
     problem = plan.problem
     if problem.paths != (tuple(range(len(problem.stages))),):
         raise Unsupported(f"{plan.name}: its stages are not one path in their order (a bidirectional placement, say)")
+    if problem.edges or problem.slices:
+        what = "stages are a graph" if problem.edges else "microbatches are in slices"
+        raise Unsupported(f"{plan.name}: its {what}; expected a chain of whole microbatches")
     bounds = [stage.layers for stage in problem.stages if stage.layers is not None]
     if len(bounds) < len(problem.stages):
         raise Unsupported(f"{plan.name}: the plan does not know the layers of its stages; compile it from a profile.json")

@@ -19,6 +19,7 @@ from schedc.errors import Unsupported
 from schedc.formats.torch_csv.exporter import CsvFormat, check_expressible, stage_map_path, torch_csv, write_torch_csv
 from schedc.formats.torch_csv.lint.linter import schedule_of_rows, verify_torch_csv
 from schedc.formats.torch_csv.stage_map import notes, stage_map
+from schedc.ir.graph import Edge
 from schedc.ir.ops import Kind, Op
 from schedc.ir.problem import DataParallel
 from schedc.ir.schedule import Schedule
@@ -154,6 +155,16 @@ def recomputed() -> Plan:
     return plan_of(replace(plan.problem, stages=(first, replace(second, recompute=True))), plan.schedule())
 
 
+def in_slices() -> Plan:
+    plan = made_by("gpipe", 2, 2)
+    return plan_of(replace(plan.problem, slices=(1,)), plan.schedule())
+
+
+def graph() -> Plan:
+    problem = replace(make_problem(2, 2), edges=(Edge(source=0, destination=1),))
+    return plan_of(problem, made_by("gpipe", 2, 2).schedule())
+
+
 REFUSED: dict[str, tuple[Callable[[], Plan], str]] = {
     "two paths": (lambda: made_by("chimera", 2, 4, placement="bidirectional"), "it has two paths (a bidirectional placement)"),
     "parts": (
@@ -161,6 +172,8 @@ REFUSED: dict[str, tuple[Callable[[], Plan], str]] = {
         "is a part of a block, and torch runs blocks whole",
     ),
     "another path": (other_path, "its path visits the stages in the order [1, 0]"),
+    "slices": (in_slices, "its microbatches are in slices, and torch's stages are a chain"),
+    "graph": (graph, "its stages are a graph, and torch's stages are a chain"),
     "recomputation": (recomputed, "stage 1 recomputes, and torch's stages do not"),
 }
 

@@ -89,6 +89,9 @@ def check_expressible(plan: Plan) -> None:
         Unsupported: names what it is and what to do.
     """
     problem = plan.problem
+    if problem.edges or problem.slices:
+        what = "its stages are a graph" if problem.edges else "its microbatches are in slices"
+        raise _refusal(plan, f"{what}, and torch's stages are a chain that whole microbatches pass")
     if len(set(problem.path_of)) > 1 or len(problem.paths) > 1:
         raise _refusal(plan, "it has two paths (a bidirectional placement), and torch's stages form one chain")
     (path,) = problem.paths

@@ -73,7 +73,8 @@ def check_graph(number: int, counts: Counter[str]) -> list[Finding]:
         "cpsat": solve_cpsat(problem, start, limits=Limits(workers=1)),
         "milp": solve_milp(problem, start, limits=NO_LIMITS),
     }
-    claims: dict[str, int] = {**bounds, **{name: solved.lower_bound_ns for name, solved in found.items()}}
+    claims: dict[str, int] = {str(name): bound_ns for name, bound_ns in bounds.items()}
+    claims |= {name: solved.lower_bound_ns for name, solved in found.items()}
     if problem.objective is Objective.MAKESPAN:
         limits = Limits(workers=1)
         claims["refute"] = refute(problem, bound_ns=max(bounds.values()), objective_ns=least_ns, limits=limits).lower_bound_ns
@@ -107,4 +108,4 @@ def _why_less(problem: Problem) -> str:
         return ": a trunk"
     if problem.objective is Objective.STAGE_SPAN:
         return ": a stage span"
-    return ": values wait where memory is limited" if _values_may_wait(problem) else ", and nothing says why"
+    return ": values wait where memory is limited" if _values_may_wait(problem) else ": the order on a link"
