@@ -233,7 +233,7 @@ FILES = {
     "a job cut short": Row("bounds job.toml", 2, "job.toml: end of the file: found text that is not TOML (Expected ']' at the end of a table declaration), expected TOML", {"job.toml": b"[pipeline"}),
     "a job that is no text": Row("bounds job.toml", 2, "job.toml: line 1: found a byte that is not UTF-8 (0xff), expected UTF-8", {"job.toml": b'name = "\xff"'}),
     "an empty job": Row("bounds job.toml", 2, "job.toml: pipeline: found nothing, expected a table", {"job.toml": b""}),
-    "an unknown key": Row("bounds job.toml", 2, "job.toml: pipeline.micro_batches: found an unknown key, expected one of ranks, microbatches, placement, chunks, split_backward, semantics, partition, recompute, microbatch_order, mode, versions, most_delay, update; did you mean 'microbatches'?", {"job.toml": ("microbatches", "micro_batches")}),
+    "an unknown key": Row("bounds job.toml", 2, "job.toml: pipeline.micro_batches: found an unknown key, expected one of ranks, microbatches, placement, chunks, split_backward, semantics, partition, head, recompute, microbatch_order, mode, versions, most_delay, update; did you mean 'microbatches'?", {"job.toml": ("microbatches", "micro_batches")}),
     "no ranks": Row("bounds job.toml", 2, "job.toml: pipeline.ranks: found 0, expected a whole number from 1 to 1048576", {"job.toml": ("ranks = 2", "ranks = 0")}),
     "a name with an escape sequence": Row("bounds job.toml", 2, 'job.toml: name: found "\\u001b[31msmall", expected printable text on one line', {"job.toml": ('"small"', '"\\u001b[31msmall"')}),
     "a duration in µs": Row("bounds values.toml", 2, 'values.toml: profile.forward: found "38 µs", expected a duration such as "38 ms" (ns, us, ms, s or min); did you mean us?', {"values.toml": ("38 ms", "38 \u00b5s")}),

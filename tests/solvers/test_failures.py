@@ -80,7 +80,7 @@ def test_a_search_that_fails_does_not_lose_the_schedule(method: str, monkeypatch
     compiled = compile_problem(PROBLEM, SearchSettings(method=method, limits=LIMITS))
     (failure,) = compiled.failures
     assert (failure.method, failure.error, failure.message) == ("cpsat", "ZeroDivisionError", "out of\nluck")
-    assert failure.place.startswith("schedc.solvers.common.incumbent:")
+    assert failure.place.startswith("schedc.solvers.driver.portfolio:")
     assert str(failure) == f"method cpsat failed with ZeroDivisionError at {failure.place}: out of luck"
     assert compiled.plan.certificate.bound != "cpsat"
     assert not compiled.plan.made_by.reproducible
