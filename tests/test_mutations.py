@@ -1,4 +1,4 @@
-"""Plans broken on purpose: refused, or proven as good as they claim. `benchmarks/compiler/mutations.py` makes 10,000 of them."""
+"""Plans broken on purpose, of chains and of graphs and slices: refused, or proven as good as they claim. `benchmarks/compiler/mutations.py` makes 10,000 of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("graphs", [False])
+@pytest.mark.parametrize("graphs", [False, True])
 def test_no_broken_plan_is_accepted(tmp_path: Path, graphs: bool) -> None:
     found = [each for number in range(20) for each in mutated_plans(Random(f"1:{number}"), tmp_path, graphs=graphs)]
     assert [(kind, outcome) for kind, outcome, _ in found if outcome.startswith(SURVIVED)] == []
@@ -29,7 +29,7 @@ def test_no_broken_plan_is_accepted(tmp_path: Path, graphs: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("graphs", [False])
+@pytest.mark.parametrize("graphs", [False, True])
 def test_without_its_rules_broken_plans_are_known_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graphs: bool) -> None:
     """Where the verifier looks at compute queues alone, what proves that a mutant is as good finds out about all the rest."""
     monkeypatch.setattr(plan_mutations, "check_plan", only_compute_queues)
