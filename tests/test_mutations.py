@@ -1,4 +1,4 @@
-"""Plans broken on purpose, of chains and of graphs and slices: refused, or proven as good as they claim. `benchmarks/compiler/mutations.py` makes 10,000 of them."""
+"""Plans broken on purpose, of graphs and slices too: refused, or as good as they claim. `mutations.py` makes 10,000 of them."""
 
 from __future__ import annotations
 
