@@ -126,7 +126,7 @@ def run_case(case: Case, rounds: int, groups: Groups) -> list[int]:
                     name="send",
                     receiver_name="recv",
                     transfers=(Op(Kind.F, 0, 0),),
-                    messages=(Message(False, 0, 0),),
+                    messages=(Message(False, 0, 1, 0, 0),),
                 )
                 ends[groups.rank == source] = injection.wrap(wire, connect_gloo(wire, groups)).data
     groups.exchange(None)

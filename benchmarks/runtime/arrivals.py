@@ -40,7 +40,7 @@ IDLE_S = 1.0
 def wire_of(source: int, rounds: int) -> Wire:
     """A wire from this rank to the other."""
     ops = tuple(Op(Kind.F, source, at) for at in range(rounds))
-    messages = tuple(Message(False, source, at) for at in range(rounds))
+    messages = tuple(Message(False, source, 1 - source, at, source) for at in range(rounds))
     return Wire(source=source, destination=1 - source, name="send", receiver_name="recv", transfers=ops, messages=messages)
 
 

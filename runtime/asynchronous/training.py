@@ -109,16 +109,16 @@ class UpdatingTraining(Training):
         self._give_back()
         super().close()
 
-    def run(self, instruction: Instruction, value: Value) -> Value:
+    def run(self, instruction: Instruction, values: Sequence[Value]) -> Sequence[Value]:
         """As `Training.run`; and U."""
         op, updates = instruction.op, self._updates
         if updates is None:
-            return super().run(instruction, value)
+            return super().run(instruction, values)
         if self.optimizers.cache is not None:
             self.optimizers.cache.next_op()
         weights, step = self._weights.get(op.stage), op.microbatch // updates.microbatches
         if weights is None:  # nothing of the stage is trained
-            return () if op.kind is Kind.U else self._ran(instruction, step, super().run(instruction, value))
+            return () if op.kind is Kind.U else self._ran(instruction, step, super().run(instruction, values))
         if op.kind is Kind.U:
             due = self._due[op.stage]
             due.append(op.microbatch)
@@ -129,12 +129,12 @@ class UpdatingTraining(Training):
             self._update_until(op.stage, step - 2)
         weights.read(op)
         if op.stage in self._unseen and op.kind is Kind.F and instruction.first:
-            given = self._watched(instruction, value)
+            given = self._watched(instruction, values)
         else:
-            given = super().run(instruction, value)
+            given = super().run(instruction, values)
         return self._ran(instruction, step, given)
 
-    def _ran(self, instruction: Instruction, step: int, given: Value) -> Value:
+    def _ran(self, instruction: Instruction, step: int, given: Sequence[Value]) -> Sequence[Value]:
         """After an op of this step, which gives this."""
         op = instruction.op
         if op.kind in (Kind.W, Kind.BW) and instruction.last:
@@ -149,15 +149,15 @@ class UpdatingTraining(Training):
                 self._norms.ended(step)
         return given
 
-    def _watched(self, instruction: Instruction, value: Value) -> Value:
+    def _watched(self, instruction: Instruction, values: Sequence[Value]) -> Sequence[Value]:
         """The first F of a stage whose backwards are to read the newest weights."""
         stage = instruction.op.stage
         self._unseen.discard(stage)
-        source = inputs_of(self._batch.inputs[instruction.op.microbatch]) if stage in self._first else value
+        source = inputs_of(self._batch.inputs[instruction.op.microbatch]) if stage in self._first else values[0]
         inputs = [tensor for tensor in source if tensor is not None]
         weights = [weight for weight in self.modules[stage].parameters() if weight.requires_grad]  # others do not change
         with refusing_copies(stage, weights, inputs):
-            return super().run(instruction, value)
+            return super().run(instruction, values)
 
     def _update_until(self, stage: int, step: float) -> None:
         """Make the updates up to this step's that wait."""

@@ -1,4 +1,4 @@
-"""What crosses a stage boundary: a tuple of tensors, as a stage gives and takes them, and what they are in all microbatches.
+"""What crosses from stage to stage: a tuple of tensors, as a stage gives and takes them, and what they are in all microbatches.
 
 Forward, a tensor that requires grad is one whose gradient comes back; the others (integers, masks, floats without a graph) have
 none. Backward, there is a gradient for each tensor that requires one, and None for the others. `()` is nothing at all: what an op
@@ -120,7 +120,7 @@ def decode(header: torch.Tensor) -> tuple[TensorMeta, ...]:
 
 
 class BoundaryMeta(dict[int, tuple[TensorMeta, ...]]):
-    """By stage, what its outputs are; known from the first microbatch on, and the same for all microbatches and steps."""
+    """By `Message.boundary`, what its tensors are; known from the first microbatch on, the same for all microbatches and steps."""
 
     def learn(self, value: Value, message: Message) -> tuple[TensorMeta, ...]:
         """Take note of a boundary's tensors, the outputs or their gradients.
@@ -183,7 +183,7 @@ def _not_plain(tensor: torch.Tensor, message: Message) -> str:
 
 
 def _named(message: Message) -> str:
-    return f"microbatch {message.microbatch}: {'the gradient of ' if message.gradient else ''}stage {message.boundary}'s output"
+    return f"microbatch {message.microbatch}: {'the gradient of ' if message.gradient else ''}stage {message.source}'s output"
 
 
 def _listed(kinds: Sequence[str]) -> str:

@@ -1,28 +1,37 @@
 """What one rank does in a step, op by op: the plan's queues, resolved once at load so that the step loop looks nothing up.
 
 Takes a Plan; gives its wires (one for each channel, seen from both ends) and each rank's Program. Knows nothing of torch.
-A *message* is what crosses the boundary after a stage for one microbatch: the stage's output, or the gradient of it.
+A *message* is what crosses an edge between two stages for one microbatch: a value of the one, or the gradient of it. Each stage of
+a chain has one edge, to the next; of a graph any number (`Problem.edges`). Messages between stages of a rank are handed over there.
+The state that a slice of a microbatch leaves to the next would be one, too: from a stage to itself, of the slice that gives it, on
+no wire; `_Messages` is where it would be named.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
-from schedc.ir import WHOLE, Kind, Op, Plan, Problem
+from schedc.ir import WHOLE, Kind, Op, Plan, Problem, goes_to
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
 class Message(NamedTuple):
-    """What crosses a stage boundary for one microbatch."""
+    """What crosses an edge for one microbatch."""
 
     gradient: bool
-    boundary: int
-    """The stage whose output this is, or is the gradient of."""
+    source: int
+    """The stage whose value this is, or is the gradient of."""
+    destination: int
+    """The stage that takes the value, and gives its gradient. Equal values of several edges to one rank are one message, of the
+    first of them; each has a gradient of its own."""
     microbatch: int
+    boundary: int
+    """Which value it is: of a chain its stage, of a graph the first of the edges that carry it. The same for its gradients."""
 
 
 class Slot(NamedTuple):
@@ -48,6 +57,26 @@ class Wire:
     """What each transfer carries."""
 
 
+class NeededMessage(NamedTuple):
+    """A message that an op works on."""
+
+    message: Message
+    receive: Slot | None
+    """The transfer that brings it; None where it is there: made on this rank, or received by an op before this one."""
+    arrived: tuple[Slot, ...]
+    """This rank's sends that have certainly arrived once `receive` has: the peer used them before it produced that transfer."""
+    stays: bool
+    """Whether an op after this one works on it, too."""
+
+
+class GivenMessage(NamedTuple):
+    """A message that an op gives."""
+
+    message: Message
+    send: Slot | None
+    """The transfer that carries it; None where it is for this rank."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instruction:
     """One op of the compute queue, and the transfers around it."""
@@ -58,20 +87,20 @@ class Instruction:
     last: bool
     posts: tuple[Slot, ...] = ()
     """Receives to post before it."""
-    needs: Message | None = None
-    """What it works on; None where it starts from the batch, the loss, or what an earlier op of its block has left."""
-    receive: Slot | None = None
-    """The transfer that brings `needs`; None where the producer ran on this rank."""
-    arrived: tuple[Slot, ...] = ()
-    """This rank's sends that have certainly arrived once `receive` has: the peer used them before it produced that transfer."""
-    gives: Message | None = None
-    """What the neighbouring stage waits for, once this op has ended."""
-    send: Slot | None = None
-    """The transfer that carries `gives`; None where the consumer runs on this rank."""
+    needs: tuple[NeededMessage, ...] = ()
+    """What it works on, in the order of the edges; nothing where it starts from the batch, the loss, or what an earlier op of its
+    block has left."""
+    gives: tuple[GivenMessage, ...] = ()
+    """What other stages wait for, once this op has ended, in the order of the edges."""
     opens: bool = False
     """Whether it is the first F of its stage, which needs the stage's weights."""
     completes: bool = False
     """Whether it is the last W or BW of its stage, after which its gradients are complete."""
+
+    @property
+    def transfers(self) -> bool:
+        """Whether it sends or receives."""
+        return any(need.receive is not None for need in self.needs) or any(gift.send is not None for gift in self.gives)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +123,7 @@ def wires_of(plan: Plan) -> tuple[Wire, ...]:
         if channel.receives
         for op in channel.transfers
     }
+    named = _Messages(plan.problem).named
     return tuple(
         Wire(
             source=rank.rank,
@@ -101,7 +131,7 @@ def wires_of(plan: Plan) -> tuple[Wire, ...]:
             name=channel.name,
             receiver_name=receivers[rank.rank, channel.peer, channel.transfers[0]],
             transfers=channel.transfers,
-            messages=tuple(_message(plan.problem, op) for op in channel.transfers),
+            messages=tuple(map(named, channel.transfers)),
         )
         for rank in plan.ranks
         for channel in rank.channels
@@ -130,40 +160,41 @@ def connecting_order(wires: Sequence[Wire]) -> list[int]:
 
 def program_of(plan: Plan, rank: int) -> Program:
     """What `rank` does in a step of the plan, which a verifier has accepted."""
-    problem, schedule = plan.problem, plan.schedule()
-    wires = wires_of(plan)
+    schedule, messages = plan.schedule(), _Messages(plan.problem)
+    wires, order = wires_of(plan), plan.ranks[rank].compute
     slots = {message: Slot(w, i) for w, wire in enumerate(wires) for i, message in enumerate(wire.messages)}
     posts: dict[int, list[Slot]] = {}
     for channel in plan.ranks[rank].channels:
         if channel.receives:
             for op, before in zip(channel.transfers, channel.post_before, strict=True):
-                posts.setdefault(before, []).append(slots[_message(problem, op)])
-    proofs = _proofs(plan, wires, slots, rank)
+                posts.setdefault(before, []).append(slots[messages.named(op)])
+    proofs = _proofs(plan, messages, wires, slots, rank)
     instructions = []
-    opening = {op.stage: index for index, op in reversed([*enumerate(plan.ranks[rank].compute)]) if op.kind is Kind.F}
-    completing = {op.stage: index for index, op in enumerate(plan.ranks[rank].compute) if op.kind in (Kind.W, Kind.BW)}
-    for index, op in enumerate(plan.ranks[rank].compute):
+    opening = {op.stage: index for index, op in reversed([*enumerate(order)]) if op.kind is Kind.F}
+    completing = {op.stage: index for index, op in enumerate(order) if op.kind in (Kind.W, Kind.BW)}
+    needed = [messages.needed(op) if op.part in (WHOLE, 0) else () for op in order]
+    users = Counter(message for each in needed for message in each)
+    for index, op in enumerate(order):
         parts = schedule.parts_of(op.kind, op.stage)
-        first, last = op.part in (WHOLE, 0), op.part == WHOLE or parts is None or op.part == len(parts.shares) - 1
-        needs = _needed(problem, op) if first else None
-        gives = _given(problem, op) if last else None
-        receive = slots.get(needs) if needs else None
+        last = op.part == WHOLE or parts is None or op.part == len(parts.shares) - 1
+        needs = []
+        for message in needed[index]:
+            slot = slots.pop(message, None)  # the first that needs it receives it
+            users[message] -= 1
+            needs.append(NeededMessage(message, slot, proofs.get(slot, ()) if slot else (), users[message] > 0))
         instructions.append(
             Instruction(
                 op=op,
-                first=first,
+                first=op.part in (WHOLE, 0),
                 last=last,
                 posts=tuple(posts.get(index, ())),
-                needs=needs,
-                receive=receive,
-                arrived=proofs.get(receive, ()) if receive else (),
-                gives=gives,
-                send=slots.get(gives) if gives else None,
+                needs=tuple(needs),
+                gives=tuple(GivenMessage(message, slots.get(message)) for message in messages.given(op)) if last else (),
                 opens=opening[op.stage] == index,
                 completes=completing.get(op.stage) == index,
             )
         )
-    split = frozenset((op.stage, op.microbatch) for op in plan.ranks[rank].compute if op.kind is Kind.B)
+    split = frozenset((op.stage, op.microbatch) for op in order if op.kind is Kind.B)
     return Program(rank=rank, wires=wires, instructions=tuple(instructions), split=split)
 
 
@@ -184,42 +215,74 @@ def replicas_of(problem: Problem) -> tuple[tuple[int, ...], ...]:
     return tuple(sorted(tuple(members) for members in sets.values() if len(members) > 1))
 
 
-def _neighbour(problem: Problem, op: Op, step: int) -> int | None:
-    """The stage after (1) or before (-1) the op's on its microbatch's path."""
-    path = problem.path(op.microbatch)
-    at = path.index(op.stage) + step
-    return path[at] if 0 <= at < len(path) else None
+def starts_of(problem: Problem) -> frozenset[int]:
+    """The stages that begin with the batch: they take from no other."""
+    return (
+        frozenset(path[0] for path in problem.paths)
+        if problem.is_chain
+        else _stages(problem) - {e.destination for e in problem.edges}
+    )
 
 
-def _message(problem: Problem, op: Op) -> Message:
-    """What a transfer carries, which is named by the op that produced it."""
-    given = _given(problem, op)
-    if given is None:
-        raise ValueError(f"{op} sends nothing")
-    return given
+def ends_of(problem: Problem) -> frozenset[int]:
+    """The stages that compute a loss: no other takes from them."""
+    return (
+        frozenset(path[-1] for path in problem.paths) if problem.is_chain else _stages(problem) - {e.source for e in problem.edges}
+    )
 
 
-def _given(problem: Problem, op: Op) -> Message | None:
-    """What the op gives to a neighbouring stage: its output forward, the gradient of its input backward."""
-    if op.kind in (Kind.W, Kind.U) or (op.kind is Kind.F and _neighbour(problem, op, 1) is None):
-        return None
-    if op.kind is Kind.F:
-        return Message(False, op.stage, op.microbatch)
-    previous = _neighbour(problem, op, -1)
-    return None if previous is None else Message(True, previous, op.microbatch)
+def _stages(problem: Problem) -> frozenset[int]:
+    return frozenset(range(len(problem.stages)))
 
 
-def _needed(problem: Problem, op: Op) -> Message | None:
-    """What the op takes from a neighbouring stage: that stage's output forward, the gradient of its own output backward."""
-    if op.kind is Kind.F:
-        previous = _neighbour(problem, op, -1)
-        return None if previous is None else Message(False, previous, op.microbatch)
-    if op.kind in (Kind.W, Kind.U) or _neighbour(problem, op, 1) is None:
-        return None
-    return Message(True, op.stage, op.microbatch)
+class _Messages:
+    """What each op needs and gives, by the edges of its microbatch's path."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._path_of, self._is_chain = problem.path_of, problem.is_chain
+        self._needed: dict[tuple[int, bool, int], list[tuple[int, int, int]]] = {}
+        """By path, whether it is a backward, and stage, the ends and the boundary of the messages; so the next."""
+        self._given: dict[tuple[int, bool, int], list[tuple[int, int, int]]] = {}
+        for path in range(len(problem.paths)):
+            first: dict[tuple[int, int], int] = {}
+            carriers: dict[tuple[int, int], tuple[int, int, int]] = {}
+            for at, edge in enumerate(problem.edges_of(path)):
+                ends = edge.source, edge.destination
+                boundary = ends[0] if self._is_chain else first.setdefault((ends[0], edge.value), at)
+                to_rank = boundary, problem.stages[ends[1]].rank
+                if to_rank not in carriers:
+                    carriers[to_rank] = (*ends, boundary)
+                    self._given.setdefault((path, False, ends[0]), []).append(carriers[to_rank])
+                self._needed.setdefault((path, False, ends[1]), []).append(carriers[to_rank])
+                if edge.has_gradient:
+                    self._needed.setdefault((path, True, ends[0]), []).append((*ends, boundary))
+                    self._given.setdefault((path, True, ends[1]), []).append((*ends, boundary))
+
+    def needed(self, op: Op) -> tuple[Message, ...]:
+        """What the op takes from other stages: their values forward, the gradients of its own backward."""
+        return self._of(self._needed, op)
+
+    def given(self, op: Op) -> tuple[Message, ...]:
+        """What the op gives to other stages: its values forward, the gradients of what it has taken backward."""
+        return self._of(self._given, op)
+
+    def named(self, transfer: Op) -> Message:
+        """What a transfer carries, which is named by the op that produced it, of a graph with the stage that it goes to."""
+        to = goes_to(transfer)
+        given = self.given(transfer)
+        return given[0] if self._is_chain else next(one for one in given if to == (one.source if one.gradient else one.destination))
+
+    def _of(self, table: Mapping[tuple[int, bool, int], Sequence[tuple[int, int, int]]], op: Op) -> tuple[Message, ...]:
+        if op.kind in (Kind.W, Kind.U):
+            return ()
+        backward, microbatch = op.kind is not Kind.F, op.microbatch
+        found = table.get((self._path_of[microbatch], backward, op.stage), ())
+        return tuple(Message(backward, source, destination, microbatch, boundary) for source, destination, boundary in found)
 
 
-def _proofs(plan: Plan, wires: tuple[Wire, ...], slots: Mapping[Message, Slot], rank: int) -> dict[Slot, tuple[Slot, ...]]:
+def _proofs(
+    plan: Plan, messages: _Messages, wires: tuple[Wire, ...], slots: Mapping[Message, Slot], rank: int
+) -> dict[Slot, tuple[Slot, ...]]:
     """Per transfer to `rank`, which of the rank's sends to that peer it proves to have arrived.
 
     A send is used by the first op that needs it, and any op that the peer ran no earlier proves it. Each send is listed once.
@@ -234,11 +297,9 @@ def _proofs(plan: Plan, wires: tuple[Wire, ...], slots: Mapping[Message, Slot], 
         }
         used: list[Slot] = []
         for op in plan.ranks[peer].compute:
-            needed, given = _needed(plan.problem, op), _given(plan.problem, op)
-            if needed in unproven:
-                used.append(unproven.pop(needed))
-            slot = slots.get(given) if given else None
-            if slot is not None and wires[slot.wire].destination == rank:
-                proofs[slot] = (*proofs.get(slot, ()), *used)  # each part of a block gives it, and it goes with the last
-                used.clear()
+            used += [unproven.pop(message) for message in messages.needed(op) if message in unproven]
+            for slot in (slots[message] for message in messages.given(op) if message in slots):
+                if wires[slot.wire].destination == rank:
+                    proofs[slot] = (*proofs.get(slot, ()), *used)  # each part of a block gives it, and it goes with the last
+                    used.clear()
     return proofs

@@ -154,10 +154,7 @@ def delay_of(problem: Problem, wire: Wire, scale: float = 1.0, conditions: Condi
     link = conditions.link(problem.link(wire.source, wire.destination))
     return WireDelay(
         latency_ns=round(link.latency_ns * scale),
-        occupancy_ns=tuple(
-            round(link.occupancy_ns(stage.gradient_message_bytes if message.gradient else stage.message_bytes) * scale)
-            for message, stage in ((message, problem.stages[message.boundary]) for message in wire.messages)
-        ),
+        occupancy_ns=tuple(round(link.occupancy_ns(problem.message_bytes(op)) * scale) for op in wire.transfers),
         trunk=link.trunk,
     )
 

@@ -30,6 +30,7 @@ from schedc.runtime.emulation.delays import OwnLink, Reservable
 from schedc.runtime.session.swap import PlanSwapper, Received, Swap
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from schedc.runtime.common.boundary import Value
@@ -111,7 +112,7 @@ class Waiting:
         self._collectives.reserve(start_ns + self._everybodys_ns if self._shared else end_ns, 0)
         self._end_ns = end_ns
 
-    def run(self, instruction: Instruction, value: Value) -> Value:
+    def run(self, instruction: Instruction, values: Sequence[Value]) -> Sequence[Value]:
         """As `Compute.run`."""
         op = instruction.op
         wait_until(self._gathered_ns.get(op, 0))
@@ -119,9 +120,7 @@ class Waiting:
         wait_until(self.begun_ns + self._duration_ns[op])
         if op in self._scatter_ns:
             self._end_ns = max(self._end_ns, self._collectives.reserve(perf_counter_ns(), self._scatter_ns[op]))
-        if instruction.gives is None:
-            return ()
-        return self._output if op.kind is Kind.F else self._gradient
+        return [self._output if op.kind is Kind.F else self._gradient] * len(instruction.gives)
 
     def finish(self) -> None:
         """After the step's last op: wait for the collectives."""

@@ -81,6 +81,8 @@ class _Choice:
     """The op of another queue that must have run, as it might find no room else (`room_first`), or `NOTHING`."""
     takes_bytes: int
     gives_back_bytes: int
+    receive: Slot | None
+    """The transfer that brings what it works on."""
     transfers: bool
     """Whether it sends or receives."""
 
@@ -163,8 +165,8 @@ class OnlineExecutor(Executor):
             left -= 1
             self._ran[at] = True
             self._heads[QUEUE_OF[op.kind]] += 1
-            if choice.instruction.receive is not None:
-                self._taken[choice.instruction.receive.wire] += 1
+            if choice.receive is not None:
+                self._taken[choice.receive.wire] += 1
 
     def _next(self) -> int:
         """Post receives, and wait for the first op that is ready: its place in the plan's compute queue."""
@@ -175,7 +177,7 @@ class OnlineExecutor(Executor):
             due = min(count, self._taken[wire] + AHEAD)
             if due:
                 self.wiring.receivers[wire].post(due - 1)
-        for slot in (self._choices[at].instruction.receive for at in possible):
+        for slot in (self._choices[at].receive for at in possible):
             if slot is not None:
                 self.wiring.receivers[slot.wire].post(slot.at)
 
@@ -183,7 +185,7 @@ class OnlineExecutor(Executor):
         with self.arrivals.changed:
             while True:
                 now_ns = perf_counter_ns()
-                ready = [at for at in possible if self._has_come(self._choices[at].instruction.receive)]
+                ready = [at for at in possible if self._has_come(self._choices[at].receive)]
                 free_ns = {at: 0 if at == heads[0] else self._begun_ns + self._not_before_ns[at] for at in ready}
                 allowed = [at for at in ready if free_ns[at] <= now_ns]
                 if allowed:
@@ -241,15 +243,17 @@ def _choices(plan: Plan, program: Program) -> list[_Choice]:
         ends[block] = at
         before = {Kind.F: None, Kind.B: Kind.F, Kind.BW: Kind.F, Kind.W: Kind.B}[kind]
         costs = plan.problem.stages[stage]
-        arrived = () if one.receive is None else proofs.get(one.receive, ())
+        receive = _received(one)
+        needs = tuple(need._replace(arrived=proofs.get(receive, ()) if receive else ()) for need in one.needs)
         found.append(
             _Choice(
-                instruction=replace(one, posts=(), completes=False, arrived=arrived),
+                instruction=replace(one, posts=(), completes=False, needs=needs),
                 after=NOTHING if before is None else ends[before, stage, microbatch],
                 room_after=room_after[at],
                 takes_bytes=costs.taken_bytes(kind) if one.first else 0,
                 gives_back_bytes=costs.released_bytes(kind) if one.last else 0,
-                transfers=one.send is not None or one.receive is not None,
+                receive=receive,
+                transfers=one.transfers,
             )
         )
     return found
@@ -262,23 +266,28 @@ def _proofs(plan: Plan, program: Program) -> dict[Slot, tuple[Slot, ...]]:
     these its F, with the F before it.
     """
     proofs: dict[Slot, tuple[Slot, ...]] = {}
-    for peer in {program.wires[one.receive.wire].source for one in program.instructions if one.receive is not None}:
+    for peer in {program.wires[slot.wire].source for slot in map(_received, program.instructions) if slot}:
         theirs = program_of(plan, peer).instructions
         forwards = [one for one in theirs if one.op.kind is Kind.F]
         backwards = [one for one in theirs if one.op.kind in (Kind.B, Kind.BW)]
         place = {one.op[1:3]: at for at, one in enumerate(forwards)}
         for queue, upstream in ((forwards, False), (backwards, True)):
-            proven: list[Slot] = []
+            proven: list[Slot | None] = []
             reached = 0
             for one in queue:
-                if one.receive is not None:
-                    proven.append(one.receive)
+                proven.append(_received(one))
                 if upstream:
                     upto = place[one.op[1:3]] + 1
-                    proven += [each.receive for each in forwards[reached:upto] if each.receive is not None]
+                    proven += map(_received, forwards[reached:upto])
                     reached = max(reached, upto)
-                if one.send is not None and program.wires[one.send.wire].destination == program.rank:
-                    own = tuple(slot for slot in proven if program.wires[slot.wire].source == program.rank)
-                    proofs[one.send] = own
-                    proven = []
+                for gift in one.gives:
+                    if gift.send is not None and program.wires[gift.send.wire].destination == program.rank:
+                        own = (slot for slot in proven if slot and program.wires[slot.wire].source == program.rank)
+                        proofs[gift.send] = tuple(own)
+                        proven = []
     return proofs
+
+
+def _received(one: Instruction) -> Slot | None:
+    """The transfer that brings what an op of a chain works on."""
+    return one.needs[0].receive if one.needs else None

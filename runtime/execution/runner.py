@@ -16,21 +16,22 @@ from schedc.runtime.common.boundary import TensorMeta
 from schedc.runtime.common.hooks import Observer, OpTimes, ReplicaHooks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from schedc.ir import Op
     from schedc.runtime.common.boundary import Value
-    from schedc.runtime.common.program import Instruction, Message, Program
+    from schedc.runtime.common.program import GivenMessage, Instruction, Message, NeededMessage, Program
     from schedc.runtime.execution.wiring import Wiring, Wrap
 
 
 class Compute(Protocol):
     """What an op does."""
 
-    def run(self, instruction: Instruction, value: Value) -> Value:
-        """Do the op's work on what it needs; give what it gives to the neighbouring stage.
+    def run(self, instruction: Instruction, values: Sequence[Value]) -> Sequence[Value]:
+        """Do the op's work on what it needs, a value for each; give what it gives to other stages, likewise.
 
         An output whose gradient is to come back must require grad when F gives it; B and BW give a gradient for each tensor that
-        came to F so, and None for the others.
+        came to F so, and None for the others. A value that stays for another op may not be changed.
         """
 
 
@@ -51,8 +52,7 @@ class Executor:
     def __post_init__(self) -> None:
         """Look where the last transfer is."""
         self._local: dict[Message, Value] = {}
-        transfers = (at for at, one in enumerate(self.program.instructions) if one.send is not None or one.receive is not None)
-        self._last_transfer = max(transfers, default=None)
+        self._last_transfer = max((at for at, one in enumerate(self.program.instructions) if one.transfers), default=None)
 
     def prepare(self) -> None:
         """Before `run`, where it is not known yet whether the step begins: post what the plan's first op receives."""
@@ -85,46 +85,48 @@ class Executor:
         """One op, and the transfers around it; when it ended."""
         for slot in instruction.posts:
             self.wiring.receivers[slot.wire].post(slot.at)
-        value = self._take(instruction)
+        values = [self._take(need, instruction.op) for need in instruction.needs]
         if instruction.opens:
             self.hooks.on_weights_needed(instruction.op.stage)
         begun_ns = self.now()
         try:
-            given = self.compute.run(instruction, value)
+            given = self.compute.run(instruction, values)
         except Exception as error:
-            if instruction.receive is not None:  # what came may be what is wrong
-                came = ", ".join(str(TensorMeta.of(tensor)) for tensor in value if tensor is not None)
-                error.add_note(f"on {came} from rank {self.program.wires[instruction.receive.wire].source}")
+            for need, value in zip(instruction.needs, values, strict=True):
+                if need.receive is not None:  # what came may be what is wrong
+                    came = ", ".join(str(TensorMeta.of(tensor)) for tensor in value if tensor is not None)
+                    error.add_note(f"on {came} from rank {self.program.wires[need.receive.wire].source}")
             raise
         ended_ns = self.now()
-        if instruction.gives is not None:
-            self._give(instruction, given)
+        for gift, value in zip(instruction.gives, given, strict=True):
+            self._give(gift, value)
         if instruction.completes:
             self.hooks.on_gradients_complete(instruction.op.stage)
         if self.observer is not None:
             self.observer.op(OpTimes(instruction.op, asked_ns, begun_ns, ended_ns))
         return ended_ns
 
-    def _take(self, instruction: Instruction) -> Value:
+    def _take(self, need: NeededMessage, op: Op) -> Value:
         """What the op works on, from another rank or from this one."""
-        slot = instruction.receive
+        slot = need.receive
         if slot is None:
-            return () if instruction.needs is None else self._local.pop(instruction.needs)
-        value = self.wiring.receivers[slot.wire].take(slot.at, instruction.op)
+            return self._local[need.message] if need.stays else self._local.pop(need.message)
+        value = self.wiring.receivers[slot.wire].take(slot.at, op)
         if value:
-            for sent in instruction.arrived:
+            for sent in need.arrived:
                 self.wiring.senders[sent.wire].arrived(sent.at)
+        if need.stays:
+            self._local[need.message] = value
         if self.observer is not None:
             wire = self.program.wires[slot.wire]
             self.observer.taken(wire.transfers[slot.at], wire.source, self.now())
         return value
 
-    def _give(self, instruction: Instruction, given: Value) -> None:
+    def _give(self, gift: GivenMessage, given: Value) -> None:
         """Hand on what the op gives, to another rank or to this one."""
-        slot = instruction.send
+        slot = gift.send
         if slot is None:
-            assert instruction.gives is not None
-            self._local[instruction.gives] = given
+            self._local[gift.message] = given
         elif given:
             sent_ns = self.now()  # before it is handed over: the peer may take it while this rank still hands it over
             self.wiring.senders[slot.wire].send(slot.at, given)

@@ -107,13 +107,13 @@ class Fused(Training):
         """As `Training`."""
         super().__init__(plan, replace(program, split=frozenset()), *arguments, **more)
 
-    def run(self, instruction: Instruction, value: Value) -> Value:
-        """The op itself; what it gives to a neighbouring stage."""
+    def run(self, instruction: Instruction, values: Sequence[Value]) -> Sequence[Value]:
+        """The op itself; what it gives to other stages."""
         if instruction.op.kind is Kind.W:
             return ()
         if instruction.op.kind is Kind.B:
             instruction = replace(instruction, op=instruction.op._replace(kind=Kind.BW))
-        return super().run(instruction, value)
+        return super().run(instruction, values)
 
 
 class FusedPipe(Pipe):

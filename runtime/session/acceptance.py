@@ -9,7 +9,7 @@ from torch.nn.parameter import is_lazy
 from schedc.errors import CheckFailed, InvalidInput, Unsupported
 from schedc.formats.plan.plan_file import read_plan
 from schedc.ir import Kind, Plan
-from schedc.runtime.common.program import replicas_of
+from schedc.runtime.common.program import ends_of, replicas_of
 from schedc.runtime.stage.apart import check_stages
 from schedc.runtime.stage.training import with_loss
 
@@ -105,7 +105,7 @@ def check_fit(
             f"rank {rank} was given the stages {list(expected)} with {found} parameters, expected {planned}, as plan {plan.name!r}"
             " has them: the same in another order"
         )
-    last = sorted({path[-1] for path in problem.paths} & stages.keys())
+    last = sorted(ends_of(problem) & stages.keys())
     if last and loss_fn is None:
         raise InvalidInput(f"rank {rank} has the last stage {last[0]}, but was given no loss_fn")
     split = {op.stage for op in plan.ranks[rank].compute if op.kind is Kind.B}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from schedc.errors import InvalidInput
 from schedc.ir import Problem
 from schedc.runtime.common.failure import BatchRefused
+from schedc.runtime.common.program import ends_of, starts_of
 from schedc.runtime.stage.batches import (
     Batch,
     Microbatch,
@@ -75,7 +76,9 @@ class Beginning:
 
     def use(self, problem: Problem) -> None:
         """From now on calls are for a plan of this problem, of which no step has run."""
-        self._starting, self._ending = ({problem.stages[path[end]].rank for path in problem.paths} for end in (0, -1))
+        self._starting, self._ending = (
+            {problem.stages[stage].rank for stage in stages} for stages in (starts_of(problem), ends_of(problem))
+        )
         self._count = problem.microbatches
         self._samples: int | None = None
         self._has_run = False

@@ -12,7 +12,7 @@ import torch
 from schedc.ir import Kind, Plan, Problem, RankPlan
 from schedc.runtime.common.boundary import Value, tensors_of
 from schedc.runtime.common.hooks import check_same_way
-from schedc.runtime.common.program import program_of
+from schedc.runtime.common.program import ends_of, program_of, starts_of
 from schedc.runtime.execution.runner import Executor
 from schedc.runtime.stage.autograd import forget_cast_weights
 from schedc.runtime.stage.batches import inputs_of
@@ -108,18 +108,17 @@ class Forward:
 
     def __post_init__(self) -> None:
         """Nothing has run."""
-        self._first = {path[0] for path in self.problem.paths}
-        self._last = {path[-1] for path in self.problem.paths}
+        self._first, self._last = starts_of(self.problem), ends_of(self.problem)
         self._given: dict[tuple[int, int], Value] = {}
         """Of an F in parts: what its first part, which does the work of all, has given."""
         forget_cast_weights()
 
-    def run(self, instruction: Instruction, value: Value) -> Value:
+    def run(self, instruction: Instruction, values: Sequence[Value]) -> Sequence[Value]:
         """An F; what it gives to the next stage."""
         op = instruction.op
         key = op.stage, op.microbatch
         if instruction.first:
-            source = inputs_of(self.batch.inputs[op.microbatch]) if op.stage in self._first else value
+            source = inputs_of(self.batch.inputs[op.microbatch]) if op.stage in self._first else values[0]
             with torch.no_grad():
                 output = self.stages[op.stage](*source)
                 if op.stage in self._last:
@@ -127,7 +126,8 @@ class Forward:
                     self._given[key] = ()
                 else:
                     self._given[key] = tuple(tensor.detach() for tensor in tensors_of(output))
-        return self._given.pop(key) if instruction.last else ()
+        given = self._given.pop(key) if instruction.last else ()
+        return (given,) if instruction.gives else ()
 
     def _take(self, microbatch: int, output: Any) -> None:
         """What a last stage gives, and its loss."""

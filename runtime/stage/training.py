@@ -15,7 +15,7 @@ from torch import nn
 
 from schedc.errors import InvalidInput
 from schedc.ir import WHOLE, Kind, Op, Plan, Problem
-from schedc.runtime.common.program import Instruction, Program, replicas_of
+from schedc.runtime.common.program import Instruction, Program, ends_of, replicas_of, starts_of
 from schedc.runtime.stage.apart import check_stages
 from schedc.runtime.stage.autograd import forget_cast_weights
 from schedc.runtime.stage.batches import Microbatches, inputs_of
@@ -62,7 +62,7 @@ def with_loss(problem: Problem, stages: Mapping[int, nn.Module], loss_fn: Any) -
     loss = module_of(loss_fn)
     if loss is None or next(loss.parameters(), next(loss.buffers(), None)) is None:
         return stages
-    last = {path[-1] for path in problem.paths}
+    last = ends_of(problem)
     return {stage: WithLoss(module, loss) if stage in last else module for stage, module in stages.items()}
 
 
@@ -104,8 +104,7 @@ class Training:
         count = problem.microbatches * self.replicas
         self._even = [Seeds(1 / count, f"1/{count}")] * problem.microbatches
         self._shares = {(parts.kind, parts.stage): parts.shares for parts in self.plan.parts}
-        self._first = {path[0] for path in problem.paths}
-        self._last = {path[-1] for path in problem.paths}
+        self._first, self._last = starts_of(problem), ends_of(problem)
         self._blocks: dict[tuple[int, int], StageBlock] = {}
         self._seeds: dict[tuple[int, int], Value] = {}
         self._starts: dict[tuple[int, int], float] = {}
@@ -149,8 +148,8 @@ class Training:
         self._batch = NOTHING
         self._losses = None
 
-    def run(self, instruction: Instruction, value: Value) -> Value:
-        """The op itself; what it gives to a neighbouring stage.
+    def run(self, instruction: Instruction, values: Sequence[Value]) -> Sequence[Value]:
+        """The op itself, on what it takes from the stage before; what it gives to the one after.
 
         Only W can be cut: of F, B and BW in parts, the first does the work of all, and the last hands the result on.
         """
@@ -159,6 +158,7 @@ class Training:
         if op.kind is Kind.W:
             self._blocks[key].backward_weight(*((0, (1,)) if op.part == WHOLE else (op.part, self._shares[Kind.W, op.stage])))
         elif instruction.first:
+            value = values[0] if values else ()
             if op.kind is Kind.F:
                 self._forward(op, value)
             elif op.kind is Kind.B:
@@ -170,7 +170,7 @@ class Training:
         given = self._blocks[key].take()
         if op.kind in (Kind.W, Kind.BW):
             del self._blocks[key]
-        return given
+        return (given,) if instruction.gives else ()
 
     def _forward(self, op: Op, value: Value) -> None:
         """F, with the loss after a last stage."""

@@ -193,7 +193,7 @@ def test_pings_and_stamps_have_tags_of_their_own() -> None:
         name="send_next",
         receiver_name="recv_prev",
         transfers=(Op(Kind.F, 0, 0), Op(Kind.F, 0, 1)),
-        messages=tuple(Message(gradient=False, boundary=0, microbatch=microbatch) for microbatch in range(2)),
+        messages=tuple(Message(False, 0, 1, microbatch, 0) for microbatch in range(2)),
     )
     end, link = _Tagged(), OutLink()
     stamped = StampedEnd(end, end, link, 2, Sampling(HashStore(), 0, 0.0))

@@ -29,7 +29,7 @@ WIRE = Wire(
     name="send_next",
     receiver_name="recv_prev",
     transfers=tuple(Op(Kind.F, 0, number) for number in range(COUNT)),
-    messages=tuple(Message(gradient=False, boundary=0, microbatch=number) for number in range(COUNT)),
+    messages=tuple(Message(False, 0, 1, number, 0) for number in range(COUNT)),
 )
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, strategies as st
+from inputs.graphs import graph_problem, random_order
 from inputs.plans import plan_of, plans
 from inputs.problems import make_problem
 
@@ -16,15 +17,29 @@ from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
     from schedc.ir.plan import Plan
+    from schedc.ir.problem import Problem
     from schedc.runtime.common.program import Instruction, Message, Slot
 
 
+@st.composite
+def graph_plans(draw: st.DrawFn) -> Plan:
+    """A plan of stages that are a graph, in any order that has no deadlock."""
+    random = draw(st.randoms(use_true_random=False))
+    problem = graph_problem(random, most_ranks=4, most_stages=7, edges=True, slices=False, memory=False)
+    schedule = random_order(random, problem, limited=False)
+    assert schedule is not None
+    return plan_of(problem, schedule)
+
+
 @pytest.mark.slow
-@given(plan=plans(), data=st.data())
+@given(plan=plans() | graph_plans(), data=st.data())
 def test_programs_fit_together(plan: Plan, data: st.DataObject) -> None:
-    """Every transfer is posted once, before it is needed, sent once and taken once; nothing is let go before it has been taken."""
-    wires = wires_of(plan)
-    programs = [program_of(plan, rank) for rank in range(plan.problem.ranks)]
+    """Every transfer is posted once, before it is needed, sent once and taken once; nothing is let go before it has been taken.
+
+    Each op has by then what the edges say, and nothing is left.
+    """
+    problem, wires = plan.problem, wires_of(plan)
+    programs = [program_of(plan, rank) for rank in range(problem.ranks)]
     assert [[one.op for one in program.instructions] for program in programs] == [list(rank.compute) for rank in plan.ranks]
     sent: list[Slot] = []
     posted: list[Slot] = []
@@ -36,29 +51,33 @@ def test_programs_fit_together(plan: Plan, data: st.DataObject) -> None:
     def ready(rank: int) -> bool:
         if at[rank] == len(programs[rank].instructions):
             return False
-        one = programs[rank].instructions[at[rank]]
-        return one.receive in sent if one.receive else one.needs is None or (rank, one.needs) in local
+        needs = programs[rank].instructions[at[rank]].needs
+        return all(need.receive in sent if need.receive else (rank, need.message) in local for need in needs)
 
     def run(rank: int, one: Instruction) -> None:
         posted.extend(one.posts)
         assert all(wires[slot.wire].destination == rank for slot in one.posts)
-        if one.receive:
-            assert wires[one.receive.wire].destination == rank
-            assert wires[one.receive.wire].messages[one.receive.at] == one.needs
-            assert one.receive in posted
-            taken.append(one.receive)
-        elif one.needs:
-            local.remove((rank, one.needs))
-        for slot in one.arrived:
-            assert wires[slot.wire].source == rank
-            assert slot in taken
-        let_go.extend(one.arrived)
-        if one.send:
-            assert wires[one.send.wire].source == rank
-            assert wires[one.send.wire].messages[one.send.at] == one.gives
-            sent.append(one.send)
-        elif one.gives:
-            local.add((rank, one.gives))
+        for message, receive, arrived, stays in one.needs:
+            if receive:
+                assert wires[receive.wire].destination == rank
+                assert wires[receive.wire].messages[receive.at] == message
+                assert receive in posted
+                taken.append(receive)
+                local.add((rank, message))
+            if not stays:
+                local.remove((rank, message))
+            for slot in arrived:
+                assert wires[slot.wire].source == rank
+                assert slot in taken
+            let_go.extend(arrived)
+        for message, send in one.gives:
+            if send:
+                assert wires[send.wire].source == rank
+                assert wires[send.wire].messages[send.at] == message
+                sent.append(send)
+            else:
+                local.add((rank, message))
+        _check_edges(problem, one)
 
     while runnable := [rank for rank in range(len(programs)) if ready(rank)]:
         rank = data.draw(st.sampled_from(runnable))
@@ -71,10 +90,33 @@ def test_programs_fit_together(plan: Plan, data: st.DataObject) -> None:
     assert not local
 
 
+def _check_edges(problem: Problem, one: Instruction) -> None:
+    """An op takes what its edges carry, and gives it."""
+    op, edges = one.op, problem.edges_of(problem.path_of[one.op.microbatch])
+    backward, into, out = op.kind is not Kind.F, [], []
+    for edge in edges if op.kind is not Kind.W else ():
+        if edge.has_gradient or not backward:
+            into += [edge] if op.stage == (edge.source if backward else edge.destination) else []
+            out += [edge] if op.stage == (edge.destination if backward else edge.source) else []
+    rank_of = [stage.rank for stage in problem.stages]
+    if one.first:
+        assert [(need.message.gradient, need.message.source) for need in one.needs] == [(backward, edge.source) for edge in into]
+        for need, edge in zip(one.needs, into, strict=True):  # a value of another edge comes only where that is as good
+            same = [e for e in edges if (e.source, e.destination) == (edge.source, need.message.destination)]
+            assert [(e.value, rank_of[e.destination]) for e in same] == [(edge.value, rank_of[edge.destination])]
+            assert not backward or same == [edge]
+    if one.last:
+        given = [(gift.message.source, gift.message.destination) for gift in one.gives]
+        first = {(edge.value, rank_of[edge.destination]): edge for edge in reversed(out)}.values()
+        assert given == [(edge.source, edge.destination) for edge in out if backward or edge in first]
+
+
 def test_forward_sends_are_let_go_when_the_gradient_comes() -> None:
     problem = make_problem(2, 3)
     first = program_of(plan_of(problem, constructive("1f1b")(problem)), 0)
-    assert [(one.op.kind, one.op.microbatch, [slot.at for slot in one.arrived]) for one in first.instructions] == [
+    assert [
+        (one.op.kind, one.op.microbatch, [slot.at for need in one.needs for slot in need.arrived]) for one in first.instructions
+    ] == [
         (Kind.F, 0, []),
         (Kind.F, 1, []),
         (Kind.BW, 0, [0]),
@@ -91,7 +133,10 @@ def test_parts() -> None:
     orders = ("F0.0/0 F0.0/1 B0.0 W0.0", "F1.0 B1.0/0 B1.0/1 W1.0")
     plan = plan_of(problem, Schedule(orders=tuple(tuple(map(parse_op, order.split())) for order in orders), parts=cut))
     ends = [
-        {token(one.op): (one.receive is not None, one.send is not None) for one in program_of(plan, rank).instructions}
+        {
+            token(one.op): (any(need.receive for need in one.needs), any(gift.send for gift in one.gives))
+            for one in program_of(plan, rank).instructions
+        }
         for rank in range(2)
     ]
     assert ends == [

@@ -291,7 +291,7 @@ class Scripted:
 
 def wire_of(count: int) -> Wire:
     transfers = tuple(Op(Kind.F, 0, microbatch) for microbatch in range(count))
-    messages = tuple(Message(gradient=False, boundary=0, microbatch=microbatch) for microbatch in range(count))
+    messages = tuple(Message(False, 0, 1, microbatch, 0) for microbatch in range(count))
     return Wire(source=0, destination=1, name="send_next", receiver_name="recv_prev", transfers=transfers, messages=messages)
 
 

@@ -26,7 +26,7 @@ from schedc.runtime.transports.base import only
 from schedc.runtime.transports.gloo import GlooTransfer, GlooTransport, connect_gloo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from schedc.ir.plan import Plan
     from schedc.runtime.common.boundary import Value
@@ -88,11 +88,8 @@ class Nothing:
         self._output: Value = (torch.zeros(shape, requires_grad=True),)
         self._gradient: Value = (torch.zeros(shape),)
 
-    def run(self, instruction: Instruction, value: Value) -> Value:
-        given = instruction.gives
-        if given is None:
-            return ()
-        return self._gradient if given.gradient else self._output
+    def run(self, instruction: Instruction, values: Sequence[Value]) -> Sequence[Value]:
+        return [self._gradient if gift.message.gradient else self._output for gift in instruction.gives]
 
 
 def executor_alone(rank: int, plan: Plan, shape: tuple[int, ...], steps: int, repeats: int, profile: bool) -> Cost | str:

@@ -172,7 +172,7 @@ def die_in_a_transfer(rank: int, way: str, culprit: int) -> str:
     Rank 0 sends two and waits as at the end of a step; the boundary's shape is known when the second goes.
     """
     transfers = tuple(Op(Kind.F, 0, microbatch) for microbatch in range(2))
-    messages = tuple(Message(gradient=False, boundary=0, microbatch=microbatch) for microbatch in range(2))
+    messages = tuple(Message(False, 0, 1, microbatch, 0) for microbatch in range(2))
     wire = replace(WIRE, transfers=transfers, messages=messages)
     groups = Groups(600.0)
     ends = connect(way, groups)

@@ -44,7 +44,7 @@ def wire_of(source: int, destination: int, count: int) -> Wire:
         name="send",
         receiver_name="recv",
         transfers=tuple(Op(Kind.F, source, m) for m in range(count)),
-        messages=tuple(Message(False, source, m) for m in range(count)),
+        messages=tuple(Message(False, source, destination, m, source) for m in range(count)),
     )
 
 
