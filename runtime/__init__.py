@@ -17,11 +17,15 @@ if TYPE_CHECKING:
     from schedc.runtime.asynchronous.corrections import Correction, ReducedRate, WeightPrediction
     from schedc.runtime.asynchronous.optimizers import StageOptimizers
     from schedc.runtime.session.building import build_stages
+    from schedc.runtime.stage.slice_attention import length_of, slice_attention
+    from schedc.runtime.stage.split_head import HeadJoin, HeadPart, split_cross_entropy
 else:
     _LATER = {
         "build_stages": "session.building",
         "StageOptimizers": "asynchronous.optimizers",
         **dict.fromkeys(("Correction", "ReducedRate", "WeightPrediction"), "asynchronous.corrections"),
+        **dict.fromkeys(("length_of", "slice_attention"), "stage.slice_attention"),
+        **dict.fromkeys(("HeadJoin", "HeadPart", "split_cross_entropy"), "stage.split_head"),
     }
 
     def __getattr__(name: str) -> object:
@@ -34,6 +38,8 @@ else:
 __all__ = [
     "BatchRefused",
     "Correction",
+    "HeadJoin",
+    "HeadPart",
     "NonFiniteLoss",
     "Observer",
     "OpTimes",
@@ -44,5 +50,8 @@ __all__ = [
     "TransferFailed",
     "WeightPrediction",
     "build_stages",
+    "length_of",
     "load",
+    "slice_attention",
+    "split_cross_entropy",
 ]

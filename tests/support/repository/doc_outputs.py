@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[3]
 _PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
 FILES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *_PAGES)
-PROGRAMS = ("docs/api.md", "docs/time-to-loss.md")
+PROGRAMS = ("docs/api.md", "docs/slices-and-split-head.md", "docs/time-to-loss.md")
 
 _BLOCK = re.compile(
     r"(?P<head><!-- output:\s(?P<command>(?:(?!-->).)*?)\s*-->\n+(?P<code>```\w*\n)?)"
