@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from hypothesis import given, strategies as st
+from inputs.graphs import graph_cases
 from inputs.problems import make_problem
 from inputs.random_schedules import cases, random_schedules
 from suite.example_counts import examples
@@ -18,7 +19,7 @@ from schedc.analysis.attribution.slack import slacks_of
 from schedc.analysis.attribution.tolerance import Tolerance, lengthened_ns
 from schedc.analysis.attribution.waits import Awaited, SegmentKind, critical_path, waits_of
 from schedc.analysis.simulation.simulate import simulate
-from schedc.ir.ops import Kind, Op
+from schedc.ir.ops import Kind, Op, goes_to
 from schedc.ir.schedule import Schedule
 from schedc.solvers.heuristics.greedy import Greedy
 
@@ -31,7 +32,7 @@ Blame = tuple[IdleCause, int, int | None]
 
 
 @examples(20)
-@given(cases(least_ns=0, least_occupancy_ns=0))
+@given(cases(least_ns=0, least_occupancy_ns=0) | graph_cases(least_ns=0))
 def test_the_critical_path_tiles_the_step(case: tuple[Problem, Schedule]) -> None:
     problem, schedule = case
     timeline = simulate(problem, schedule)
@@ -57,7 +58,7 @@ def test_the_critical_path_tiles_the_step(case: tuple[Problem, Schedule]) -> Non
 
 
 @examples(15)
-@given(cases(least_ns=0, least_occupancy_ns=0))
+@given(cases(least_ns=0, least_occupancy_ns=0) | graph_cases(least_ns=0))
 def test_what_an_op_waits_for_comes_when_it_starts(case: tuple[Problem, Schedule]) -> None:
     problem, schedule = case
     timeline = simulate(problem, schedule)
@@ -91,7 +92,7 @@ def left_ns(timeline: Timeline, item: int) -> int:
 
 
 @examples(12)
-@given(cases())
+@given(cases() | graph_cases(memory=False))
 def test_idle_time_has_the_cause_of_each_nanosecond(case: tuple[Problem, Schedule]) -> None:
     problem, schedule = case
     limits = (2 * max(stage.activation_bytes for stage in problem.stages),) * problem.ranks
@@ -125,8 +126,8 @@ def blame(problem: Problem, schedule: Schedule, timeline: Timeline, rank: int, n
         return IdleCause.COOL_DOWN, rank, None
     if memory_full(problem, schedule, timeline, rank, place, now_ns):
         return IdleCause.MEMORY, rank, None
-    for transfer in timeline.transfers:
-        if transfer.arrival_ns == starts_ns[place] and taker(problem, schedule, transfer.op) == order[place]:
+    for transfer in reversed(timeline.transfers):  # of several, the one that arrives last
+        if transfer.arrival_ns == starts_ns[place] and order[place] in takers(problem, schedule, transfer.op):
             source = transfer.source
             if now_ns >= transfer.left_ns:
                 return IdleCause.LATENCY, source, rank
@@ -140,13 +141,19 @@ def blame(problem: Problem, schedule: Schedule, timeline: Timeline, rank: int, n
     return IdleCause.ALL_GATHER, rank, None
 
 
-def taker(problem: Problem, schedule: Schedule, op: Op) -> Op:
-    """The op that needs the message of another."""
-    path = problem.path(op.microbatch)
-    stage = path[path.index(op.stage) + (1 if op.kind is Kind.F else -1)]
-    kinds = (Kind.F,) if op.kind is Kind.F else (Kind.B, Kind.BW)
-    of_block = [each for order in schedule.orders for each in order if each[1:3] == (stage, op.microbatch) and each.kind in kinds]
-    return min(of_block, key=lambda each: each.part)
+def takers(problem: Problem, schedule: Schedule, sent: Op) -> list[Op]:
+    """The ops that need a message: of a block the first part, of a value that several stages of a rank take all of them."""
+    edges, forward = problem.edges_of(problem.path_of[sent.microbatch]), sent.kind is Kind.F
+    ends = [(edge.source, edge.destination) if forward else (edge.destination, edge.source) for edge in edges]
+    stages = {to for source, to in ends if source == sent.stage and (problem.is_chain or to == goes_to(sent))}
+    if forward:
+        values = {edge.value for edge, (source, to) in zip(edges, ends, strict=True) if source == sent.stage and to in stages}
+        ranks = {problem.stages[to].rank for to in stages}
+        equal = [edge.destination for edge in edges if edge.source == sent.stage and edge.value in values]
+        stages |= {to for to in equal if problem.stages[to].rank in ranks and not problem.is_chain}
+    kinds = (Kind.F,) if forward else (Kind.B, Kind.BW)
+    of_rank = [op for order in schedule.orders for op in order if op.kind in kinds and op.microbatch == sent.microbatch]
+    return [op for op in of_rank if op.stage in stages and op.part <= 0]
 
 
 def memory_full(problem: Problem, schedule: Schedule, timeline: Timeline, rank: int, place: int, now_ns: int) -> bool:
@@ -155,39 +162,31 @@ def memory_full(problem: Problem, schedule: Schedule, timeline: Timeline, rank: 
     assert limit_bytes is not None
     held_bytes = 0
     for op in order[:place]:
-        stage = problem.stages[op.stage]
         parts = schedule.parts_of(op.kind, op.stage)
-        last = op.part < 0 or (parts is not None and op.part == len(parts.shares) - 1)
-        again = stage.recomputed_bytes
         if op.part <= 0:
-            held_bytes += {Kind.F: stage.activation_bytes, Kind.W: 0}.get(op.kind, again)
-        if last:
-            kept, whole = stage.activation_after_input_bytes, stage.activation_bytes + again
-            held_bytes -= {Kind.F: 0, Kind.B: whole - kept, Kind.W: kept, Kind.BW: whole}[op.kind]
-    held_bytes += max(problem.stages[chunk].recomputed_bytes for chunk in problem.stages_on(rank))
+            held_bytes += problem.taken_bytes(op.kind, op.stage, op.microbatch)
+        if op.part < 0 or (parts is not None and op.part == len(parts.shares) - 1):
+            held_bytes -= problem.released_bytes(op.kind, op.stage, op.microbatch)
+    held_bytes += max((problem.taken_bytes(*op[:3]) for op in order if op.kind is not Kind.F), default=0)
     for chunk in problem.stages_on(rank):
         forward = next((op for op in order[place:] if op.kind is Kind.F and op.stage == chunk and op.part <= 0), None)
-        if forward is None or held_bytes + problem.stages[chunk].activation_bytes <= limit_bytes:
+        if forward is None or held_bytes + problem.taken_bytes(*forward[:3]) <= limit_bytes:
             continue
-        path = problem.path(forward.microbatch)
-        at = path.index(chunk)
         ready_ns = [span.end_ns for span in timeline.collectives if span.collective.token == f"AG{chunk}"]
-        if at and problem.stages[path[at - 1]].rank == rank:
-            ready_ns += [
-                end_ns
-                for op, end_ns in zip(order, timeline.end_ns(rank), strict=True)
-                if op[:3] == (Kind.F, path[at - 1], forward.microbatch)
-            ]
-        elif at:
-            sent = Op(Kind.F, path[at - 1], forward.microbatch)
-            ready_ns += [transfer.arrival_ns for transfer in timeline.transfers if transfer.op == sent]
+        ready_ns += [each.arrival_ns for each in timeline.transfers if forward in takers(problem, schedule, each.op)]
+        edges = problem.edges_of(problem.path_of[forward.microbatch])
+        needs = [(edge.source, forward.microbatch) for edge in edges if edge.destination == chunk]
+        needs += [(chunk, forward.microbatch - 1)] if problem.slice_of(forward.microbatch) else []
+        ready_ns += [
+            end_ns for op, end_ns in zip(order, timeline.end_ns(rank), strict=True) if op.kind is Kind.F and op[1:3] in needs
+        ]
         if max(ready_ns, default=0) <= now_ns:
             return True
     return False
 
 
 @examples(12)
-@given(cases(trunks=False), st.data())
+@given(cases(trunks=False) | graph_cases(trunks=False), st.data())
 def test_slack_is_what_an_op_can_be_late(case: tuple[Problem, Schedule], data: st.DataObject) -> None:
     problem, schedule = case
     schedule = Schedule(orders=tuple(tuple(op for op in order if op.part <= 0) for order in schedule.orders))
@@ -213,7 +212,7 @@ def grown(problem: Problem, kind: Kind, stage: int, microbatch: int, more_ns: in
 
 
 @examples(16)
-@given(cases(least_ns=0, least_occupancy_ns=0), st.integers(0, 30))
+@given(cases(least_ns=0, least_occupancy_ns=0) | graph_cases(least_ns=0), st.integers(0, 30))
 def test_a_link_tolerates_a_delay_and_not_more(case: tuple[Problem, Schedule], allowed_ns: int) -> None:
     problem, schedule = case
     tolerance = Tolerance(problem, schedule)

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import assume, given, strategies as st
+from inputs.graphs import graph_cases
 from inputs.plans import plan_of, plans, small_plan
 from inputs.problems import make_problem
 from inputs.traces import slower_block, slower_link, slower_stage, trace_of_timelines
 from suite.example_counts import examples
 
+from schedc.analysis.attribution.waits import Awaited, waits_of
 from schedc.analysis.comparison.causes import delays_of
 from schedc.analysis.comparison.compare import compare
 from schedc.analysis.comparison.steps import measured_steps
@@ -29,12 +31,15 @@ if TYPE_CHECKING:
 
 MUCH_NS = 1000
 """More than any cost of the random problems."""
+BOTH = plans() | graph_cases().map(lambda case: plan_of(*case))
+APART = plans(shared_trunks=False) | graph_cases(trunks=False).map(lambda case: plan_of(*case))
+"""Links share no trunk."""
 
 
-def planned(plan: Plan, *run: Problem, step: int | None = None) -> Comparison:
+def planned(plan: Plan, *run: Problem, step: int | None = None, in_turn: bool = False) -> Comparison:
     """The comparison of a plan with steps that went as the simulator says under the costs of `run`."""
     schedule = plan.schedule()
-    trace = trace_of_timelines(plan, [simulate(problem, schedule) for problem in run])
+    trace = trace_of_timelines(plan, [simulate(problem, schedule) for problem in run], in_turn=in_turn)
     return compare(plan, simulate(plan.problem, schedule), trace, step)
 
 
@@ -47,9 +52,9 @@ def block(op: Op | None) -> Op | None:
 
 
 @examples(50)
-@given(plan=plans())
-def test_a_run_as_planned_shows_no_difference(plan: Plan) -> None:
-    found = planned(plan, plan.problem, plan.problem)
+@given(plan=BOTH, in_turn=st.booleans())
+def test_a_run_as_planned_shows_no_difference(plan: Plan, in_turn: bool) -> None:
+    found = planned(plan, plan.problem, plan.problem, in_turn=in_turn)
     timeline = simulate(plan.problem, plan.schedule())
     assert found.measured.median_ns == found.predicted_ns == found.shown_ns == timeline.makespan_ns
     for delay in delays(found):
@@ -62,15 +67,21 @@ def test_a_run_as_planned_shows_no_difference(plan: Plan) -> None:
     for number in range(timeline.ranks):  # before its first op, from the begin of the step
         starts_ns, ends_ns = timeline.start_ns(number), timeline.end_ns(number)
         idle_ns += [start - end for start, end in zip(starts_ns, [0, *ends_ns[:-1]], strict=True)]
-    assert found.measured_step.waits.idle_ns.tolist() == idle_ns
+    waits = found.measured_step.waits
+    assert waits.idle_ns.tolist() == idle_ns
+    message = waits_of(plan.problem, timeline).cause == Awaited.MESSAGE
+    assert (waits.cause[message] == Awaited.MESSAGE).all()
+    assert (timeline.arrival_ns[waits.awaited[message]] == timeline.starts_ns[message]).all()  # of several, it came last
+    others = (waits.cause == Awaited.MESSAGE) & ~message
+    assert (timeline.starts_ns[others] == found.measured_step.asked_ns[others]).all() or plan.problem.data_parallel
     for cost in found.blocks:
-        assert cost.measured.median_ns == cost.planned_ns
+        assert round(cost.measured.median_ns) == cost.planned_ns
         runs = 2 * sum(plan.problem.path(m).count(cost.stage) for m in range(plan.problem.microbatches))
         assert cost.measured.count in {runs} if cost.kind is Kind.F else cost.measured.count <= runs
 
 
 @examples(50)
-@given(plan=plans())
+@given(plan=BOTH)
 def test_compute_waiting_and_idle_add_up_on_every_rank(plan: Plan) -> None:
     """Also where the run is nothing like the plan."""
     worse = slower_stage(plan.problem, len(plan.problem.stages) - 1, Kind.F, 17)
@@ -84,7 +95,7 @@ def test_compute_waiting_and_idle_add_up_on_every_rank(plan: Plan) -> None:
 
 
 @examples(50)
-@given(plan=plans(shared_trunks=False), data=st.data())
+@given(plan=APART, data=st.data())
 def test_one_slow_op_is_named_wherever_its_delay_goes(plan: Plan, data: st.DataObject) -> None:
     whole = [op for rank in plan.ranks for op in rank.compute if op.part == WHOLE]  # parts would share the delay
     assume(whole)
@@ -99,12 +110,13 @@ def test_one_slow_op_is_named_wherever_its_delay_goes(plan: Plan, data: st.DataO
             assert delay.first.what == "compute"
             assert delay.first.op == culprit
             assert [cause.op for cause in delay.causes if cause.added_ns > 0] == [culprit]
-    slow = {(cost.stage, cost.kind) for cost in found.blocks if cost.measured.high_ns > cost.planned_ns}
+    most_ns = {cost: max(plan.problem.stages[cost.stage].durations_ns(cost.kind)) for cost in found.blocks}
+    slow = {(cost.stage, cost.kind) for cost in found.blocks if cost.measured.high_ns > most_ns[cost]}
     assert slow == {(culprit.stage, culprit.kind)}
 
 
 @examples(50)
-@given(plan=plans(shared_trunks=False), data=st.data())
+@given(plan=APART, data=st.data())
 def test_one_slow_link_is_named_wherever_its_delay_goes(plan: Plan, data: st.DataObject) -> None:
     links = sorted({(rank.rank, channel.peer) for rank in plan.ranks for channel in rank.channels if not channel.receives})
     assume(links)
@@ -121,14 +133,15 @@ def test_one_slow_link_is_named_wherever_its_delay_goes(plan: Plan, data: st.Dat
         link = (cost.source, cost.destination)
         if cost.measured is not None and plan.problem.data_parallel is None:
             more_ns = MUCH_NS if link == (source, destination) else 0
-            assert (cost.measured.low_ns, cost.measured.high_ns) == (cost.planned_ns + more_ns,) * 2
+            if plan.problem.is_chain and not plan.problem.slices:  # messages of one size
+                assert (cost.measured.low_ns, cost.measured.high_ns) == (cost.planned_ns + more_ns,) * 2
             assert found.measured_problem.link(*link).latency_ns == plan.problem.link(*link).latency_ns + more_ns
         if link == (source, destination):
             assert cost.measured is not None
 
 
 @examples(50)
-@given(plan=plans())
+@given(plan=BOTH)
 def test_the_causes_of_a_delay_always_add_up_to_it(plan: Plan) -> None:
     """On shared trunks, too, where one delay changes who is first."""
     problem = plan.problem

@@ -12,6 +12,7 @@ from inputs.plans import plan_of
 from inputs.tiny_problems import random_parts
 from oracles.slow_simulation import slow_simulation
 
+from schedc.analysis.attribution.tolerance import slackness_of
 from schedc.analysis.simulation.flow import flow_of
 from schedc.analysis.simulation.memory import memory_curve, peak_bytes
 from schedc.analysis.simulation.simulate import event_loop, simulate
@@ -85,3 +86,20 @@ def test_a_curve_ends_with_nothing_and_is_never_above_the_peak() -> None:
             assert list(times_ns) == sorted(set(times_ns))
             if (timeline.starts_ns < timeline.ends_ns).all():
                 assert max(held) == peak
+
+
+def test_a_value_that_several_stages_take_is_taken_by_the_first_of_their_ops() -> None:
+    """Which need not be that of the stage in its name."""
+    other = 0
+    for seed in range(200):
+        timeline = simulate(*case(seed))
+        takers = [timeline.ops[timeline.taker[timeline.taken == transfer]] for transfer in range(len(timeline.sender))]
+        for first, ops, to in zip(timeline.ops[timeline.first_taker].tolist(), takers, timeline.to_stage.tolist(), strict=True):
+            order = [op.tolist() for op in timeline.ops]
+            assert first == min(ops.tolist(), key=order.index)
+            other += to >= 0 and first[1] != to
+    assert other > 5
+
+
+def test_the_rule_for_neighbouring_stages_is_of_chains_of_whole_microbatches() -> None:
+    assert all(not slackness_of(*case(seed)) for seed in range(60))

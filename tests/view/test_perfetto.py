@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from hypothesis import given
+from inputs.graphs import graph_cases
 from inputs.plans import plan_of, plans
 from inputs.problems import make_problem
 from inputs.random_schedules import cases
@@ -39,7 +40,7 @@ def events_of(plan: Plan) -> list[Event]:
 
 
 @examples(25)
-@given(plans())
+@given(plans() | graph_cases().map(lambda case: plan_of(*case)))
 def test_viewers_can_draw_it(plan: Plan) -> None:
     events = events_of(plan)
     assert {event["ph"] for event in events} <= {"M", "X", "C", "s", "f"}
@@ -72,7 +73,7 @@ def test_viewers_can_draw_it(plan: Plan) -> None:
 
 
 @examples(15)
-@given(cases(collectives=False))
+@given(cases(collectives=False) | graph_cases())
 def test_it_has_every_op_and_what_ranks_hold(case: tuple[Problem, Schedule]) -> None:
     plan = plan_of(*case)
     timeline = simulate(*case)

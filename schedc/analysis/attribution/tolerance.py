@@ -133,11 +133,12 @@ class Slackness:
 
 
 def slackness_of(problem: Problem, schedule: Schedule) -> tuple[Slackness, ...]:
-    """The rule for each two neighbouring stages; empty where it does not apply: several paths, or several stages on a rank.
+    """The rule for each two neighbouring stages; empty where it does not apply: several paths, or several stages on a rank, a graph,
+    slices.
 
     Times are the means over microbatches, the backward's that of B where the stage splits most backwards, else of BW.
     """
-    if len(problem.paths) > 1 or len(problem.stages) > problem.ranks:
+    if len(problem.paths) > 1 or len(problem.stages) > problem.ranks or problem.edges or problem.slices:
         return ()
     warm_up = {}
     backward_kind = {}

@@ -13,7 +13,7 @@ import numpy as np
 
 from schedc.analysis.comparison.causes import Delay, delays_of
 from schedc.analysis.comparison.measured_costs import BlockCost, LinkTransfers, block_costs, link_costs, measured_problem
-from schedc.analysis.comparison.steps import Step, measured_steps, planned_step
+from schedc.analysis.comparison.steps import Step, last_awaited, measured_steps, planned_step
 from schedc.analysis.comparison.times import Spread, spread_of
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput
@@ -143,12 +143,14 @@ def accounts(step: Step) -> tuple[Account, ...]:
 
     Waiting is counted from when the rank was free to when the op began. Up to when the transfer was sent the producer is to
     blame, from then to when it was taken the transfer; sends and takes on two clocks are held within that time. Of several
-    transfers that is the one that arrived last.
+    transfers that is the one that it waited for last.
     """
-    timeline, asked_ns = step.timeline, step.asked_ns
-    begun_ns, ended_ns, awaited = timeline.starts_ns, timeline.ends_ns, timeline.of_taken(step.awaited, False)
-    sent_ns = np.minimum(np.maximum(np.where(awaited, timeline.of_taken(step.sent_ns, 0), asked_ns), asked_ns), begun_ns)
-    taken_ns = np.minimum(np.maximum(np.where(awaited, timeline.of_taken(step.taken_ns, 0), asked_ns), sent_ns), begun_ns)
+    timeline, asked_ns, begun_ns, ended_ns = step.timeline, step.asked_ns, step.timeline.starts_ns, step.timeline.ends_ns
+    transfer, sent_ns, taken_ns = last_awaited(timeline, step.awaited), asked_ns.copy(), asked_ns.copy()
+    waited = transfer >= 0
+    sent_ns[waited], taken_ns[waited] = step.sent_ns[transfer[waited]], step.taken_ns[transfer[waited]]
+    sent_ns = np.minimum(np.maximum(sent_ns, asked_ns), begun_ns)
+    taken_ns = np.minimum(np.maximum(taken_ns, sent_ns), begun_ns)
     other_ns = asked_ns - np.where(timeline.is_first, 0, np.roll(ended_ns, 1)) + begun_ns - taken_ns
     parts_ns = np.stack([ended_ns - begun_ns, sent_ns - asked_ns, taken_ns - sent_ns, other_ns])
     result = []

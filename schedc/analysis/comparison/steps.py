@@ -172,7 +172,7 @@ def _awaited(
     in the plan, queueing included, and than twice what the certain ones of its link take in the median, or, where there are none,
     the shortest of all.
     """
-    taker_asked_ns, time_ns = _taker_asked_ns(planned, asked_ns, taken_ns), np.maximum(0, taken_ns - start_ns)
+    taker_asked_ns, time_ns = _taker_asked_ns(planned, asked_ns, start_ns, taken_ns), np.maximum(0, taken_ns - start_ns)
     certain = moved & (sent_ns >= taker_asked_ns)
     usual_ns = (planned.arrival_ns - planned.ends_ns[planned.sender]).astype(np.float64)  # behind collectives, too
     for transfers in transfers_of_links(planned).values():
@@ -185,13 +185,19 @@ def _awaited(
     return certain | (moved & (taken_ns - taker_asked_ns > floor_ns) & soon)
 
 
-def _taker_asked_ns(planned: Timeline, asked_ns: NDArray[np.int64], taken_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """By step and transfer, when the op that takes it asked for it: when its rank was free for it, or had taken another for it."""
+def _taker_asked_ns(
+    planned: Timeline, asked_ns: NDArray[np.int64], start_ns: NDArray[np.int64], taken_ns: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """By step and transfer, when the op that takes it asked for it: when its rank was free for it, or had taken another for it.
+
+    Of those taken in the same nanosecond the one that came last by the plan's costs was taken first: the others were there.
+    """
     taker = planned.first_taker
     found_ns = asked_ns[:, taker]
     if len(np.unique(taker)) < len(taker):
-        for at_ns, came_ns in zip(found_ns, taken_ns, strict=True):
-            in_turn = np.lexsort((came_ns, taker))
+        there_ns = start_ns + (planned.arrival_ns - planned.transfer_start_ns)
+        for at_ns, came_ns, last_ns in zip(found_ns, taken_ns, there_ns, strict=True):
+            in_turn = np.lexsort((-np.arange(len(taker)), -last_ns, came_ns, taker))
             again = np.flatnonzero(np.diff(taker[in_turn]) == 0)
             transfer, earlier = in_turn[again + 1], in_turn[again]
             at_ns[transfer] = np.maximum(at_ns[transfer], came_ns[earlier])
@@ -213,17 +219,30 @@ def _floor_ns(planned: Timeline, gaps_ns: NDArray[np.int64]) -> int:
 def _measured_waits(
     timeline: Timeline, awaited: NDArray[np.bool_], line_before: NDArray[np.int64], behind: NDArray[np.int64]
 ) -> Waits:
-    """An op waited for its transfer if it was there before it came, else for the op before it."""
-    first, taken_from = timeline.is_first, timeline.taken_from
-    took = timeline.of_taken(awaited, False)
+    """An op waited for a transfer if it was there before it came, else for the op before it."""
+    first, message = timeline.is_first, last_awaited(timeline, awaited)
     return Waits(
         idle_ns=timeline.starts_ns - np.where(first, 0, np.roll(timeline.ends_ns, 1)),
-        cause=np.select([took, ~first], [int(Awaited.MESSAGE), int(Awaited.OP)], int(Awaited.NOTHING)),
-        awaited=np.select([took, ~first], [taken_from, np.arange(len(first)) - 1], -1),
+        cause=np.select([message >= 0, ~first], [int(Awaited.MESSAGE), int(Awaited.OP)], int(Awaited.NOTHING)),
+        awaited=np.select([message >= 0, ~first], [message, np.arange(len(first)) - 1], -1),
         collective_after=np.zeros(0, np.int64),
         line_before=line_before,
         behind=behind,
     )
+
+
+def last_awaited(timeline: Timeline, awaited: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Per op, the last transfer to arrive of those that it was there before, or -1; one that several ops need, the first awaited.
+
+    Args:
+        timeline: planned or measured.
+        awaited: as in a Step.
+    """
+    waited = np.flatnonzero(awaited[timeline.taken] & (timeline.first_taker[timeline.taken] == timeline.taker))
+    waited = waited[np.argsort(timeline.arrival_ns[timeline.taken[waited]], kind="stable")]
+    found = np.full(len(timeline.ops), -1, np.int64)
+    found[timeline.taker[waited]] = timeline.taken[waited]
+    return found
 
 
 def transfers_of_links(timeline: Timeline) -> dict[tuple[int, int], list[int]]:

@@ -131,8 +131,8 @@ class Timeline:
     @cached_property
     def first_taker(self) -> NDArray[np.int64]:
         """Per transfer, the first op by number that takes it; -1 where it never was."""
-        first_taker = np.full(len(self.sender), -1, np.int64)
-        first_taker[self.taken[::-1]] = self.taker[::-1]
+        first_taker, last_first = np.full(len(self.sender), -1, np.int64), np.argsort(-self.taker)
+        first_taker[self.taken[last_first]] = self.taker[last_first]
         return first_taker
 
     @cached_property

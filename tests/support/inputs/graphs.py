@@ -8,9 +8,13 @@ microbatch; fused and split backwards.
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 from typing import TYPE_CHECKING, Any
 
+from hypothesis import strategies as st
+
 from inputs.odd_numbers import odd
+from inputs.tiny_problems import random_parts
 from schedc.ir.graph import Edge
 from schedc.ir.network import Link
 from schedc.ir.ops import WHOLE, Kind, Op
@@ -19,7 +23,6 @@ from schedc.ir.schedule import Parts, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from random import Random
 
 
 def graph_problem(
@@ -103,6 +106,23 @@ def graph_problem(
     if memory and random.random() < 0.6:
         problem = replace(problem, memory_limit_bytes=tuple(_limit(random, problem, rank) for rank in range(ranks)))
     return odd_graph(problem, random) if may_be_odd and random.random() < 0.5 else problem
+
+
+def graph_cases(*, trunks: bool = True, **options: Any) -> st.SearchStrategy[tuple[Problem, Schedule]]:
+    """Problems with random orders of them that look at no memory limit; `options` are those of `graph_problem`."""
+
+    def of(seed: int) -> tuple[Problem, Schedule]:
+        random = Random(seed)
+        problem = graph_problem(random, collectives=True, **options)
+        if not trunks:
+            problem = replace(problem, links=tuple(replace(link, trunk=None) for link in problem.links))
+            parallel = problem.data_parallel
+            problem = replace(problem, data_parallel=replace(parallel, trunk=None) if parallel else None)
+        schedule = random_order(random, problem, random_parts(random, problem), limited=False)
+        assert schedule is not None
+        return problem, schedule
+
+    return st.integers(0, 2**32).map(of)
 
 
 def odd_graph(problem: Problem, random: Random) -> Problem:

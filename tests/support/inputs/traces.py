@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from schedc.formats.plan.plan_file import plan_sha256
-from schedc.ir.ops import WHOLE, Kind, Op
+from schedc.ir.ops import Kind, Op
 from schedc.ir.trace import RankTrace, StepTrace, Trace
 from schedc.verify.plan.channels import needs_of
 
@@ -20,22 +20,29 @@ if TYPE_CHECKING:
 FIELDS = {Kind.F: "forward_ns", Kind.B: "backward_input_ns", Kind.W: "backward_weight_ns", Kind.BW: "backward_ns"}
 
 
-def trace_of_timelines(plan: Plan, timelines: Sequence[Timeline], first_step: int = 0) -> Trace:
-    """The trace of steps that went exactly as these timelines of the plan's schedule say, one after another."""
+def trace_of_timelines(plan: Plan, timelines: Sequence[Timeline], first_step: int = 0, *, in_turn: bool = False) -> Trace:
+    """The trace of steps that went exactly as these timelines of the plan's schedule say, one after another.
+
+    An op that needs several transfers takes each when it comes; with `in_turn` one after another, whichever came first.
+    """
     needs = needs_of(plan)
     steps: list[list[StepTrace]] = [[] for _ in plan.ranks]
     origin_ns = 0
     for number, timeline in enumerate(timelines, start=first_step):
-        moves = {transfer.op._replace(part=WHOLE): transfer for transfer in timeline.transfers}
+        moves = {transfer.op: transfer for transfer in timeline.transfers}
+        taken_ns: dict[Op, int] = {}
+        free_ns: dict[tuple[int, int], int] = {}
+        for op, need in sorted(needs.items(), reverse=True):
+            rank, consumer = taker = need.destination, need.consumer
+            asked_ns = free_ns.get(taker, timeline.end_ns(rank)[consumer - 1] if consumer else 0)
+            taken_ns[op] = max(asked_ns, moves[op].arrival_ns)
+            if in_turn:
+                free_ns[taker] = taken_ns[op]
         for rank in plan.ranks:
             starts_ns, ends_ns = timeline.start_ns(rank.rank), timeline.end_ns(rank.rank)
-            asked_ns = [0, *ends_ns[:-1]]
+            before_ns = [0, *ends_ns[:-1]]
             channels_ns = tuple(
-                tuple(
-                    origin_ns
-                    + (max(asked_ns[needs[op].consumer], moves[op].arrival_ns) if channel.receives else moves[op].ready_ns)
-                    for op in channel.transfers
-                )
+                tuple(origin_ns + (taken_ns[op] if channel.receives else moves[op].ready_ns) for op in channel.transfers)
                 for channel in rank.channels
             )
             steps[rank.rank].append(
@@ -43,7 +50,7 @@ def trace_of_timelines(plan: Plan, timelines: Sequence[Timeline], first_step: in
                     step=number,
                     step_begin_ns=origin_ns,
                     step_end_ns=origin_ns + timeline.makespan_ns,
-                    asked_ns=tuple(origin_ns + time_ns for time_ns in asked_ns),
+                    asked_ns=tuple(origin_ns + time_ns for time_ns in before_ns),
                     begun_ns=tuple(origin_ns + time_ns for time_ns in starts_ns),
                     ended_ns=tuple(origin_ns + time_ns for time_ns in ends_ns),
                     channels_ns=channels_ns,
