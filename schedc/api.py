@@ -153,6 +153,8 @@ def write_profile(
     ep: int = 1,
     microbatch: int = 1,
     sequence: int | None = None,
+    images: int = 0,
+    image_size: tuple[int, int] | None = None,
 ) -> None:
     """Predict what a model's layers cost, and write them as a profile.json for jobs; what was there is replaced.
 
@@ -164,18 +166,23 @@ def write_profile(
         cp: the context parallel size.
         ep: the expert parallel size.
         microbatch: sequences in a microbatch.
-        sequence: tokens in a sequence; None: 4096, or the model's position embeddings if fewer.
+        sequence: tokens in a sequence, those of images included; None: 4096, or the model's position embeddings if fewer.
+        images: in a microbatch, all its sequences together; 0: a model that takes images is its decoder alone.
+        image_size: width and height of each image in pixels; None: as the model has it.
 
     Raises:
         InvalidInput: there is no such model or device, or a file cannot be used.
         Unsupported: a dimension of the model cannot be divided so.
     """
-    from schedc.costs.layers import predicted
+    from schedc.costs.predicted import predicted
     from schedc.formats.profile_file import profile_json
     from schedc.io.outputs import write_atomically
 
-    made = predicted(model, device, tp=tp, cp=cp, ep=ep, microbatch=microbatch, sequence=sequence)
-    write_atomically(Path(path), profile_json(made.layers, model=f"{made.title}, predicted").encode())
+    made = predicted(
+        model, device, tp=tp, cp=cp, ep=ep, microbatch=microbatch, sequence=sequence, images=images, image_size=image_size
+    )
+    text = profile_json(made.layers, modules=made.modules, edges=made.edges, model=f"{made.title}, predicted")
+    write_atomically(Path(path), text.encode())
 
 
 def compile_job(

@@ -10,29 +10,36 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import ClassVar, TypeAlias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """Causal attention: full, grouped (fewer heads of keys and values than of queries), or over a sliding window."""
+    """Attention: full, grouped (fewer heads of keys and values than of queries), over a sliding window, or within chunks."""
 
     heads: int
     kv_heads: int
     head_dim: int
     window: int | None = None
     """A token sees at most this many tokens, itself included; None: all before it."""
+    chunk: int | None = None
+    """The sequence is cut into chunks of this many tokens, and a token sees those of its chunk alone; None: it is not."""
+    causal: bool = True
+    """A token sees none behind it; False: both ways, as in encoders of images."""
     input_bias: bool = False
     """Of the projections to queries, keys and values."""
     output_bias: bool = False
     head_norms: bool = False
     """Queries and keys pass a norm over each head."""
+    head_norm_weights: bool = True
+    """These norms have weights."""
     rotary: bool = True
 
     @property
     def kind(self) -> str:
         """For people, as in the other sublayers."""
-        return "attention" if self.window is None else "windowed attention"
+        return "attention" if self.window is self.chunk is None else "windowed attention"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +118,43 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Vision:
+    """An encoder of images: a projection of their patches, blocks, and a projector to tokens of the decoder."""
+
+    hidden: int
+    blocks: tuple[Block, ...]
+    patch: int
+    """Pixels of a patch's side."""
+    patch_numbers: int
+    """Numbers of a patch: its pixels, of all channels and frames."""
+    side: int | None
+    """Pixels of the side of every image; None: images have any size."""
+    merged: int
+    """Patches of the side of the square that becomes one token."""
+    projector: tuple[int, ...]
+    """Elements of a token before each matrix of the projector, and behind the last; between two is an activation function."""
+    projector_bias: bool = False
+    projector_norm: bool = False
+    """What comes into the projector passes a norm of `hidden` weights."""
+    further_states: int = 0
+    """Hidden states of an image besides those of its patches: a class token, which no token of the decoder is made of."""
+    positions: int = 0
+    """How many learned position embeddings there are."""
+    patch_bias: bool = False
+    norm_bias: bool = False
+    """Norms have a bias beside their weight (LayerNorm)."""
+    norm_before: bool = False
+    """Of what goes into the blocks."""
+    norm_after: bool = False
+
+    def grid(self, image_size: tuple[int, int] | None) -> tuple[int, int]:
+        """How many tokens wide and high an image of a width and a height in pixels is, rounded to whole ones; None: as all are."""
+        width, height = image_size or (self.side or 0,) * 2
+        step = self.patch * self.merged
+        return max(1, round(width / step)), max(1, round(height / step))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
     """A decoder: an embedding, blocks, perhaps modules that predict further tokens, and a head."""
 
@@ -126,6 +170,8 @@ class Architecture:
     """How many learned position embeddings there are."""
     norm_bias: bool = False
     """Norms have a bias beside their weight (LayerNorm)."""
+    vision: Vision | None = None
+    """What makes tokens of images."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +194,10 @@ class Setting:
     """Scores never reach the device's memory; False: they do, and none is skipped by the mask."""
     selective_recompute: bool = False
     """B computes outputs of norms and activation functions again, instead of keeping them."""
+    images: int = 0
+    """Of a microbatch, all its sequences together; their tokens are among these."""
+    image_size: tuple[int, int] | None = None
+    """Width and height of each image in pixels; None: as the encoder has it."""
 
     @cached_property
     def tokens(self) -> float:
@@ -162,9 +212,19 @@ class Setting:
 
 def parameters(architecture: Architecture) -> int:
     """Of the whole model without its multi-token-prediction modules; a matrix that embedding and head share counts once."""
-    hidden, vocabulary = architecture.hidden, architecture.vocabulary
+    hidden, vocabulary, vision = architecture.hidden, architecture.vocabulary, architecture.vision
     ends = vocabulary * hidden * (1 if architecture.tied else 2) + architecture.positions * hidden
-    return ends + _norm(architecture) + sum(block_parameters(block, architecture) for block in architecture.blocks)
+    blocks = sum(block_parameters(block, architecture) for block in architecture.blocks)
+    return ends + _norm(architecture) + blocks + (0 if vision is None else vision_parameters(vision))
+
+
+def vision_parameters(vision: Vision) -> int:
+    """Of an encoder of images, its projector included."""
+    hidden = vision.hidden
+    ends = hidden * (vision.patch_numbers + vision.patch_bias + vision.positions + vision.further_states + vision.projector_norm)
+    norms = _norm(vision) * (vision.norm_before + vision.norm_after)
+    projector = sum((inner + vision.projector_bias) * outer for inner, outer in pairwise(vision.projector))
+    return ends + norms + projector + sum(block_parameters(block, vision) for block in vision.blocks)
 
 
 def further_token_parameters(architecture: Architecture) -> int:
@@ -186,9 +246,10 @@ def expert_parameters(architecture: Architecture) -> int:
 
 
 def matrix_parameters(architecture: Architecture) -> int:
-    """Those of the model, without further tokens, that each token is multiplied with; it takes two FLOPs for each in a forward."""
+    """Those of the decoder, without further tokens, that each token is multiplied with: two FLOPs for each in a forward."""
     hidden = architecture.hidden
     idle = architecture.positions * hidden + (0 if architecture.tied else architecture.vocabulary * hidden) + _norm(architecture)
+    idle += 0 if architecture.vision is None else vision_parameters(architecture.vision)
     for block in architecture.blocks:
         idle += len(block.sublayers) * (2 if block.norms_after else 1) * _norm(architecture)
         experts = (sublayer for sublayer in block.sublayers if isinstance(sublayer, Experts))
@@ -196,7 +257,7 @@ def matrix_parameters(architecture: Architecture) -> int:
     return parameters(architecture) - idle
 
 
-def block_parameters(block: Block, architecture: Architecture) -> int:
+def block_parameters(block: Block, architecture: Architecture | Vision) -> int:
     """Of one block, its norms included."""
     norms = len(block.sublayers) * (2 if block.norms_after else 1) * _norm(architecture)
     return norms + sum(sublayer_parameters(sublayer, architecture.hidden) for sublayer in block.sublayers)
@@ -209,7 +270,7 @@ def sublayer_parameters(sublayer: Sublayer, hidden: int) -> int:
             queries, keys = sublayer.heads * sublayer.head_dim, sublayer.kv_heads * sublayer.head_dim
             weights = hidden * (queries + 2 * keys) + queries * hidden
             biases = (queries + 2 * keys) * sublayer.input_bias + hidden * sublayer.output_bias
-            return weights + biases + 2 * sublayer.head_dim * sublayer.head_norms
+            return weights + biases + 2 * sublayer.head_dim * (sublayer.head_norms and sublayer.head_norm_weights)
         case LatentAttention():
             queries, rank = sublayer.heads * (sublayer.plain_dim + sublayer.rotary_dim), sublayer.query_rank
             to_queries = hidden * queries if rank is None else hidden * rank + rank + rank * queries
@@ -228,5 +289,5 @@ def sublayer_parameters(sublayer: Sublayer, hidden: int) -> int:
             return projection + convolution + 3 * sublayer.heads + sublayer.inner + sublayer.inner * hidden
 
 
-def _norm(architecture: Architecture) -> int:
+def _norm(architecture: Architecture | Vision) -> int:
     return architecture.hidden * (2 if architecture.norm_bias else 1)

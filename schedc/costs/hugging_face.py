@@ -8,71 +8,19 @@ layers' dimensions alone: a key that was skipped in silence could make every num
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
-from importlib import resources
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 from schedc.costs.architecture import Architecture, Attention, Block, Experts, FeedForward, LatentAttention, Mamba, Sublayer
+from schedc.costs.config_keys import ConfigKeys
+from schedc.costs.hugging_face_vision import llama4_vision, qwen_vision, siglip
 from schedc.io.location import Location, show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from schedc.errors import InvalidInput
+    from schedc.costs.architecture import Vision
 
 MOST_LAYERS = 2**16
-
-
-@cache
-def _without_effect() -> frozenset[str]:
-    """Keys that change no layer's dimensions."""
-    text = resources.files("schedc.costs").joinpath("keys_without_effect.txt").read_text(encoding="utf-8")
-    return frozenset(key for line in text.splitlines() if not line.startswith("#") for key in line.split())
-
-
-def _is_whole(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-class _Keys:
-    """The keys of one config; knows which of them have been read."""
-
-    def __init__(self, table: Mapping[str, Any], location: Location) -> None:
-        self.table, self.location = table, location
-        self.read: set[str] = set()
-
-    def has(self, key: str) -> bool:
-        """Whether the key is there and not null."""
-        self.read.add(key)
-        return self.table.get(key) is not None
-
-    def refuse(self, key: str, expected: str, value: object = None) -> InvalidInput:
-        """The error about the key, for the caller to raise."""
-        return (self.location / key).refuse("nothing" if value is None else show(value), expected)
-
-    def count(self, key: str, default: int | None = None, *, least: int = 1, most: int = 2**32) -> int:
-        """A whole number; refused where it is missing and there is no default."""
-        value = self.table.get(key) if self.has(key) else default
-        if not _is_whole(value) or not least <= value <= most:
-            raise self.refuse(key, f"a whole number from {least} to {most}", value)
-        return value
-
-    def flag(self, key: str, default: bool) -> bool:
-        """True or false."""
-        value = self.table[key] if self.has(key) else default
-        if not isinstance(value, bool):
-            raise self.refuse(key, "true or false", value)
-        return value
-
-    def window(self) -> int | None:
-        """How many tokens a token sees; None: all before it."""
-        return self.count("sliding_window") if self.has("sliding_window") else None
-
-    def must_be(self, value: bool, *names: str) -> None:
-        """Refuse the keys where they say the opposite: what they switch has no operators here."""
-        for key in names:
-            if self.flag(key, value) is not value:
-                raise self.refuse(key, show(value), not value)
 
 
 def architecture_of_config(table: Mapping[str, Any], name: str, location: Location) -> Architecture:
@@ -90,22 +38,53 @@ def architecture_of_config(table: Mapping[str, Any], name: str, location: Locati
     if not isinstance(kind, str) or kind not in MODEL_TYPES:
         found = "nothing" if kind is None else show(kind)
         raise (location / "model_type").refuse(found, f"one of {', '.join(sorted(MODEL_TYPES))}")
-    keys = _Keys(table, location)
-    if kind == "gemma3":  # multimodal; its text model leaves out what is the default of transformers' Gemma3TextConfig
-        inner = table.get("text_config")
-        if not isinstance(inner, dict):
-            raise keys.refuse("text_config", "a table", inner)
-        defaults = {"model_type": "gemma3_text", "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4}
-        return architecture_of_config({**defaults, **inner}, name, location / "text_config")
+    keys = ConfigKeys(table, location)
     architecture = MODEL_TYPES[kind](keys, name)
-    for key, value in table.items():
-        if value is not None and key not in keys.read and key not in _without_effect():
-            expected = "keys whose effect on the costs is known; remove it if it changes no layer's dimensions"
-            raise (location / key).refuse(f"{show(value)} under an unknown key", expected)
+    keys.check()
     return architecture
 
 
-def _attention(keys: _Keys, *, input_bias: bool | None = None, head_norms: bool = False, head_dim: int | None = None) -> Attention:
+def _with_images(
+    keys: ConfigKeys, name: str, defaults: Mapping[str, Any], vision_of: Callable[[ConfigKeys, ConfigKeys, int], Vision]
+) -> Architecture:
+    """A decoder, described in `text_config` or, in Qwen's older files, beside `vision_config`; and what makes tokens of images.
+
+    Args:
+        keys: of the whole.
+        name: of the architecture.
+        defaults: of transformers for the decoder, `model_type` included.
+        vision_of: reads `vision_config`, given the keys of the whole and the decoder's width, too.
+    """
+    if not keys.has("text_config") and defaults["model_type"] == "qwen2":
+        inner, place = {key: value for key, value in keys.table.items() if key not in _OF_IMAGES}, keys.location
+        keys.read |= set(inner)
+    else:
+        of_text = keys.table_of("text_config")
+        inner, place = dict(of_text.table), of_text.location
+        keys.read |= {key for key in inner if keys.table.get(key) == inner[key]}  # said twice
+    tied = {"tie_word_embeddings": keys.flag("tie_word_embeddings", False)} if keys.has("tie_word_embeddings") else {}
+    text = architecture_of_config({**defaults, **inner, **tied, "model_type": defaults["model_type"]}, name, place)
+    if not keys.has("vision_config"):
+        return text
+    of_vision = keys.table_of("vision_config")
+    vision = vision_of(of_vision, keys, text.hidden)
+    of_vision.check()
+    return replace(text, vision=vision)
+
+
+_OF_IMAGES = {
+    "vision_config",
+    "image_token_id",
+    "video_token_id",
+    "vision_start_token_id",
+    "vision_end_token_id",
+    "vision_token_id",
+}
+
+
+def _attention(
+    keys: ConfigKeys, *, input_bias: bool | None = None, head_norms: bool = False, head_dim: int | None = None
+) -> Attention:
     """Attention by the keys that most models share; `input_bias` None: what `attention_bias` says, of the output, too."""
     heads, hidden = keys.count("num_attention_heads"), keys.count("hidden_size")
     if head_dim is None and not keys.has("head_dim") and hidden % heads:
@@ -124,11 +103,11 @@ def _attention(keys: _Keys, *, input_bias: bool | None = None, head_norms: bool 
     )
 
 
-def _gated(keys: _Keys) -> FeedForward:
+def _gated(keys: ConfigKeys) -> FeedForward:
     return FeedForward(width=keys.count("intermediate_size"), gated=True, bias=keys.flag("mlp_bias", False))
 
 
-def _decoder(keys: _Keys, name: str, *blocks: Block, tied: bool = False) -> Architecture:
+def _decoder(keys: ConfigKeys, name: str, *blocks: Block, tied: bool = False) -> Architecture:
     """Of these blocks, or of as many equal ones as there are layers."""
     return Architecture(
         name=name,
@@ -139,15 +118,15 @@ def _decoder(keys: _Keys, name: str, *blocks: Block, tied: bool = False) -> Arch
     )
 
 
-def _layers(keys: _Keys) -> range:
+def _layers(keys: ConfigKeys) -> range:
     return range(keys.count("num_hidden_layers", most=MOST_LAYERS))
 
 
-def _llama(keys: _Keys, name: str) -> Architecture:
+def _llama(keys: ConfigKeys, name: str) -> Architecture:
     return _decoder(keys, name, Block((_attention(keys), _gated(keys))))
 
 
-def _mistral(keys: _Keys, name: str) -> Architecture:
+def _mistral(keys: ConfigKeys, name: str) -> Architecture:
     """A window in all layers, or in none: null. Where the key is missing there is one, so it must be there."""
     if "sliding_window" not in keys.table:
         raise keys.refuse("sliding_window", "a whole number, or null")
@@ -155,9 +134,9 @@ def _mistral(keys: _Keys, name: str) -> Architecture:
     return _decoder(keys, name, Block((replace(_attention(keys), window=window), _gated(keys))))
 
 
-def _windowed_layers(keys: _Keys, *, otherwise: Callable[[int], bool]) -> list[bool]:
-    """Whether each layer has a window: as `layer_types` says, or by a rule where that is missing."""
-    layers, kinds = _layers(keys), {"full_attention": False, "sliding_attention": True}
+def _windowed_layers(keys: ConfigKeys, *, otherwise: Callable[[int], bool], limited: str = "sliding_attention") -> list[bool]:
+    """Whether each layer has a window, or chunks: as `layer_types` says, or by a rule where that is missing."""
+    layers, kinds = _layers(keys), {"full_attention": False, limited: True}
     if not keys.has("layer_types"):
         return [otherwise(layer) for layer in layers]
     types = keys.table["layer_types"]
@@ -166,11 +145,11 @@ def _windowed_layers(keys: _Keys, *, otherwise: Callable[[int], bool]) -> list[b
         or len(types) != len(layers)
         or any(not isinstance(kind, str) or kind not in kinds for kind in types)
     ):
-        raise keys.refuse("layer_types", f'{len(layers)} times "full_attention" or "sliding_attention"', types)
+        raise keys.refuse("layer_types", f'{len(layers)} times "full_attention" or "{limited}"', types)
     return [kinds[kind] for kind in types]
 
 
-def _qwen(keys: _Keys, name: str, attention: Attention) -> Architecture:
+def _qwen(keys: ConfigKeys, name: str, attention: Attention) -> Architecture:
     """Dense Qwen: with `use_sliding_window`, the layers from `max_window_layers` on have a window."""
     feed_forward = _gated(keys)
     keys.read |= {"sliding_window", "max_window_layers", "layer_types"}
@@ -181,21 +160,19 @@ def _qwen(keys: _Keys, name: str, attention: Attention) -> Architecture:
     return _decoder(keys, name, *(Block((windowed if has_window else attention, feed_forward)) for has_window in slides))
 
 
-def _qwen3_moe(keys: _Keys, name: str) -> Architecture:
+def _qwen3_moe(keys: ConfigKeys, name: str) -> Architecture:
     attention = _attention(keys, head_norms=True)
     experts = Experts(
         count=keys.count("num_experts"), chosen=keys.count("num_experts_per_tok"), width=keys.count("moe_intermediate_size")
     )
     keys.must_be(False, "use_sliding_window")
     keys.read |= {"sliding_window", "max_window_layers", "intermediate_size", "layer_types"}
-    every, dense = keys.count("decoder_sparse_step", 1), keys.table["mlp_only_layers"] if keys.has("mlp_only_layers") else []
-    if not isinstance(dense, list) or not all(map(_is_whole, dense)):
-        raise keys.refuse("mlp_only_layers", "a list of whole numbers", dense)
+    every, dense = keys.count("decoder_sparse_step", 1), keys.whole_numbers("mlp_only_layers") or []
     sparse = [layer not in dense and (layer + 1) % every == 0 for layer in _layers(keys)]
     return _decoder(keys, name, *(Block((attention, experts if is_sparse else _gated(keys))) for is_sparse in sparse))
 
 
-def _mixtral(keys: _Keys, name: str) -> Architecture:
+def _mixtral(keys: ConfigKeys, name: str) -> Architecture:
     window = keys.window()
     experts = Experts(
         count=keys.count("num_local_experts"), chosen=keys.count("num_experts_per_tok"), width=keys.count("intermediate_size")
@@ -203,7 +180,33 @@ def _mixtral(keys: _Keys, name: str) -> Architecture:
     return _decoder(keys, name, Block((replace(_attention(keys), window=window), experts)))
 
 
-def _gemma(keys: _Keys, name: str) -> Architecture:
+def _llama4(keys: ConfigKeys, name: str) -> Architecture:
+    """Layers with rotary embedding attend within chunks, and their queries and keys pass norms without weights; others see all."""
+    layers = _layers(keys)
+    rotary = keys.whole_numbers("no_rope_layers")
+    every, plain = keys.count("no_rope_layer_interval", 4), _attention(keys, head_dim=128)
+    rotary = rotary or [int((layer + 1) % every != 0) for layer in layers]
+    if len(rotary) != len(layers):
+        raise keys.refuse("no_rope_layers", f"{len(layers)} numbers, 1 for each layer with rotary embedding", rotary)
+    chunks = _windowed_layers(keys, otherwise=lambda layer: bool(rotary[layer]), limited="chunked_attention")
+    chunk, normed = keys.count("attention_chunk_size", 8192), keys.flag("use_qk_norm", True)
+    step, width = keys.count("interleave_moe_layer_step", 1), keys.count("intermediate_size")
+    sparse = keys.whole_numbers("moe_layers")
+    sparse = [*layers[step - 1 :: step]] if sparse is None else sparse
+    experts = Experts(
+        count=keys.count("num_local_experts"), chosen=keys.count("num_experts_per_tok"), width=width, shared_width=width
+    )
+    dense = FeedForward(width=keys.count("intermediate_size_mlp", 16384), gated=True)
+    blocks = []
+    for layer in layers:
+        turned = bool(rotary[layer])
+        attention = replace(plain, rotary=turned, head_norms=turned and normed, head_norm_weights=False)
+        mixer = replace(attention, chunk=chunk) if chunks[layer] else attention
+        blocks.append(Block((mixer, experts if layer in sparse else dense)))
+    return _decoder(keys, name, *blocks)
+
+
+def _gemma(keys: ConfigKeys, name: str) -> Architecture:
     """Gemma 2: every second layer has a window, the first one among them. Gemma 3: all but every sixth."""
     third = keys.table["model_type"] != "gemma2"
     every = keys.count("sliding_window_pattern", keys.count("_sliding_window_pattern", 6)) if third else 2
@@ -215,7 +218,7 @@ def _gemma(keys: _Keys, name: str) -> Architecture:
     return _decoder(keys, name, *(Block((mixer, feed_forward), norms_after=True) for mixer in mixers), tied=True)
 
 
-def _deepseek(keys: _Keys, name: str) -> Architecture:
+def _deepseek(keys: ConfigKeys, name: str) -> Architecture:
     attention = LatentAttention(
         heads=keys.count("num_attention_heads"),
         query_rank=keys.count("q_lora_rank") if keys.has("q_lora_rank") else None,
@@ -241,7 +244,7 @@ def _deepseek(keys: _Keys, name: str) -> Architecture:
     return replace(_decoder(keys, name, *blocks), further_tokens=further)
 
 
-def _nemotron_h(keys: _Keys, name: str) -> Architecture:
+def _nemotron_h(keys: ConfigKeys, name: str) -> Architecture:
     """`hybrid_override_pattern` has a letter for each layer: M Mamba-2, * attention, - feed-forward."""
     keys.must_be(False, "attention_bias", "mlp_bias", "mamba_proj_bias", "use_bias")
     keys.must_be(True, "use_conv_bias")
@@ -273,7 +276,7 @@ def _nemotron_h(keys: _Keys, name: str) -> Architecture:
     return _decoder(keys, name, *(Block((sublayers[letter],)) for letter in pattern))
 
 
-def _gpt2(keys: _Keys, name: str) -> Architecture:
+def _gpt2(keys: ConfigKeys, name: str) -> Architecture:
     hidden, heads = keys.count("n_embd"), keys.count("n_head")
     if hidden % heads:
         raise keys.refuse("n_head", f"a divisor of n_embd, {hidden}", heads)
@@ -290,17 +293,22 @@ def _gpt2(keys: _Keys, name: str) -> Architecture:
     )
 
 
-MODEL_TYPES: dict[str, Callable[[_Keys, str], Architecture]] = {
+_GEMMA3 = {"model_type": "gemma3_text", "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4}
+"""The defaults of transformers' Gemma3TextConfig for what published files leave out."""
+MODEL_TYPES: dict[str, Callable[[ConfigKeys, str], Architecture]] = {
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
     "gemma2": _gemma,
-    "gemma3": _gemma,
+    "gemma3": lambda keys, name: _with_images(keys, name, _GEMMA3, siglip),
     "gemma3_text": _gemma,
     "gpt2": _gpt2,
     "llama": _llama,
+    "llama4": lambda keys, name: _with_images(keys, name, {"model_type": "llama4_text"}, llama4_vision),
+    "llama4_text": _llama4,
     "mistral": _mistral,
     "mixtral": _mixtral,
     "nemotron_h": _nemotron_h,
+    "qwen2_5_vl": lambda keys, name: _with_images(keys, name, {"model_type": "qwen2"}, qwen_vision),
     "qwen2": lambda keys, name: _qwen(keys, name, _attention(keys, input_bias=True)),
     "qwen3": lambda keys, name: _qwen(keys, name, _attention(keys, head_norms=True, head_dim=128)),
     "qwen3_moe": _qwen3_moe,

@@ -1,4 +1,4 @@
-"""What each layer of a model costs on a device: the one entry to this folder, a pure function; and for a model that a user names.
+"""What each layer of a model costs on a device, a pure function; and the model that a user names.
 
 The layers are those of a profile.json: the embedding, each block, each multi-token-prediction module, the head. Each is a list of
 operators, in the order of the forward. A user names a model by a known name or the path of a config.json; the architectures that
@@ -8,26 +8,29 @@ are known by name are in the file models.toml beside this one, in the keys of a 
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from numbers import Integral
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
 from schedc.costs.architecture import Architecture, Block, Experts, Setting
-from schedc.costs.devices import ROOFLINE, Accelerator, Efficiency, device_named, duration_s
+from schedc.costs.devices import ROOFLINE, Accelerator, Efficiency, duration_s
 from schedc.costs.hugging_face import architecture_of_config
 from schedc.costs.operators.blocks import (
+    TOKEN_BYTES,
     block_operators,
     embedding_operators,
     further_token_operators,
     head_operators,
     kind_of,
 )
+from schedc.costs.operators.operator import elementwise
+from schedc.costs.operators.vision import image_setting, image_tokens, patch_operators, projector_operators
 from schedc.errors import InvalidInput, Unsupported
+from schedc.formats.graph_entries import LayerEdge, ModuleEntry
 from schedc.formats.profile_file import LayerEntry, QuadraticEntry
 from schedc.io.input_file import read_bytes
 from schedc.io.location import Location, show
@@ -66,7 +69,6 @@ def layers_of(
     Raises:
         Unsupported: a dimension of the model cannot be divided as the setting asks, or the sequence is too long for it.
     """
-    message = round(setting.own_tokens * architecture.hidden * setting.element_bytes)
     made: dict[int, LayerEntry] = {}
     layers = []
     parts = parts_of(architecture, setting)
@@ -79,7 +81,7 @@ def layers_of(
                 device,
                 efficiency,
                 element_bytes=setting.element_bytes,
-                message_bytes=part.states * message,
+                message_bytes=part.message_bytes,
                 split_backward=split_backward,
             )
         layer = replace(made[id(part.operators)], name=part.name)
@@ -120,15 +122,14 @@ def layer_of(
     after = sum(operator.kept_for_weight_bytes + operator.gradient_bytes for operator in operators) if split_backward else 0.0
     if max(forward_s, input_s, weight_s) * 1e9 > MAX_QUANTITY or max(kept, after) > MAX_QUANTITY:
         raise Unsupported(f"the microbatch is too large: {name} takes or holds more than {MAX_QUANTITY} ns or B")
-    shares = [
-        round(sum(duration_s(work, engine, device, efficiency, element_bytes=element_bytes) for engine, work in works) / all_s, 4)
-        if all_s
-        else 0.0
-        for all_s, works in (
-            (forward_s, [(each.engine, each.forward) for each in operators if each.quadratic]),
-            (input_s, [(each.engine, each.backward_input) for each in operators if each.quadratic]),
+    quadratic_s = [
+        sum(
+            each.quadratic * duration_s(work(each), each.engine, device, efficiency, element_bytes=element_bytes)
+            for each in operators
         )
+        for work in (attrgetter("forward"), attrgetter("backward_input"))
     ]
+    shares = [round(part_s / all_s, 4) if part_s else 0.0 for part_s, all_s in zip(quadratic_s, (forward_s, input_s), strict=True)]
     return LayerEntry(
         name=name,
         kind=kind,
@@ -168,8 +169,8 @@ class Part(NamedTuple):
     name: str
     kind: str
     operators: Operators
-    states: int
-    """How many hidden states of its tokens it sends on."""
+    message_bytes: int
+    """What it sends on."""
 
 
 def parts_of(architecture: Architecture, setting: Setting) -> tuple[Part, ...]:
@@ -189,87 +190,67 @@ def parts_of(architecture: Architecture, setting: Setting) -> tuple[Part, ...]:
     if architecture.positions and setting.sequence_length > architecture.positions:
         room = f"the model's {architecture.positions} position embeddings"
         raise Unsupported(f"a sequence of {setting.sequence_length} tokens is longer than {room}")
+    state = round(setting.own_tokens * architecture.hidden * setting.element_bytes)
     of_block: dict[Block, Operators] = {}
-    parts = [Part("embedding", "embedding", embedding_operators(architecture, setting), 1)]
+    parts, embedding = _vision_parts(architecture, setting), embedding_operators(architecture, setting)
+    if parts:
+        taken = parts[-1].message_bytes / setting.element_bytes
+        embedding = [*embedding, elementwise("tokens of images", setting, taken, forward=2, backward=2)]
+    parts.append(Part("embedding", "embedding", embedding, state))
     for number, block in enumerate(architecture.blocks):
         if block not in of_block:
             of_block[block] = block_operators(block, architecture, setting)
-        parts.append(Part(f"block {number}", kind_of(block), of_block[block], 1))
+        parts.append(Part(f"block {number}", kind_of(block), of_block[block], state))
     for number, block in enumerate(architecture.further_tokens):
         operators = further_token_operators(block, architecture, setting)
         # The state that the head reads goes on beside that of the module.
-        parts.append(Part(f"further token {number}", f"further token, {kind_of(block)}", operators, 2))
+        parts.append(Part(f"further token {number}", f"further token, {kind_of(block)}", operators, 2 * state))
     parts.append(Part("head", "head", head_operators(architecture, setting), 0))
     return tuple(parts)
 
 
-STATISTICS_BYTES = 12
-"""Of a token, between a part of a split head and the join: the largest logit, the sum of exponentials, the target's logit."""
-DEFAULT_SEQUENCE = 4096
-"""Tokens, where neither the user nor the model's position embeddings say otherwise."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Predicted:
-    """A model's layers on a device."""
-
-    architecture: Architecture
-    device: Accelerator
-    setting: Setting
-    rates: Efficiency
-    title: str
-    """The model, the device, how it is divided, and the tokens; for people."""
-    layers: tuple[LayerEntry, ...]
-    """Equal ones in a row are one entry."""
-
-
-def predicted(
-    model: str,
-    device: str,
-    *,
-    tp: int = 1,
-    cp: int = 1,
-    ep: int = 1,
-    microbatch: int = 1,
-    sequence: int | None = None,
-    selective_recompute: bool = False,
-    split_backward: bool = True,
-    rates: Efficiency = ROOFLINE,
-) -> Predicted:
-    """What the layers cost.
-
-    Args:
-        model: a known name, or the path of a Hugging Face config.json.
-        device: a known name.
-        tp: the tensor parallel size.
-        cp: the context parallel size.
-        ep: the expert parallel size.
-        microbatch: sequences in a microbatch.
-        sequence: tokens in a sequence; None: 4096, or the model's position embeddings if fewer.
-        selective_recompute: whether B computes norms and activation functions again.
-        split_backward: whether B and W may run apart.
-        rates: which share of the device's peaks is reached.
+def _vision_parts(architecture: Architecture, setting: Setting) -> list[Part]:
+    """Those of the encoder of images, if there are images.
 
     Raises:
-        InvalidInput: there is no such model or device, the file cannot be used, or a size is not a whole number above 0.
-        Unsupported: a dimension of the model cannot be divided so.
+        Unsupported: there is no encoder, or its images cannot be so.
     """
-    for name, size in (("tp", tp), ("cp", cp), ("ep", ep), ("microbatch", microbatch), ("sequence", sequence)):
-        if size is not None and not (isinstance(size, Integral) and size >= 1):
-            raise InvalidInput(f"{name}: found {show(size)}, expected a whole number of at least 1")
-    architecture, where = architecture_of(model), device_named(device)
-    setting = Setting(
-        microbatch_size=microbatch,
-        sequence_length=sequence or min(DEFAULT_SEQUENCE, architecture.positions or DEFAULT_SEQUENCE),
-        tensor_parallel=tp,
-        context_parallel=cp,
-        expert_parallel=ep,
-        selective_recompute=selective_recompute,
+    vision = architecture.vision
+    if not setting.images:
+        return []
+    if vision is None:
+        raise Unsupported(f"{setting.images} images: {architecture.name} takes none, expected 0")
+    tokens, images = image_tokens(vision, setting), image_setting(vision, setting)
+    state, own = round(images.own_tokens * vision.hidden * setting.element_bytes), tokens / setting.tensor_parallel
+    of_block = {block: block_operators(block, vision, images) for block in dict.fromkeys(vision.blocks)}
+    blocks = [Part(f"vision block {at}", kind_of(block), of_block[block], state) for at, block in enumerate(vision.blocks)]
+    sent = round(own * architecture.hidden * setting.element_bytes)
+    return [
+        Part("patches", "patches", patch_operators(vision, images), state),
+        *blocks,
+        Part("projector", "projector", projector_operators(vision, images), sent),
+    ]
+
+
+def graph_of(architecture: Architecture, setting: Setting) -> tuple[tuple[ModuleEntry, ...], tuple[LayerEdge, ...]]:
+    """The modules and the edges of the layers: none without images, as the layers are a chain then.
+
+    The encoder begins with the batch; what it gives goes to the decoder's embedding, and token ids go past it.
+    """
+    vision = architecture.vision
+    if not setting.images or vision is None:
+        return (), ()
+    text = len(architecture.blocks) + len(architecture.further_tokens) + 2
+    modules = (
+        ModuleEntry(name="vision", layers=len(vision.blocks) + 2, inputs=()),
+        ModuleEntry(name="text", layers=text, inputs=("vision",)),
     )
-    layers = merged(layers_of(architecture, where, setting, rates, split_backward=split_backward))
-    divided = "".join(f", {name} {size}" for name, size in (("tp", tp), ("cp", cp), ("ep", ep)) if size > 1)
-    title = f"{architecture.name} on {where.title}{divided}, {microbatch} × {setting.sequence_length} tokens"
-    return Predicted(architecture=architecture, device=where, setting=setting, rates=rates, title=title, layers=layers)
+    ids = setting.microbatch_size * setting.sequence_length * TOKEN_BYTES
+    return modules, (LayerEdge(source="vision.0", destination="text", value="ids", message_bytes=ids, gradient=False),)
+
+
+STATISTICS_BYTES = 12
+"""Of a token, between a part of a split head and the join: the largest logit, the sum of exponentials, the target's logit."""
 
 
 def architecture_of(model: str) -> Architecture:

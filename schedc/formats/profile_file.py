@@ -142,24 +142,36 @@ class ProfileFile(Section, frozen=True, kw_only=True):
     edges: Annotated[tuple[LayerEdge, ...], Meta(description="What layers take from each other besides.")] = ()
 
 
-def profile_json(layers: Sequence[LayerEntry], *, model: str = "", exact: bool = False) -> str:
+def profile_json(
+    layers: Sequence[LayerEntry],
+    *,
+    modules: Sequence[ModuleEntry] = (),
+    edges: Sequence[LayerEdge] = (),
+    model: str = "",
+    exact: bool = False,
+) -> str:
     """The text of the file.
 
     Args:
         layers: in the order of the forward, at least one. What is not known of them is left out.
+        modules: that have them, where the model is a graph.
+        edges: besides those within and between modules.
         model: a name for people.
         exact: every nanosecond and every byte; else as many digits as people read.
     """
     file: dict[str, JsonValue] = {"format": "schedc.profile", "version": 1}
     if model:
         file["model"] = model
-    return pretty_json({**file, "layers": [_entry(layer, exact) for layer in layers]})
+    for name, entries in (("layers", layers), ("modules", modules), ("edges", edges)):
+        if entries:
+            file[name] = [_entry(each, exact) for each in entries]
+    return pretty_json(file)
 
 
-def _entry(layer: LayerEntry, exact: bool) -> dict[str, JsonValue]:
+def _entry(of: LayerEntry | ModuleEntry | LayerEdge, exact: bool) -> dict[str, JsonValue]:
     entry: dict[str, JsonValue] = {}
-    for field in fields(LayerEntry):
-        value = getattr(layer, field.name)
+    for field in fields(of):
+        value = getattr(of, field.name)
         if value == field.default:
             continue
         if field.name.endswith("_ns"):
@@ -169,6 +181,8 @@ def _entry(layer: LayerEntry, exact: bool) -> dict[str, JsonValue]:
             value = text if not exact or parse_bytes(text) == value else f"{value} B"
         elif isinstance(value, SpreadEntry | QuadraticEntry):
             value = {name: round(share, 3) for name, share in asdict(value).items() if share is not None}
+        elif isinstance(value, tuple):
+            value = [*value]
         entry[field.encode_name] = value
     return entry
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -121,7 +122,113 @@ GEMMA3 = {
         "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
         "sliding_window": 1024,
     },
-    "vision_config": {"hidden_size": 1152},
+    "image_token_index": 262144,
+    "initializer_range": 0.02,
+    "mm_tokens_per_image": 256,
+    "vision_config": {
+        "hidden_size": 1152,
+        "image_size": 896,
+        "intermediate_size": 4304,
+        "model_type": "siglip_vision_model",
+        "num_attention_heads": 16,
+        "num_hidden_layers": 27,
+        "patch_size": 14,
+        "vision_use_head": False,
+    },
+}
+QWEN2_5_VL = {
+    **COMMON,
+    "model_type": "qwen2_5_vl",
+    "vision_start_token_id": 151652,
+    "vision_end_token_id": 151653,
+    "vision_token_id": 151654,
+    "image_token_id": 151655,
+    "video_token_id": 151656,
+    "hidden_size": 2048,
+    "intermediate_size": 11008,
+    "max_window_layers": 70,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 2,
+    "sliding_window": 32768,
+    "tie_word_embeddings": True,
+    "use_sliding_window": False,
+    "vision_config": {
+        "depth": 32,
+        "hidden_act": "silu",
+        "hidden_size": 1280,
+        "intermediate_size": 3420,
+        "num_heads": 16,
+        "in_chans": 3,
+        "out_hidden_size": 2048,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "spatial_patch_size": 14,
+        "window_size": 112,
+        "fullatt_block_indexes": [7, 15, 23, 31],
+        "tokens_per_second": 2,
+        "temporal_patch_size": 2,
+    },
+    "vocab_size": 151936,
+}
+"""Qwen2.5-VL 3B, as it was published: the decoder's keys are beside `vision_config`."""
+LLAMA4 = {
+    "architectures": ["Llama4ForConditionalGeneration"],
+    "boi_token_index": 200080,
+    "eoi_token_index": 200081,
+    "image_token_index": 200092,
+    "model_type": "llama4",
+    "text_config": {
+        "attention_bias": False,
+        "attention_chunk_size": 8192,
+        "attn_scale": 0.1,
+        "attn_temperature_tuning": 4,
+        "bos_token_id": 200000,
+        "eos_token_id": [200001, 200007, 200008],
+        "floor_scale": 8192,
+        "for_llm_compressor": False,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 5120,
+        "interleave_moe_layer_step": 1,
+        "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384,
+        "model_type": "llama4_text",
+        "moe_layers": [*range(48)],
+        "no_rope_layers": [1, 1, 1, 0] * 12,
+        "num_attention_heads": 40,
+        "num_experts_per_tok": 1,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 8,
+        "num_local_experts": 16,
+        "output_router_logits": False,
+        "router_aux_loss_coef": 0.001,
+        "router_jitter_noise": 0.0,
+        "use_qk_norm": True,
+        "vocab_size": 202048,
+    },
+    "tie_word_embeddings": False,
+    "vision_config": {
+        "hidden_act": "gelu",
+        "hidden_size": 1408,
+        "image_size": 336,
+        "intermediate_size": 5632,
+        "model_type": "llama4_vision_model",
+        "multi_modal_projector_bias": False,
+        "norm_eps": 1e-05,
+        "num_attention_heads": 16,
+        "num_channels": 3,
+        "num_hidden_layers": 34,
+        "patch_size": 14,
+        "pixel_shuffle_ratio": 0.5,
+        "projector_dropout": 0.0,
+        "projector_input_dim": 4096,
+        "projector_output_dim": 4096,
+        "rope_theta": 10000,
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "default",
+        "vision_output_dim": 4096,
+    },
 }
 DEEPSEEK_V3 = {
     **COMMON,
@@ -260,22 +367,30 @@ def read(config: dict[str, Any]) -> Architecture:
         (DEEPSEEK_V3, "deepseek-v3-671b"),
         (DEEPSEEK_V2_LITE, "deepseek-v2-lite-16b"),
         (MIXTRAL, "mixtral-8x7b"),
+        (QWEN2_5_VL, "qwen2.5-vl-3b"),
+        (LLAMA4, "llama4-scout"),
     ],
 )
 def test_a_published_config_is_the_architecture_of_that_name(config: dict[str, Any], name: str) -> None:
     known, found = architecture_named(name), read(config)
-    assert (found.hidden, found.vocabulary, found.blocks, found.further_tokens, found.tied) == (
-        known.hidden,
-        known.vocabulary,
-        known.blocks,
-        known.further_tokens,
-        known.tied,
-    )
+    assert replace(found, name=name) == known
 
 
-def test_the_text_model_of_a_multimodal_config() -> None:
+def test_a_config_whose_decoder_is_described_by_itself() -> None:
+    """As newer versions of transformers write it, some keys twice."""
+    of_text = {key: value for key, value in QWEN2_5_VL.items() if key not in ("vision_config", "image_token_id", "video_token_id")}
+    both = {"tie_word_embeddings": True, "vocab_size": 151936, "vision_config": QWEN2_5_VL["vision_config"]}
+    newer = {"model_type": "qwen2_5_vl", "text_config": {**of_text, "model_type": "qwen2_5_vl_text"}, **both}
+    assert read(newer) == read(QWEN2_5_VL)
+    assert not read({**newer, "tie_word_embeddings": False}).tied  # what the whole says counts
+    with pytest.raises(InvalidInput, match="vocab_size: found 8 under an unknown key"):
+        read({**newer, "vocab_size": 8})
+
+
+def test_a_multimodal_config_whose_defaults_are_left_out() -> None:
     found, known = read(GEMMA3), architecture_named("gemma3-12b")
-    assert found.blocks == known.blocks
+    assert (found.blocks, found.vision) == (known.blocks, known.vision)
+    assert read(without(GEMMA3, "vision_config")).vision is None
     assert found.vocabulary == 262208  # transformers' default; the known model has 262144
 
 
@@ -322,6 +437,14 @@ def test_defaults_of_missing_keys() -> None:
     assert read({key: value for key, value in GEMMA2.items() if key != "head_dim"}).tied
 
 
+LLAMA4_TEXT: dict[str, Any] = LLAMA4["text_config"]  # type: ignore[assignment]
+
+
+def vision(config: dict[str, Any], **keys: object) -> dict[str, Any]:
+    """The config with other keys of its `vision_config`."""
+    return {**config, "vision_config": {**config["vision_config"], **keys}}
+
+
 def without(config: dict[str, Any], key: str) -> dict[str, Any]:
     """The config without the key."""
     return {name: value for name, value in config.items() if name != key}
@@ -344,6 +467,14 @@ def without(config: dict[str, Any], key: str) -> dict[str, Any]:
         ({**LLAMA, "model_type": "mistral"}, "sliding_window: found nothing, expected a whole number, or null"),
         ({**GEMMA2, "layer_types": ["sliding_attention"]}, 'expected 42 times "full_attention" or "sliding_attention"'),
         ({**GEMMA2, "layer_types": [{}] * 42}, 'expected 42 times "full_attention" or "sliding_attention"'),
+        (vision(GEMMA3, vision_use_head=True), "vision_config.vision_use_head: found true, expected false"),
+        (vision(GEMMA3, image_size=900), "vision_config.image_size: found 900, expected a multiple of patch_size, 14"),
+        ({**GEMMA3, "mm_tokens_per_image": 200}, "mm_tokens_per_image: found 200, expected 4096 patches divided by a square"),
+        (vision(QWEN2_5_VL, out_hidden_size=8), "vision_config.out_hidden_size: found 8, expected 2048, which takes it"),
+        (vision(QWEN2_5_VL, num_heads=7), "vision_config.hidden_size: found 1280, expected a multiple of 7 heads"),
+        (vision(QWEN2_5_VL, deepstack=[8]), "vision_config.deepstack: found [8] under an unknown key"),
+        (vision(LLAMA4, pixel_shuffle_ratio=0.3), "vision_config.pixel_shuffle_ratio: found 0.3, expected 1, 0.5, 0.25"),
+        ({**LLAMA4, "text_config": {**LLAMA4_TEXT, "no_rope_layers": [1]}}, "no_rope_layers: found [1], expected 48 numbers"),
         ({**GEMMA3, "text_config": None}, "text_config: found nothing, expected a table"),
         ({**GEMMA3, "text_config": {"hidden_size": 8}}, "text_config.intermediate_size: found nothing"),
         ({**QWEN3_MOE, "use_sliding_window": True}, "use_sliding_window: found true, expected false"),
@@ -360,8 +491,21 @@ def test_what_is_unknown_or_missing_is_refused(config: dict[str, Any], expected:
 
 
 def test_every_model_type_is_read_here() -> None:
-    read_here = [LLAMA, QWEN2, QWEN3_MOE, GEMMA2, GEMMA3, DEEPSEEK_V3, DEEPSEEK_V2_LITE, NEMOTRON_H, GPT2, MIXTRAL]
-    by_name = {"gemma3_text", "mistral", "qwen3"}  # of the known names, and above
+    read_here = [
+        QWEN2_5_VL,
+        LLAMA,
+        QWEN2,
+        QWEN3_MOE,
+        GEMMA2,
+        GEMMA3,
+        DEEPSEEK_V3,
+        DEEPSEEK_V2_LITE,
+        NEMOTRON_H,
+        GPT2,
+        MIXTRAL,
+        LLAMA4,
+    ]
+    by_name = {"gemma3_text", "mistral", "qwen3", "llama4_text"}  # of the known names, and above
     assert {config["model_type"] for config in read_here} | by_name == set(MODEL_TYPES)
 
 

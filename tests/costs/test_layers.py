@@ -9,7 +9,13 @@ from schedc.costs.devices import DEVICES, ROOFLINE, duration_s, sustained
 from schedc.costs.layers import architecture_named, known_models, layers_of, merged
 from schedc.costs.operators.blocks import block_operators
 from schedc.costs.operators.operator import Engine, matrix_product
-from schedc.costs.operators.sublayers import attention_operators, feed_forward_operators, mamba_operators, visible_pairs
+from schedc.costs.operators.sublayers import (
+    attention_operators,
+    feed_forward_operators,
+    mamba_operators,
+    quadratic_share,
+    visible_pairs,
+)
 from schedc.errors import Unsupported
 
 H100 = DEVICES["h100"]
@@ -212,16 +218,66 @@ def test_bytes_that_a_scan_moves_by_hand() -> None:
     assert scan.kept_for_input_bytes == 24 * (24 + 40) * 2
 
 
-@pytest.mark.parametrize("name", ["llama3-8b", "llama3-70b", "llama3-405b", "gemma2-27b"])
+@pytest.mark.parametrize("name", ["llama3-8b", "llama3-70b", "llama3-405b"])
 def test_shares_that_are_quadratic_foretell_a_sequence_of_twice_the_length(name: str) -> None:
-    """A block of d ns, q of it quadratic, takes 2(1 − q)d + 4qd; of a window shorter than the sequence nothing is quadratic."""
+    """A block of d ns, q of it quadratic, takes 2(1 − q)d + 4qd."""
     once, twice = (layers_of(architecture_named(name), H100, Setting(sequence_length=length)) for length in (32_768, 65_536))
     for layer, longer in zip(once[1:-1], twice[1:-1], strict=True):
-        assert layer.quadratic is not None or "windowed" in layer.kind
+        assert layer.quadratic is not None
         for duration, share in (("forward_ns", "forward"), ("backward_input_ns", "backward_input"), ("backward_weight_ns", "")):
             q = getattr(layer.quadratic, share, 0.0)
             assert getattr(longer, duration) == pytest.approx(getattr(layer, duration) * (2 * (1 - q) + 4 * q), rel=0.005)
         assert longer.state_gradient_bytes == 2 * (layer.state_gradient_bytes or 0) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "nearest"),
+    [
+        ("llama3-8b", 8192, 0.001),
+        ("gemma2-27b", 8192, 0.04),  # every second window is half of the sequence
+        ("gemma2-27b", 32768, 0.04),
+        ("gemma3-12b", 32768, 0.04),
+        ("llama4-scout", 32768, 0.06),  # chunks of 8,192
+        ("nemotron-h-8b", 16384, 0.001),  # a scan is linear
+        ("deepseek-v3-671b", 8192, 0.001),
+    ],
+)
+@pytest.mark.parametrize("cuts", [(1, 1), (1, 1, 1, 1), (4, 2, 1, 1), (1, 7)])
+def test_slices_have_the_flops_of_the_operators_together_and_nearly_each(
+    name: str, length: int, nearest: float, cuts: tuple[int, ...]
+) -> None:
+    """A slice of x tokens behind L others has what the operators of L + x tokens compute beyond those of L.
+
+    Of all it is the sum; of each it is as near as a quadratic function is to a window, in parts of a mean slice.
+    """
+    architecture = architecture_named(name)
+    ends = [length * sum(cuts[: at + 1]) // sum(cuts) for at in range(len(cuts))]
+    for block in dict.fromkeys(architecture.blocks):
+        whole = block_operators(block, architecture, Setting(sequence_length=length))
+        by_end = [
+            sum(operator.forward.flops for operator in block_operators(block, architecture, Setting(sequence_length=end)))
+            for end in ends
+        ]
+        begin, foretold = 0, []
+        for end in ends:
+            linear, square = (end - begin) / length, (end**2 - begin**2) / length**2
+            foretold.append(sum(each.forward.flops * ((1 - each.quadratic) * linear + each.quadratic * square) for each in whole))
+            begin = end
+        assert sum(foretold) == pytest.approx(by_end[-1], rel=1e-12)
+        own = [end - before for before, end in zip([0.0, *by_end], by_end, strict=False)]
+        assert foretold == pytest.approx(own, abs=nearest * by_end[-1] / len(cuts))
+
+
+def test_a_window_as_long_as_the_sequence_is_quadratic_and_a_short_one_is_not() -> None:
+    """Of half of the sequence 2/3, by the integrals of least squares."""
+    assert [round(quadratic_share(4096, window), 2) for window in (None, 4096, 4095, 2048, 64, 1)] == [1, 1, 1, 0.67, 0.02, 0]
+
+
+def test_the_state_of_a_scan_does_not_grow_with_the_sequence() -> None:
+    """128 heads of 64 × 128 numbers of 4 B; of windows and of the whole sequence, all keys and values."""
+    layers = layers_of(architecture_named("nemotron-h-8b"), H100, Setting(sequence_length=4096))
+    states = {layer.kind: layer.state_gradient_bytes for layer in layers if layer.kind not in ("embedding", "head")}
+    assert states == {"mamba": 4 * 2**20, "feed-forward": None, "attention": 4096 * 2 * 8 * 128 * 2}
 
 
 def test_gradients_of_the_state_by_hand() -> None:

@@ -57,6 +57,9 @@ def test_the_exact_counts_of_checkpoints() -> None:
         "qwen2.5-72b": 72_706_203_648,
         "mixtral-8x7b": 46_702_792_704,
         "gemma2-9b": 9_241_705_984,
+        "llama4-scout": 108_641_793_536,
+        "qwen2.5-vl-3b": 3_754_622_976,
+        "qwen2.5-vl-7b": 8_292_166_656,
     }
     assert {name: parameters(architecture_named(name)) for name in exact} == exact
 
@@ -70,7 +73,10 @@ def test_the_module_for_further_tokens() -> None:
 def test_operators_hold_the_parameters_of_the_model(name: str) -> None:
     """What is shared by embedding and head is held by both; nothing is divided on one device."""
     architecture = architecture_named(name)
-    layers = layers_of(architecture, DEVICES["h100"], Setting(sequence_length=64))
+    setting = Setting(sequence_length=64)
+    if architecture.vision is not None:
+        setting = Setting(sequence_length=4096, images=1, image_size=(896, 896) if "vl" in name else None)
+    layers = layers_of(architecture, DEVICES["h100"], setting)
     twice = architecture.vocabulary * architecture.hidden if architecture.tied else 0
     held = sum(layer.parameters or 0 for layer in layers)
     assert held == parameters(architecture) + further_token_parameters(architecture) + twice

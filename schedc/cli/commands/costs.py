@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
 from typer import Argument, Option
 
 from schedc.cli.options import ContextOption, ExpertOption, JsonOption, MicrobatchOption, TensorOption, output_to
+from schedc.errors import InvalidInput
+from schedc.io.location import show as shown
 from schedc.io.outputs import check_outputs, write_output
 
 
@@ -24,6 +27,12 @@ def costs_command(
     sequence: Annotated[
         int | None, Option(min=1, help="Tokens in a sequence. Default: 4096, or the model's position embeddings if fewer.")
     ] = None,
+    images: Annotated[
+        int, Option(min=0, metavar="N", help="Images in a microbatch, of a model that takes them; 0 is its decoder alone.")
+    ] = 0,
+    image_size: Annotated[
+        str | None, Option(metavar="WIDTHxHEIGHT", help="Pixels of each image, as 1024x768. Default: as the model has it.")
+    ] = None,
     recompute: Annotated[Literal["none", "selective"], Option(help="Compute norms and activation functions again in B.")] = "none",
     split_backward: Annotated[bool, Option(help="Whether B and W may run apart; if not, nothing is kept for W.")] = True,
     efficiency: Annotated[
@@ -35,7 +44,8 @@ def costs_command(
     """Predict what a model's layers cost on a device, and write them as a profile for jobs."""
     from schedc.costs.architecture import expert_parameters, parameters
     from schedc.costs.devices import ROOFLINE, sustained
-    from schedc.costs.layers import is_known, predicted
+    from schedc.costs.layers import is_known
+    from schedc.costs.predicted import predicted
     from schedc.formats.profile_file import profile_json
     from schedc.view.terminal import profile
     from schedc.view.terminal.show import show
@@ -50,12 +60,15 @@ def costs_command(
         ep=ep,
         microbatch=microbatch,
         sequence=sequence,
+        images=images,
+        image_size=None if image_size is None else _pixels(image_size),
         selective_recompute=recompute == "selective",
         split_backward=split_backward,
         rates=ROOFLINE if efficiency is None else sustained(efficiency),
     )
     architecture, layers = made.architecture, made.layers
-    write_output(output, profile_json(layers, model=f"{made.title}, predicted").encode())
+    text = profile_json(layers, modules=made.modules, edges=made.edges, model=f"{made.title}, predicted")
+    write_output(output, text.encode())
     total, of_experts = parameters(architecture), expert_parameters(architecture)
     if as_json:
         entries = [
@@ -63,9 +76,10 @@ def costs_command(
             for layer, part in zip(layers, profile.first_parts(made), strict=True)
         ]
         counts = {"parameters": total, "expert_parameters": of_experts, "tp": tp, "cp": cp, "ep": ep}
-        show({"model": architecture.name, "device": made.device.name, **counts, "layers": entries})
+        graph = {"modules": [{"name": each.name, "layers": each.layers} for each in made.modules]} if made.modules else {}
+        show({"model": architecture.name, "device": made.device.name, **counts, **graph, "layers": entries})
         return
-    notes = [f"the model has {total:,} parameters; the table has those of one device, for each layer"]
+    notes = [f"the model has {total:,} parameters; the table has those of one device, for each layer", *made.notes]
     if of_experts:
         notes.append(f"{of_experts:,} are of routed experts, whose replicas are data parallel ÷ expert parallel size")
     rows = [profile.ProfileRow(layer, {}, layer.parameters or 0) for layer in layers]
@@ -73,3 +87,10 @@ def costs_command(
     show(profile.shown_profile(rows, notes, f"{made.title}: predicted", output), out)
     if operators:
         show(profile.shown_operators(made), out)
+
+
+def _pixels(text: str) -> tuple[int, int]:
+    found = re.fullmatch("([1-9][0-9]{0,5})x([1-9][0-9]{0,5})", text)
+    if found is None:
+        raise InvalidInput(f"--image-size: found {shown(text)}, expected width and height in pixels, as in 1024x768")
+    return int(found[1]), int(found[2])

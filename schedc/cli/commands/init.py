@@ -166,7 +166,7 @@ def init_command(
 def _predicted(
     model: str, device: str, output: Path, *, tp: int, cp: int, ep: int, microbatch: int, sequence: int | None
 ) -> _Profile:
-    from schedc.costs.layers import predicted
+    from schedc.costs.predicted import predicted
     from schedc.formats.profile_file import profile_json
 
     made = predicted(model, device, tp=tp, cp=cp, ep=ep, microbatch=microbatch, sequence=sequence)

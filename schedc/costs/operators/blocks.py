@@ -17,6 +17,7 @@ from schedc.costs.architecture import (
     Mamba,
     Setting,
     Sublayer,
+    Vision,
 )
 from schedc.costs.operators.operator import (
     GRADIENT_BYTES,
@@ -41,7 +42,7 @@ LOSS_BYTES = 4
 """The loss is computed from logits of 32 bits."""
 
 
-def block_operators(block: Block, architecture: Architecture, setting: Setting) -> Operators:
+def block_operators(block: Block, architecture: Architecture | Vision, setting: Setting) -> Operators:
     """All operators of a block, in the order of the forward.
 
     Raises:
@@ -86,7 +87,7 @@ def kind_of(block: Block) -> str:
     return " + ".join(sublayer.kind for sublayer in block.sublayers)
 
 
-def norm(architecture: Architecture, setting: Setting) -> Operator:
+def norm(architecture: Architecture | Vision, setting: Setting) -> Operator:
     """A norm of the hidden state; keeps its input for B."""
     backward = 3 + (2 if setting.selective_recompute else 0)
     parameters = architecture.hidden * (2 if architecture.norm_bias else 1)

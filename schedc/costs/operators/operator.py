@@ -68,10 +68,10 @@ class Operator:
     """Kept from F; W frees it."""
     gradient_bytes: float = 0.0
     """Kept from B; W frees it."""
-    quadratic: bool = False
-    """Its work grows with the square of the sequence: each token meets all before it."""
+    quadratic: float = 0.0
+    """Which share of its work grows with the square of the sequence: 1 where each token meets all before it."""
     state_bytes: float = 0.0
-    """Keys and values, which later slices of the sequence read; their gradients take as much. A part of what is kept."""
+    """Keys and values, or a scan's last state, which later slices of the sequence read; their gradients take as much."""
 
 
 Operators: TypeAlias = list[Operator]

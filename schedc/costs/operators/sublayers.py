@@ -35,17 +35,39 @@ BACKWARD_SCANS = 3
 """Mamba: B computes the chunks' states again, and two gradients for each product."""
 STATE_BYTES = 4
 """Of each element of the states between chunks."""
+CUTS = 64
+"""At so many places the work of a cut sequence is compared with what shares say of it."""
 _HEADS, _WIDTH = "{} heads", "a feed-forward width of {}"
 
 
-def visible_pairs(sequence_length: int, window: int | None) -> int:
-    """How many pairs of a token and one that it sees a causal sequence has; a window ends what a token sees."""
+def visible_pairs(sequence_length: int, window: int | None, chunk: int | None = None, *, causal: bool = True) -> int:
+    """How many pairs of a token and one that it sees a sequence has; a window and the chunk's begin end what a token sees."""
+    if chunk is not None and chunk < sequence_length:
+        chunks, rest = divmod(sequence_length, chunk)
+        return chunks * visible_pairs(chunk, window, causal=causal) + visible_pairs(rest, window, causal=causal)
+    if not causal:
+        return sequence_length**2
     seen = sequence_length if window is None else min(window, sequence_length)
     return seen * (seen + 1) // 2 + (sequence_length - seen) * seen
 
 
+def quadratic_share(sequence_length: int, window: int | None, chunk: int | None = None) -> float:
+    """The q with which (1 − q)u + qu² is nearest to the share of all visible pairs that the first u of the sequence has.
+
+    1 where a token sees all before it, near 0 where a window or a chunk is a small part of the sequence; by least squares.
+    """
+    cuts = [sequence_length * step // CUTS for step in range(CUTS + 1)]
+    part, whole = [cut / sequence_length for cut in cuts], visible_pairs(sequence_length, window, chunk)
+    if window is None and chunk is None:
+        return 1.0
+    bent = [u - u * u for u in part]
+    below = [u - visible_pairs(cut, window, chunk) / whole for u, cut in zip(part, cuts, strict=True)]
+    square = sum(each * each for each in bent)
+    return min(1.0, max(0.0, sum(a * b for a, b in zip(bent, below, strict=True)) / square)) if square else 1.0
+
+
 def attention_operators(attention: Attention, hidden: int, setting: Setting) -> Operators:
-    """Of full, grouped and windowed attention.
+    """Of full, grouped, windowed and chunked attention.
 
     Raises:
         Unsupported: the heads cannot be divided.
@@ -61,10 +83,11 @@ def attention_operators(attention: Attention, hidden: int, setting: Setting) -> 
     rotated = setting.tokens * (heads + kv_heads) * dim
     operators = [matrix_product("query, key, value", setting, hidden, outer, kept=own, bias=input_bias, recomputed=True)]
     if attention.head_norms:
-        operators.append(elementwise("head norms", setting, rotated, forward=2, backward=3, kept=1, parameters=2 * dim))
+        weights = 2 * dim if attention.head_norm_weights else 0
+        operators.append(elementwise("head norms", setting, rotated, forward=2, backward=3, kept=1, parameters=weights))
     if attention.rotary:
         operators.append(elementwise("rotary embedding", setting, rotated, forward=2, backward=2))
-    operators.append(_core(setting, heads, kv_heads, dim, dim, attention.window))
+    operators.append(_core(setting, heads, kv_heads, dim, dim, attention))
     operators.append(matrix_product("output", setting, heads * dim, hidden, bias=output_bias, summed=True))
     return operators
 
@@ -97,12 +120,15 @@ def latent_attention_operators(attention: LatentAttention, hidden: int, setting:
     ]
 
 
-def _core(setting: Setting, heads: float, kv_heads: float, key_dim: int, value_dim: int, window: int | None) -> Operator:
-    """Scores, softmax and the sum of values; queries, keys, values and the output are kept for B."""
+def _core(setting: Setting, heads: float, kv_heads: float, key_dim: int, value_dim: int, attention: Attention | None) -> Operator:
+    """Scores, softmax and the sum of values, causal and whole without an `attention`; all that comes in and out is kept for B."""
+    limits = (None, None) if attention is None else (attention.window, attention.chunk)
+    causal = attention is None or attention.causal
     ring, tokens, size = setting.context_parallel, setting.tokens, setting.element_bytes
     queries, outputs = tokens * heads * key_dim * size, tokens * heads * value_dim * size
     pairs_of_keys = tokens * kv_heads * (key_dim + value_dim) * size
-    seen = visible_pairs(setting.sequence_length, window) if setting.fused_attention else setting.sequence_length**2
+    length = setting.sequence_length
+    seen = visible_pairs(length, *limits, causal=causal) if setting.fused_attention else length**2
     pairs = setting.microbatch_size * heads * seen / ring
     flops = 2 * pairs * (key_dim + value_dim)
     touched, kept, passed = queries + pairs_of_keys + outputs, queries + pairs_of_keys, (ring - 1) * pairs_of_keys
@@ -126,8 +152,8 @@ def _core(setting: Setting, heads: float, kv_heads: float, key_dim: int, value_d
         forward=work(flops, forward_bytes, passed),
         backward_input=work(backward_flops, backward_bytes, 2 * passed),
         kept_for_input_bytes=kept,
-        quadratic=window is None or window >= setting.sequence_length,
-        state_bytes=pairs_of_keys,
+        quadratic=quadratic_share(length, *limits) if causal else 0.0,
+        state_bytes=pairs_of_keys if causal else 0.0,
     )
 
 
@@ -238,4 +264,5 @@ def _scan(mamba: Mamba, setting: Setting, heads: float, groups: float) -> Operat
         backward_input=OperatorWork(flops=BACKWARD_SCANS * flops, memory_bytes=BACKWARD_SCANS * moved),
         parameters=3 * heads,
         kept_for_input_bytes=convolved,
+        state_bytes=setting.microbatch_size * heads * mamba.head_dim * mamba.state * STATE_BYTES,
     )

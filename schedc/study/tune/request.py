@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from schedc.costs.architecture import Architecture
-    from schedc.costs.layers import Predicted
+    from schedc.costs.predicted import Predicted
     from schedc.frontend.job_source import JobSource
 
 PROFILE = "profile.json"
@@ -236,7 +236,7 @@ def _predicted(
 ) -> tuple[dict[int, Predicted], tuple[Path, ...]]:
     """The model's layers for each microbatch size, and the file that the model is in, if it is in one."""
     from schedc.costs.devices import ROOFLINE, sustained
-    from schedc.costs.layers import predicted
+    from schedc.costs.predicted import predicted
 
     model, at = file.model, root / "model"
     assert model.device is not None, "a rule of the file"

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from schedc.analysis.comparison.times import SampledTimes
-    from schedc.costs.layers import Predicted
     from schedc.costs.operators.operator import Operator, Operators
+    from schedc.costs.predicted import Predicted
     from schedc.formats.profile_file import LayerEntry
 
 PIPED_WIDTH = 160

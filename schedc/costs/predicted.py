@@ -1,0 +1,117 @@
+"""What the layers of a model that a user names cost on a device that they name, as they divide it: what `schedc costs` shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from numbers import Integral
+from typing import TYPE_CHECKING
+
+from schedc.costs.architecture import Architecture, Setting, vision_parameters
+from schedc.costs.devices import ROOFLINE, Accelerator, Efficiency, device_named
+from schedc.costs.layers import architecture_of, graph_of, layers_of, merged
+from schedc.errors import InvalidInput
+from schedc.io.location import show
+
+if TYPE_CHECKING:
+    from schedc.formats.graph_entries import LayerEdge, ModuleEntry
+    from schedc.formats.profile_file import LayerEntry
+
+DEFAULT_SEQUENCE = 4096
+"""Tokens, where neither the user nor the model's position embeddings say otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """A model's layers on a device."""
+
+    architecture: Architecture
+    device: Accelerator
+    setting: Setting
+    rates: Efficiency
+    title: str
+    """The model, the device, how it is divided, and the tokens; for people."""
+    layers: tuple[LayerEntry, ...]
+    """Equal ones in a row are one entry."""
+    modules: tuple[ModuleEntry, ...]
+    edges: tuple[LayerEdge, ...]
+    notes: tuple[str, ...]
+    """On what is counted; for people."""
+
+
+def predicted(
+    model: str,
+    device: str,
+    *,
+    tp: int = 1,
+    cp: int = 1,
+    ep: int = 1,
+    microbatch: int = 1,
+    sequence: int | None = None,
+    images: int = 0,
+    image_size: tuple[int, int] | None = None,
+    selective_recompute: bool = False,
+    split_backward: bool = True,
+    rates: Efficiency = ROOFLINE,
+) -> Predicted:
+    """What the layers cost.
+
+    Args:
+        model: a known name, or the path of a Hugging Face config.json.
+        device: a known name.
+        tp: the tensor parallel size.
+        cp: the context parallel size.
+        ep: the expert parallel size.
+        microbatch: sequences in a microbatch.
+        sequence: tokens in a sequence, those of images included; None: 4096, or the model's position embeddings if fewer.
+        images: in a microbatch, all its sequences together; 0: a model that takes images is its decoder alone.
+        image_size: width and height of each image in pixels; None: as the model has it.
+        selective_recompute: whether B computes norms and activation functions again.
+        split_backward: whether B and W may run apart.
+        rates: which share of the device's peaks is reached.
+
+    Raises:
+        InvalidInput: there is no such model or device, the file cannot be used, or a size is not a whole number above 0.
+        Unsupported: a dimension of the model cannot be divided so.
+    """
+    for name, size in (("tp", tp), ("cp", cp), ("ep", ep), ("microbatch", microbatch), ("sequence", sequence)):
+        if size is not None and not (isinstance(size, Integral) and size >= 1):
+            raise InvalidInput(f"{name}: found {show(size)}, expected a whole number of at least 1")
+    if not (isinstance(images, Integral) and images >= 0):
+        raise InvalidInput(f"images: found {show(images)}, expected a whole number of at least 0")
+    architecture, where = architecture_of(model), device_named(device)
+    vision, notes = architecture.vision, []
+    if not images and vision is not None:
+        architecture = replace(architecture, vision=None)
+        notes.append("the decoder alone, as the microbatch has no images (--images)")
+    setting = Setting(
+        microbatch_size=microbatch,
+        sequence_length=sequence or min(DEFAULT_SEQUENCE, architecture.positions or DEFAULT_SEQUENCE),
+        tensor_parallel=tp,
+        context_parallel=cp,
+        expert_parallel=ep,
+        selective_recompute=selective_recompute,
+        images=images,
+        image_size=image_size,
+    )
+    layers = merged(layers_of(architecture, where, setting, rates, split_backward=split_backward))
+    divided = "".join(f", {name} {size}" for name, size in (("tp", tp), ("cp", cp), ("ep", ep)) if size > 1)
+    title = f"{architecture.name} on {where.title}{divided}, {microbatch} × {setting.sequence_length} tokens"
+    if images and vision is not None:
+        wide, high = vision.grid(image_size)
+        pixels = vision.patch * vision.merged
+        notes.append(
+            f"images: {images} of {wide * pixels} × {high * pixels} pixels, {wide * high} tokens each;"
+            f" {vision_parameters(vision):,} of the parameters make tokens of them"
+        )
+    modules, edges = graph_of(architecture, setting)
+    return Predicted(
+        architecture=architecture,
+        device=where,
+        setting=setting,
+        rates=rates,
+        title=title,
+        layers=layers,
+        modules=modules,
+        edges=edges,
+        notes=tuple(notes),
+    )
