@@ -39,7 +39,7 @@ from schedc.ir.workload import Device, Layer, Workload
 from schedc.solvers.heuristics.rule_table import RuleTable
 from schedc.solvers.layout.baselines import baselines, named_layouts
 from schedc.solvers.layout.climb import LayoutClimb
-from schedc.solvers.layout.evaluation.kernel import evaluate
+from schedc.solvers.layout.evaluation.kernel import evaluate_chain
 from schedc.solvers.layout.layout_arrays import layout_arrays_of, scheduled_layout
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def main() -> int:
     parser.add_argument("models", nargs="*", help=f"some of: {', '.join(MODELS)}; all, if none is named")
     parser.add_argument("--long", type=float, default=600.0, help="seconds of the long run")
     options = parser.parse_args()
-    compiled(evaluate)
+    compiled(evaluate_chain)
     table = Table(title=f"{RANKS} ranks, {MICROBATCHES} microbatches, at most {CHUNKS} stages a rank: step times in s")
     table.add_column("model")
     runs = [heading for each in (SHORT_S, options.long) for heading in (f"after {each:g} s", "layouts", "CPU s")]

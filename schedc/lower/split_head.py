@@ -27,6 +27,12 @@ def without_head(workload: Workload) -> Workload:
     return replace(workload, layers=workload.layers[:-1], edges=tuple(edge for edge in workload.edges if edge.destination < last))
 
 
+def workload_in_parts(workload: Workload) -> Workload:
+    """The workload with its head in parts, as every layout with a split head has it."""
+    whole = Layout(rank_of_stage=(0,), paths=((0,),), layers_of_stage=((0, len(workload.layers) - 1),))
+    return with_split_head(workload, whole)[0]
+
+
 def with_split_head(workload: Workload, layout: Layout) -> tuple[Workload, Layout]:
     """The workload with its head in as many parts as there are ranks, and the layout with a part on each.
 

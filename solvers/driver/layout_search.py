@@ -18,7 +18,7 @@ from schedc.ir import BoundName, OpenLayout, Workload
 from schedc.solvers.driver.registry import is_auto, layout_method
 from schedc.solvers.layout.baselines import attempts
 from schedc.solvers.layout.climb import LayoutClimb
-from schedc.solvers.layout.evaluation.kernel import evaluate
+from schedc.solvers.layout.evaluation.evaluate import kernel_of
 from schedc.solvers.layout.layout_arrays import lay_out
 from schedc.solvers.layout.listed import open_layouts
 
@@ -168,7 +168,7 @@ def run_layout_method(work: LayoutWork) -> None:
     if work.is_over:
         return
     work.settings.on_method(work.method)
-    _wait_for_code(work)
+    _wait_for_code(work, split_head=False)
     begun, before = time.perf_counter(), work.layouts
     stopped = False
 
@@ -192,25 +192,34 @@ def run_layout_method(work: LayoutWork) -> None:
     work.exhausted = not stopped
 
 
-def _wait_for_code(work: LayoutWork) -> None:
+def _wait_for_code(work: LayoutWork, *, split_head: bool) -> None:
     """Wait until compiled code is at hand, for a share of the time; without it layouts are evaluated in Python."""
-    if not at_hand(evaluate):
+    form = kernel_of(work.workload, split_head=split_head)
+    if not at_hand(form):
         work.settings.on_method("compiling")
         with work.region(WAIT_SHARE):
-            compiled(evaluate)
+            compiled(form)
 
 
 def seek_layouts(work: LayoutWork, number: int) -> None:
-    """Seek layouts of chains from the seed with this number; the best of them are options."""
-    workload, open_layout = work.workload, replace(work.open_layout, heads=(False,))
-    if work.is_over or workload.edges or workload.slices or False not in work.open_layout.heads:
+    """Seek layouts of whole microbatches from the seed with this number; the best of them are options."""
+    heads = work.open_layout.heads
+    for split_head in heads if not work.workload.slices else ():
+        _seek(work, number, replace(work.open_layout, heads=(split_head,)), 1 / len(heads))
+
+
+def _seek(work: LayoutWork, number: int, open_layout: OpenLayout, part: float) -> None:
+    """The same where it is given whether the head is split, for this part of what is given to it."""
+    workload = work.workload
+    if work.is_over:
         return
-    _wait_for_code(work)
+    _wait_for_code(work, split_head=open_layout.heads[0])
     if work.is_over:
         return
     work.settings.on_method("layouts")
     left, timed = work.left, work.is_timed and not work.is_constructive
     share = CLIMB_UNITS if left is None or work.is_constructive else CLIMB_SHARE * left
+    share *= part
     begun, before = time.perf_counter(), work.layouts
     found: list[ScheduledLayout] = []
     climb: LayoutClimb | None = None

@@ -30,7 +30,7 @@ from schedc.solvers.driver.layout_search import run_layout_method, search_exactl
 from schedc.solvers.driver.layout_work import LayoutWork
 from schedc.solvers.driver.portfolio import CONSTRUCTIVE_S, solve
 from schedc.solvers.driver.registry import chooses_layout
-from schedc.solvers.layout.evaluation.kernel import evaluate
+from schedc.solvers.layout.evaluation.evaluate import kernel_of
 from schedc.solvers.layout.layout_arrays import ScheduledLayout
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def solve_layouts(workload: Workload, open_layout: OpenLayout, settings: SearchS
 
 def _run(work: LayoutWork) -> None:
     """All steps."""
-    compile_ahead(evaluate)
+    compile_ahead(kernel_of(work.workload, split_head=True in work.open_layout.heads))
     try_baselines(work)
     if chooses_layout(work.method):
         run_layout_method(work)

@@ -17,6 +17,7 @@ from threading import Event
 from typing import TYPE_CHECKING
 
 from schedc.ir import OpenLayout, Semantics, Workload
+from schedc.lower.split_head import without_head
 from schedc.solvers.kernel.tables import NEVER
 from schedc.solvers.layout.baselines import named_layouts, stage_count
 from schedc.solvers.layout.evaluation.evaluate import Screen
@@ -70,8 +71,8 @@ class LayoutClimb:
         """Prepare; times the named layouts.
 
         Args:
-            workload: what `schedc.verify.workload` accepts.
-            open_layout: what may be chosen.
+            workload: what `schedc.verify.workload` accepts, of whole microbatches.
+            open_layout: what may be chosen; whether the head is split is given.
             seed: of the random numbers.
             plain: see `LayoutEvaluator`.
             workers: this many walks beside each other, each in a thread.
@@ -80,15 +81,17 @@ class LayoutClimb:
             Unsupported: the numbers are too large.
         """
         self._name = open_layout.placement_name
+        (split_head,) = open_layout.heads
         self._moves = moves_of(
-            workload,
+            without_head(workload) if split_head else workload,
             partition=open_layout.layers_of_stage is None,
             placement=open_layout.placement is None,
             stages=stage_count(workload, open_layout) is None,
             recompute=open_layout.recompute_is_open and workload.semantics is not Semantics.TORCH,
         )
         self._walks = [
-            _Walk(workload, self._moves, open_layout.chunks, seed + 1_000_003 * number, plain=plain) for number in range(workers)
+            _Walk(workload, self._moves, open_layout.chunks, seed + 1_000_003 * number, plain=plain, split_head=split_head)
+            for number in range(workers)
         ]
         first = self._walks[0]
         rules = range(len(first.screen.whole.rules))
@@ -186,7 +189,16 @@ class LayoutClimb:
 class _Walk:
     """An annealer of its own, with its own random numbers and what it has found."""
 
-    def __init__(self, workload: Workload, moves: Sequence[Move], chunks: int, seed: int, *, plain: bool | None = None) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        moves: Sequence[Move],
+        chunks: int,
+        seed: int,
+        *,
+        plain: bool | None = None,
+        split_head: bool = False,
+    ) -> None:
         """Prepare.
 
         Args:
@@ -194,9 +206,10 @@ class _Walk:
             moves: what may change.
             chunks: at most this many stages on a rank.
             seed: of the random numbers.
-            plain: see `LayoutEvaluator`.
+            plain: see `LayoutEvaluator`, as for `split_head`.
+            split_head: see there.
         """
-        self.screen = Screen(workload, plain=plain)
+        self.screen = Screen(workload, plain=plain, split_head=split_head)
         self.best: tuple[KeptArrays, ...] = ()
         """The best layouts, with their objectives, not estimates; the best first."""
         self._random, self._workload, self._moves, self._chunks = Random(seed), workload, tuple(moves), chunks

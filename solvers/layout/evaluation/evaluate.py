@@ -9,24 +9,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from schedc.compiled.compiler import at_hand, compiled
-from schedc.ir import Schedule, Workload
+from schedc.ir import Problem, Schedule, Workload
+from schedc.lower.split_head import workload_in_parts
+from schedc.solvers.heuristics.greedy import Greedy
+from schedc.solvers.kernel.joints import within_memory
 from schedc.solvers.kernel.list_scheduler import ListSchedule
 from schedc.solvers.kernel.tables import COLUMNS, NEVER, ROW, SchedulerState, example_scheduler
-from schedc.solvers.layout.evaluation.kernel import KernelResult, Sketch, evaluate
+from schedc.solvers.layout.evaluation.kernel import KernelResult, Sketch, evaluate, evaluate_chain
 from schedc.solvers.layout.evaluation.tables import costs_of
-from schedc.solvers.layout.layout_arrays import scheduled_layout
+from schedc.solvers.layout.layout_arrays import LayoutArrays, scheduled_layout
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from schedc.solvers.layout.layout_arrays import KeptArrays, LayoutArrays, ScheduledLayout
+    from schedc.solvers.layout.layout_arrays import KeptArrays, ScheduledLayout
 
 ORDERS = ((1, 0, 2), (0, 1, 2), (0, 2, 1))
 """The places of F, B and W among ops that are ready; 0 goes first."""
@@ -49,6 +52,21 @@ def table_of_rules(*, split: bool) -> NDArray[np.int64]:
     return np.array([row for row in rows if not (row[0] and row[4] < 2)], np.int64)  # the place of W counts for nothing if fused
 
 
+def kernel_of(workload: Workload, *, split_head: bool = False) -> Callable[..., Any]:
+    """The form of the kernel that is compiled for the workload."""
+    return evaluate if workload.edges or split_head else evaluate_chain
+
+
+def _with_parts(draft: LayoutArrays, workload: Workload) -> LayoutArrays:
+    """The draft with the stages of a split head (`schedc.lower.split_head`)."""
+    ranks, begin = workload.ranks, draft.cuts[-1]
+    return LayoutArrays(
+        draft.cuts + tuple(range(begin + 1, begin + ranks + 2)),
+        (*draft.ranks, *range(ranks), draft.ranks[-1]),
+        draft.again + (False,) * (ranks + 1),
+    )
+
+
 class Load(NamedTuple):
     """What a draft asks of its ranks, whatever its schedule."""
 
@@ -65,12 +83,13 @@ class Load(NamedTuple):
 class LayoutEvaluator:
     """The kernel at work on one workload, for one thread."""
 
-    def __init__(self, workload: Workload, *, plain: bool | None = None) -> None:
+    def __init__(self, workload: Workload, *, plain: bool | None = None, split_head: bool = False) -> None:
         """Waits until the kernel is compiled, unless it is to run plain.
 
         Args:
-            workload: what is to be laid out.
+            workload: what is to be laid out, of whole microbatches.
             plain: None: unless the kernel is at hand.
+            split_head: whether the head is split over the ranks; drafts then are of the layers before it.
 
         Raises:
             Unsupported: the numbers are too large.
@@ -89,9 +108,13 @@ class LayoutEvaluator:
         self.rule = -1
         """The best rule of the last draft; -1: none was run, or none can run it."""
         self.all_rules = np.arange(len(self.rules))
-        costs, self._resources = costs_of(workload)
-        self._plain = not at_hand(evaluate) if plain is None else plain
-        self._evaluate = evaluate if self._plain else compiled(evaluate)
+        self._split_head = split_head
+        laid_out = workload_in_parts(workload) if split_head else workload
+        self._layers, self._edges = len(laid_out.layers), len(laid_out.edges)
+        costs, self._resources = costs_of(laid_out)
+        form = kernel_of(workload, split_head=split_head)
+        self._plain = not at_hand(form) if plain is None else plain
+        self._evaluate = form if self._plain else compiled(form)
         self._costs = costs if self._plain else type(costs)(*(np.array(values, np.int64) for values in costs))
         self._table = self.rules.tolist() if self._plain else self.rules
         self._rooms: dict[int, tuple[Sketch, SchedulerState]] = {}
@@ -108,10 +131,12 @@ class LayoutEvaluator:
             refuse_ns: where a lower bound is as much or more, none is run.
             enough_ns: once a rule gives as much or less, no more are run.
         """
+        if self._split_head:
+            draft = _with_parts(draft, self.workload)
         stages = len(draft.ranks)
         if stages not in self._rooms:
             self._rooms[stages] = self._room(stages)
-        sketch, scheduler = self._rooms[stages]
+        sketch, scheduler = self._latest = self._rooms[stages]
         if self._plain:
             sketch = sketch._replace(cuts=list(draft.cuts), rank=list(draft.ranks), again=list(draft.again))
         else:
@@ -132,7 +157,7 @@ class LayoutEvaluator:
         self.value(draft, ())
         if self.bound_ns >= NEVER:
             raise ValueError("the layout cannot run")
-        sketch, _ = self._rooms[len(draft.ranks)]
+        sketch, _ = self._latest
         stage_ns = [sum(map(int, each)) for each in zip(sketch.f_ns, sketch.b_ns, sketch.w_ns, strict=True)]
         return Load(list(map(int, sketch.work_ns)), stage_ns, list(map(int, sketch.arrive_ns)), list(map(int, sketch.after_ns)))
 
@@ -144,8 +169,7 @@ class LayoutEvaluator:
         """
         if self.value(draft, [rule]) >= NEVER:
             raise ValueError("the rule strands itself, or the layout cannot run")
-        stages = len(draft.ranks)
-        _, scheduler = self._rooms[stages]
+        _, scheduler = self._latest
         order = list(map(int, scheduler.order))
         if self._plain:
             spans = [(rank.order_from, rank.order_at) for rank in scheduler.ranks]
@@ -153,23 +177,35 @@ class LayoutEvaluator:
             spans = list(zip(scheduler.ranks["order_from"].tolist(), scheduler.ranks["order_at"].tolist(), strict=True))
         return ListSchedule(
             packed=tuple(tuple(order[first:last]) for first, last in spans),
-            stages=stages,
+            stages=len(scheduler.lanes),
             width=2,
-            parts_of=(1,) * stages,
+            parts_of=(1,) * len(scheduler.lanes),
             end_ns=0,
             span_ns=0,
         ).schedule
 
     def scheduled(self, kept: KeptArrays, placement: str | None, name: str) -> ScheduledLayout | None:
-        """The layout with the schedule of its rule; None: that is not within memory. `placement`: as of `LayoutArrays.layout`."""
-        layout = kept.draft.layout(placement)
-        return scheduled_layout(self.workload, layout, lambda _: self.schedule(kept.draft, kept.rule), name)
+        """The layout with the schedule of its rule; None: that is not within memory. `placement`: as of `LayoutArrays.layout`.
+
+        Where values wait for others in more memory than there is, which rules do not count, with one that keeps room for them.
+        """
+        layout = replace(kept.draft.layout(placement), split_head=self._split_head)
+
+        def construct(problem: Problem) -> Schedule:
+            return within_memory(
+                problem, lambda keeps: Greedy().construct(problem) if keeps else self.schedule(kept.draft, kept.rule)
+            )
+
+        return scheduled_layout(self.workload, layout, construct, name)
 
     def _room(self, stages: int) -> tuple[Sketch, SchedulerState]:
         """Room for drafts of this many stages."""
         ranks, microbatches = self.workload.ranks, self.workload.microbatches
         of_ranks = {"work_ns", "period_ns", "whole_ns", "forward_ns", "held", "waiting", "static", "free", "need"}
-        sizes = {name: ranks if name in of_ranks else stages + (name == "cuts") for name in Sketch._fields} | {"over": 1}
+        sizes = {name: ranks if name in of_ranks else stages + (name == "cuts") for name in Sketch._fields}
+        of_edges = ("carries", "brings", "value_back", "begins", "ends", "forth", "back", "mark", "forth_ns", "back_ns", "hop")
+        sizes |= {"over": 1, "edges": 1, "stage_of": self._layers} | dict.fromkeys(of_edges, self._edges)
+        joints = ("joints", stages), ("units", stages * microbatches), ("hops", 2 * self._edges), ("occupancy_ns", 2 * self._edges)
         lengths = {
             "lanes": stages,
             "ranks": ranks,
@@ -180,7 +216,7 @@ class LayoutEvaluator:
             "order": 3 * stages * microbatches,
             "settings": 1,
             "when": ranks,
-            **dict.fromkeys(("joints", "units", "hops", "occupancy_ns"), 1),
+            **{name: size if self._edges else 1 for name, size in joints},
         }
         if self._plain:
             rows = {name: [ROW[name]() if name in COLUMNS else 0 for _ in range(size)] for name, size in lengths.items()}
@@ -200,12 +236,13 @@ class Screen:
     if that is more, as it is where memory or links hold the pipeline up.
     """
 
-    def __init__(self, workload: Workload, *, plain: bool | None = None) -> None:
+    def __init__(self, workload: Workload, *, plain: bool | None = None, split_head: bool = False) -> None:
         """Waits until the kernel is compiled, unless it is to run plain.
 
         Args:
             workload: what is to be laid out.
-            plain: see `LayoutEvaluator`.
+            plain: see `LayoutEvaluator`, as for `split_head`.
+            split_head: see there.
 
         Raises:
             Unsupported: the numbers are too large.
@@ -218,12 +255,14 @@ class Screen:
         )
         self.is_exact = workload.microbatches < MANY * workload.ranks or any(len(each) > 1 for each in durations)
         """Whether its estimates are the objective itself."""
-        self.whole = LayoutEvaluator(workload, plain=plain)
+        self.whole = LayoutEvaluator(workload, plain=plain, split_head=split_head)
         """Of all microbatches."""
         self._parts = (
             ()
             if self.is_exact
-            else tuple(LayoutEvaluator(replace(workload, microbatches=each), plain=plain) for each in (few, 2 * few))
+            else tuple(
+                LayoutEvaluator(replace(workload, microbatches=each), plain=plain, split_head=split_head) for each in (few, 2 * few)
+            )
         )
         self.evaluated = 0
         """How many drafts have been given an estimate or refused."""

@@ -2,15 +2,18 @@
 
 Stages, lanes and positions are as in `schedc.solvers.kernel.tables`. There is one path, so a lane is a stage; lanes are sorted by
 rank, then along the path. What a stage costs is what `schedc.lower.problem.problem_of` makes of it, from sums over layers.
+Of layers that are a graph, `edges` says what stages take from each other.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from schedc.compiled.kernel import kernel
+from schedc.compiled.kernel import kernel, variant
+from schedc.solvers.kernel.choice import GRAPHS
 from schedc.solvers.kernel.list_kernel import run_rule
 from schedc.solvers.kernel.tables import NEVER
+from schedc.solvers.layout.evaluation.edges import arrival_ns, find_edges, following_ns, join, round_trip_ns
 from schedc.solvers.layout.evaluation.tables import NUMBERS, LayoutCosts
 from schedc.units import MAX_QUANTITY
 
@@ -20,7 +23,7 @@ the places of F, B and W among ops that are ready, 0 goes first; activations in 
 round trip takes without W, 2: with W, 3: as many as before the first backward; this many more; whether W are left waiting."""
 MICROBATCHES, SPLIT, TORCH, SPAN = range(len(NUMBERS))
 FUSED, LOOK_AHEAD, PLACE_F, PLACE_B, PLACE_W, IN_FLIGHT, MORE, LAG = range(len(RULE_COLUMNS))
-LEAN = ("GRAPHS", "HEAP", "MYOPIC", "PARTS", "TURNS")
+LEAN = ("HEAP", "MYOPIC", "PARTS", "TURNS")
 """What no rule of the table needs of the list scheduler."""
 
 
@@ -63,6 +66,35 @@ class Sketch(NamedTuple):
     """The most that a backward takes besides."""
     need: Any
     """What one microbatch ever holds: a backward takes what it takes besides when later stages have given theirs back."""
+    least_f_ns: Any
+    """The shortest of any microbatch, as is the next."""
+    least_backward_ns: Any
+    trip_ns: Any
+    """Of graphs, as all that follows but `over`: the longest way from the end of its F to the start of its backward."""
+    depth: Any
+    """How many stages follow one another behind it."""
+    stage_of: Any
+    """By layer."""
+    carries: Any
+    """By edge between layers: the edge between stages that carries it, or -1; its value comes with the edge between layers ..."""
+    brings: Any
+    value_back: Any
+    """... of this number, whose gradient is as large as this."""
+    begins: Any
+    """By edge between stages, as the next seven: the stage that it leaves."""
+    ends: Any
+    forth: Any
+    """Bytes."""
+    back: Any
+    """-1: no gradient comes back."""
+    mark: Any
+    """The same of those of a stage that carry the same values."""
+    forth_ns: Any
+    """How long it occupies its link, as `back_ns`."""
+    back_ns: Any
+    hop: Any
+    edges: Any
+    """One entry: how many edges between stages there are."""
     over: Any
     """One entry: how many bytes too many the ranks hold together, with one microbatch in each stage; -1: it cannot run at all."""
 
@@ -126,6 +158,10 @@ def evaluate(
     return best_ns
 
 
+evaluate_chain = variant(evaluate, "evaluate_chain", without=("GRAPHS",))
+"""`evaluate` for layers that are a chain."""
+
+
 @kernel(inline=True)
 def lay_out(costs: LayoutCosts, sketch: Sketch, scheduler: Any) -> Any:
     """Write the draft into the scheduler, all but the rule; returns a lower bound, `NEVER` where it cannot run."""
@@ -154,22 +190,33 @@ def lay_out(costs: LayoutCosts, sketch: Sketch, scheduler: Any) -> Any:
         rank = ranks[sketch.rank[stage]]
         sketch.lane[stage] = rank.end_lane
         rank.end_lane += 1
+    joined, edges = GRAPHS and len(costs.edge_source) > 0, 0
+    if joined:
+        edges = sketch.edges[0] = find_edges(costs, sketch)
+        if edges < 0:
+            return NEVER
     arrive_ns, after_ns = 0, 0
     for stage in range(stages):
+        if joined:
+            arrive_ns, after_ns = arrival_ns(costs, sketch, edges, stage), following_ns(costs, sketch, edges, stage)
         sketch.arrive_ns[stage], sketch.after_ns[stage] = arrive_ns, after_ns
         lane = lanes[sketch.lane[stage]]
         lane.stage, lane.rank, lane.path, lane.parts, lane.hold = stage, sketch.rank[stage], 0, 1, 0
-        lane.previous = sketch.lane[stage - 1] if stage > 0 else -1
-        lane.following = sketch.lane[stage + 1] if stage + 1 < stages else -1
+        if not joined:
+            lane.previous = sketch.lane[stage - 1] if stage > 0 else -1
+            lane.following = sketch.lane[stage + 1] if stage + 1 < stages else -1
         lane.first = sketch.lane[stage] * microbatches
         lane.last = lane.first + microbatches
         lane.gather_ns = costs.gather[stage if len(costs.gather) > 1 else 0]
         lane.scatter_ns = costs.scatter[stage if len(costs.scatter) > 1 else 0]
         lane.first_gate_ns = 0
-        hold_bytes(costs, sketch, lane, stage)
-        if not connect(costs, sketch, lane, stage, stages):
+        hold_bytes(costs, sketch, lane, stage, edges)
+        if not joined and not connect(costs, sketch, lane, stage, stages):
             return NEVER
         least_f_ns, least_backward_ns = set_blocks(costs, sketch, scheduler, lane, stage)
+        if joined:
+            sketch.least_f_ns[stage], sketch.least_backward_ns[stage] = least_f_ns, least_backward_ns
+            continue
         if lane.message_on >= 0:
             arrive_ns += lane.message_occupancy_ns + lane.message_latency_ns
         arrive_ns += least_f_ns
@@ -179,6 +226,8 @@ def lay_out(costs: LayoutCosts, sketch: Sketch, scheduler: Any) -> Any:
             if cost < 0:
                 return NEVER
             after_ns += costs.occupancy_back[cost][sketch.cuts[stage + 1] - 1] + costs.latency[cost]
+    if joined:
+        join(costs, sketch, scheduler, edges)
     sketch.over[0] = 0
     for number in range(count):
         rank = ranks[number]
@@ -189,7 +238,7 @@ def lay_out(costs: LayoutCosts, sketch: Sketch, scheduler: Any) -> Any:
             rank.limit_bytes = min(costs.in_flight[number] * sketch.waiting[number] + sketch.free[number], MAX_QUANTITY)
         elif costs.limit[number] < NEVER:
             rank.limit_bytes = costs.limit[number]
-        if rank.limit_bytes < sketch.held[number] + sketch.free[number]:  # as `kernel.scheduler` has it
+        if not joined and rank.limit_bytes < sketch.held[number] + sketch.free[number]:  # as `kernel.scheduler` has it
             for at in range(rank.first_lane, rank.end_lane):
                 lanes[at].held_bytes = lanes[at].again_bytes = 0
             lanes[rank.first_lane].held_bytes = sketch.held[number] = sketch.need[number]
@@ -214,13 +263,18 @@ def lay_out(costs: LayoutCosts, sketch: Sketch, scheduler: Any) -> Any:
         alone_ns = sketch.work_ns[number]
         if numbers[SPAN] == 0:
             first = lanes[ranks[number].first_lane].stage
-            alone_ns += sketch.arrive_ns[first]
+            arrive_ns, after_ns = sketch.arrive_ns[first], sketch.after_ns[first]
+            for at in range(ranks[number].first_lane + 1, ranks[number].end_lane if joined else 0):
+                arrive_ns = min(arrive_ns, sketch.arrive_ns[lanes[at].stage])
+                after_ns = min(after_ns, sketch.after_ns[lanes[at].stage])
+            alone_ns += arrive_ns
             if is_split == 0:
-                alone_ns += sketch.after_ns[first]
+                alone_ns += after_ns
         bound_ns = max(bound_ns, alone_ns)
     settings = scheduler.settings[0]
     settings.stages, settings.paths, settings.microbatches, settings.span = stages, 1, microbatches, numbers[SPAN]
-    settings.width, settings.foresight, settings.alternate, settings.oldest_first, settings.slices = 2, 1, 0, 0, 0
+    settings.width, settings.foresight, settings.alternate, settings.oldest_first = 2, 1, 0, 0
+    settings.slices, settings.most = 1 if joined else 0, NEVER
     return bound_ns
 
 
@@ -237,7 +291,7 @@ def keep_reserves(scheduler: Any, keep: int) -> bool:
 
 
 @kernel(inline=True)
-def hold_bytes(costs: LayoutCosts, sketch: Sketch, lane: Any, stage: int) -> None:
+def hold_bytes(costs: LayoutCosts, sketch: Sketch, lane: Any, stage: int, edges: int) -> None:
     """What a microbatch of the stage holds, and what the stage holds all the time (`schedc.lower.problem`)."""
     number, numbers, first, last = sketch.rank[stage], costs.numbers, sketch.cuts[stage], sketch.cuts[stage + 1]
     held = costs.activation[last] - costs.activation[first]
@@ -248,7 +302,9 @@ def hold_bytes(costs: LayoutCosts, sketch: Sketch, lane: Any, stage: int) -> Non
     if sketch.again[stage]:
         lane.again_bytes = held
         sketch.free[number] = max(sketch.free[number], held)
-        held = costs.message[first - 1] if stage > 0 else 0
+        held = costs.message[first - 1] if stage > 0 and edges == 0 else 0
+        for edge in range(edges):
+            held += sketch.forth[edge] if sketch.ends[edge] == stage else 0
     lane.held_bytes, lane.kept_bytes = held, kept
     sketch.held[number] += held
     sketch.need[number] = max(sketch.need[number], sketch.held[number] + lane.again_bytes)
@@ -342,12 +398,18 @@ def measure(costs: LayoutCosts, sketch: Sketch, scheduler: Any) -> None:
     microbatches = costs.numbers[MICROBATCHES]
     for number in range(len(scheduler.ranks)):
         busiest_ns, whole_ns = max(busiest_ns, sketch.period_ns[number]), max(whole_ns, sketch.whole_ns[number])
-    trip_ns = 0
+    trip_ns, edges, joined = 0, sketch.edges[0], GRAPHS and len(costs.edge_source) > 0
+    if joined:
+        for stage in range(len(lanes)):
+            sketch.trip_ns[stage] = sketch.depth[stage] = 0
     for behind in range(len(lanes)):
         stage = len(lanes) - 1 - behind
         lane = lanes[sketch.lane[stage]]
-        trip_ns += sketch.f_ns[stage] + sketch.b_ns[stage]
-        if lane.message_on >= 0:
+        if joined:
+            trip_ns = round_trip_ns(costs, sketch, edges, stage)
+        else:
+            trip_ns += sketch.f_ns[stage] + sketch.b_ns[stage]
+        if not joined and lane.message_on >= 0:
             back = lanes[sketch.lane[stage + 1]]
             trip_ns += lane.message_occupancy_ns + lane.message_latency_ns
             trip_ns += back.gradient_occupancy_ns + back.gradient_latency_ns
@@ -361,16 +423,20 @@ def set_rule(costs: LayoutCosts, sketch: Sketch, scheduler: Any, rule: Any) -> N
     """Write a rule of the table into the scheduler, fitted to the draft."""
     lanes, blocks = scheduler.lanes, scheduler.blocks
     stages, microbatches = len(lanes), costs.numbers[MICROBATCHES]
-    apart, most_trip, longest_ns = 2 * stages + 100, 0, 0
+    apart, most_trip, longest_ns, deepest = 2 * stages + 100, 0, 0, 0
+    joined = GRAPHS and len(costs.edge_source) > 0
     fused = 1 if rule[FUSED] or costs.numbers[SPLIT] == 0 else 0
     for stage in range(stages):
         most_trip = max(most_trip, sketch.trip[stage])
+        if joined:
+            deepest = max(deepest, sketch.depth[stage])
         longest_ns = max(longest_ns, sketch.f_ns[stage], sketch.b_ns[stage], sketch.w_ns[stage])
     scheduler.settings[0].look_ahead_ns = longest_ns * rule[LOOK_AHEAD] // 20
     for number in range(stages):
         lane = lanes[number]
         stage = lane.stage
-        lane.priority_f, lane.priority_b = rule[PLACE_F] * apart - stage, rule[PLACE_B] * apart + stage
+        depth = deepest - sketch.depth[stage] if joined else stage
+        lane.priority_f, lane.priority_b = rule[PLACE_F] * apart - depth, rule[PLACE_B] * apart + depth
         lane.priority_w, lane.lag, cap = rule[PLACE_W] * apart, 0, microbatches
         if rule[LAG]:
             lane.lag = most_trip - sketch.trip[stage]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import accumulate
+from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from schedc.errors import Unsupported
@@ -57,6 +58,22 @@ class LayoutCosts(NamedTuple):
     scatter: Any
     """-1: there are no collectives of this kind."""
     gather: Any
+    setup: Any
+    """[cost], of layers that are a graph, as all that follows but `numbers`: see `MessageCost`."""
+    transfer: Any
+    """-1: not given."""
+    bandwidth: Any
+    """0: none."""
+    edge_source: Any
+    """[edge]: a layer, as the next; none: the layers are a chain."""
+    edge_destination: Any
+    edge_same: Any
+    """[edge]: the edge before it that carries the same value of the layer, -1: there is none."""
+    edge_bytes: Any
+    edge_back: Any
+    """-1: no gradient comes back."""
+    edge_mark: Any
+    """Numbers, by value, that have no equal sums."""
     numbers: Any
     """See `NUMBERS`."""
 
@@ -93,6 +110,14 @@ def costs_of(workload: Workload) -> tuple[LayoutCosts, int]:
             if link is not None:
                 resource[source][destination] = resources.setdefault(Resource.of_link(link), len(resources))
                 cost[source][destination] = kinds.setdefault(_cost_alone(link), len(kinds))
+    edges = workload.edges
+    latest: dict[tuple[int, int], int] = {}
+    same = [-1] * len(edges)
+    for at, edge in enumerate(edges):
+        same[at] = latest.get((edge.source, edge.value), -1)
+        latest[edge.source, edge.value] = at
+    marks = Random(len(latest))
+    mark_of = {value: marks.getrandbits(44) for value in latest}  # sums of them are alike by chance alone, and mislead an estimate
     collectives = [resources.setdefault(Resource.of_collectives(parallel, rank), len(resources)) for rank in ranks]
     costs = LayoutCosts(
         sums[0],
@@ -118,6 +143,15 @@ def costs_of(workload: Workload) -> tuple[LayoutCosts, int]:
         list(workload.static_bytes),
         [-1] if parallel is None else list(parallel.reduce_scatter_ns),
         [-1] if parallel is None or not parallel.all_gather_ns else list(parallel.all_gather_ns),
+        [kind.setup_ns for kind in kinds] or [0],
+        [-1 if kind.transfer_ns is None else kind.transfer_ns for kind in kinds] or [0],
+        [kind.bytes_per_second or 0 for kind in kinds] or [0],
+        [edge.source for edge in edges],
+        [edge.destination for edge in edges],
+        same,
+        [edge.message_bytes for edge in edges],
+        [-1 if edge.gradient_message_bytes is None else edge.gradient_message_bytes for edge in edges],
+        [mark_of[edge.source, edge.value] for edge in edges],
         [
             workload.microbatches,
             int(workload.split_backward),
@@ -129,7 +163,9 @@ def costs_of(workload: Workload) -> tuple[LayoutCosts, int]:
 
 
 def _cost_alone(link: MessageCost) -> MessageCost:
-    return MessageCost(latency_ns=link.latency_ns, transfer_ns=link.transfer_ns, bytes_per_second=link.bytes_per_second)
+    return MessageCost(
+        latency_ns=link.latency_ns, transfer_ns=link.transfer_ns, bytes_per_second=link.bytes_per_second, setup_ns=link.setup_ns
+    )
 
 
 def _sums(values: Sequence[int]) -> list[int]:

@@ -20,9 +20,12 @@ from schedc.ir.network import Link
 from schedc.ir.ops import WHOLE, Kind, Op
 from schedc.ir.problem import DataParallel, Objective, Problem, Stage
 from schedc.ir.schedule import Parts, Schedule
+from schedc.verify.workload import verify_workload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from schedc.ir.workload import Workload
 
 
 def graph_problem(
@@ -123,6 +126,14 @@ def graph_cases(*, trunks: bool = True, **options: Any) -> st.SearchStrategy[tup
         return problem, schedule
 
     return st.integers(0, 2**32).map(of)
+
+
+def graph_of_layers(random: Random, workload: Workload) -> Workload:
+    """The workload with layers that are a random graph; sound, if it is without edges."""
+    while True:
+        graph = replace(workload, edges=_edges(random, len(workload.layers)))
+        if graph.edges and not verify_workload(graph):
+            return graph
 
 
 def odd_graph(problem: Problem, random: Random) -> Problem:
