@@ -133,7 +133,7 @@ class Slackness:
 
 
 def slackness_of(problem: Problem, schedule: Schedule) -> tuple[Slackness, ...]:
-    """The rule for each two neighbouring stages; empty where it does not apply: two paths, several stages on a rank, graphs, slices.
+    """The rule for each two neighbouring stages; empty where it does not apply: two paths, two stages on a rank, graphs, slices.
 
     Times are the means over microbatches, the backward's that of B where the stage splits most backwards, else of BW.
     """

@@ -33,8 +33,8 @@ def trace_of_timelines(plan: Plan, timelines: Sequence[Timeline], first_step: in
         taken_ns: dict[Op, int] = {}
         free_ns: dict[tuple[int, int], int] = {}
         for op, need in sorted(needs.items(), reverse=True):
-            rank, consumer = taker = need.destination, need.consumer
-            asked_ns = free_ns.get(taker, timeline.end_ns(rank)[consumer - 1] if consumer else 0)
+            taker = need.destination, need.consumer
+            asked_ns = free_ns.get(taker, timeline.end_ns(need.destination)[need.consumer - 1] if need.consumer else 0)
             taken_ns[op] = max(asked_ns, moves[op].arrival_ns)
             if in_turn:
                 free_ns[taker] = taken_ns[op]
