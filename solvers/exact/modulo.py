@@ -208,10 +208,12 @@ def _fewer_delays(known: Known) -> bool:
 
 
 def _build(known: Known, period_ns: int) -> ModuloModel:
-    """The model of a question, with the best schedule as its hint; it is a part of the work."""
+    """The model of a question, with the best schedule as its hint where that is an answer; it is a part of the work."""
     begun = time.perf_counter()
     built = build_modulo(known.problem, period_ns)
-    _hint(built, known.best)
+    # A hint that the first propagation refutes can abort CP-SAT 9.15, and with it the process.
+    if period_ns >= known.best_ns:
+        _hint(built, known.best)
     known.work += known.build_s
     if known.limits.clock_s is not None:
         known.build_s = max(known.build_s, time.perf_counter() - begun)

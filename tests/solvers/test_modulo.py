@@ -167,6 +167,24 @@ def test_a_period_in_odd_nanoseconds_is_refuted_in_little_work() -> None:
     assert best.work < 5
 
 
+def test_a_hint_that_the_first_propagation_refutes_ends_no_process() -> None:
+    """CP-SAT 9.15 aborted at the first question here: one worker refutes it as it loads, others go on to try the hint."""
+    costs = [(2800698, 4401022, 1600144), (2800864, 1600639, 3600754), (5601124, 3600667, 2000878)]
+    costs += [(2400872, 2400600, 3600770), (5200404, 5200455, 2000423), (2000679, 2000769, 4400342)]
+    there = [(400016, 5223723), (412490, 8835970), (720587, 6883420), (6800160, 1014740), (362956, 6525262)]
+    back = [(8000187, 861277), (170466, 2843585), (232996, 6516355), (9200214, 2363419), (826516, 2726941)]
+    links = {(x, x + 1): there[x] for x in range(5)} | {(x + 1, x): back[x] for x in range(5)}
+    line = make_problem(6, 1, costs_ns=costs, links=links)
+    fused_ns = (5401050, 4681254, 5601545, 5401233, 6480791, 5761000)
+    line = replace(line, stages=tuple(replace(stage, backward_ns=(ns,)) for stage, ns in zip(line.stages, fused_ns, strict=True)))
+    problem = as_period(line, Versions.BOUNDED, most_delay=3, update_ns=[1200072, 800091, 1200113, 1200031, 400042, 49])
+    bound_ns = max(value_ns for _, value_ns, _ in period_bounds(problem))
+    limits = Limits(deterministic=3.0, workers=8)
+    solved = solve_modulo(problem, SteadyList()(problem), limits=limits, known_bound_ns=bound_ns)
+    assert solved.status is SolverStatus.OPTIMAL
+    assert solved.work < 2 * 3.0
+
+
 @pytest.mark.parametrize(("microbatches", "limits"), [(120, ONE_WORKER), (4, Limits(workers=1, deterministic=1e-4))])
 def test_no_model_is_built_that_is_too_large_or_for_which_too_little_is_left(microbatches: int, limits: Limits) -> None:
     problem = as_period(make_problem(3, microbatches, costs_ns=(5, 7, 3)), Versions.STASH)
