@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 MUCH_NS = 1000
 """More than any cost of the random problems."""
-BOTH = plans() | graph_cases().map(lambda case: plan_of(*case))
+BOTH = plans() | graph_cases(collectives=False).map(lambda case: plan_of(*case))
 APART = plans(shared_trunks=False) | graph_cases(trunks=False).map(lambda case: plan_of(*case))
 """Links share no trunk."""
 

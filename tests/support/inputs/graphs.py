@@ -111,12 +111,12 @@ def graph_problem(
     return odd_graph(problem, random) if may_be_odd and random.random() < 0.5 else problem
 
 
-def graph_cases(*, trunks: bool = True, **options: Any) -> st.SearchStrategy[tuple[Problem, Schedule]]:
+def graph_cases(*, trunks: bool = True, collectives: bool = True, **options: Any) -> st.SearchStrategy[tuple[Problem, Schedule]]:
     """Problems with random orders of them that look at no memory limit; `options` are those of `graph_problem`."""
 
     def of(seed: int) -> tuple[Problem, Schedule]:
         random = Random(seed)
-        problem = graph_problem(random, collectives=True, **options)
+        problem = graph_problem(random, collectives=collectives, **options)
         if not trunks:
             problem = replace(problem, links=tuple(replace(link, trunk=None) for link in problem.links))
             parallel = problem.data_parallel
