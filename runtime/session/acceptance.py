@@ -128,13 +128,13 @@ def _check_replicas(plan: Plan, stages: Mapping[int, nn.Module], replicas: int |
     if own_hooks:
         return
     if replicas is None:
-        if parallel is not None:
+        if parallel is not None and parallel.size > 1:
             raise InvalidInput(
                 f"plan {plan.name!r} has the collectives of {parallel.size} replicas; give load a data_parallel_group of as many"
                 " processes, or compile the job without [data_parallel]"
             )
         return
-    if parallel is not None and parallel.size != replicas:
+    if parallel is not None and parallel.size not in (1, replicas):  # 1: tied weights alone
         raise InvalidInput(
             f"plan {plan.name!r} is for {parallel.size} replicas, the data_parallel_group has {replicas} processes;"
             " start as many pipelines, or compile for as many"

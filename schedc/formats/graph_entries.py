@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from schedc.io.conform import Count, Section, Size, key
 from schedc.io.location import show
-from schedc.ir import Edge
+from schedc.ir import Edge, TiedWeight
 from schedc.spelling import nearest
 
 if TYPE_CHECKING:
@@ -59,6 +59,38 @@ class LayerEdge(Section, frozen=True, kw_only=True):
     message_bytes: Annotated[Size | None, key("Its size. Default: the source's `message`.")] = None
     gradient: Annotated[bool, key("Whether a gradient comes back; false: integers, such as token ids.")] = True
     gradient_message_bytes: Annotated[Size | None, key("The gradient's size. Default: the source's, or `message` if given.")] = None
+
+
+class TiedEntry(Section, frozen=True, kw_only=True):
+    """A weight that two layers hold, such as an embedding that is the head's matrix as well."""
+
+    first: Annotated[LayerName, key("A layer that holds it, as in `[[edge]]`; `text` is that module's first layer.")]
+    last: Annotated[LayerName, key("The other; `text` is that module's last layer.")]
+    gradient_bytes: Annotated[Size, key("What its gradient takes.", example='"1 GiB"')]
+
+
+def ties_of_entries(
+    modules: Sequence[ModuleEntry], ties: Sequence[TiedEntry], layers: int, place: Location
+) -> tuple[TiedWeight, ...]:
+    """The weights that two layers hold.
+
+    Args:
+        modules: those of the model, whose layers are known to be all of them.
+        ties: the entries.
+        layers: how many there are.
+        place: of the entries, for errors.
+
+    Raises:
+        InvalidInput: names that do not exist, or one layer twice.
+    """
+    first, found = _first_layers(modules, layers, place), []
+    for at, entry in enumerate(ties):
+        one = _layer(entry.first, first, layers, place / at / "first", last=False)
+        other = _layer(entry.last, first, layers, place / at / "last", last=True)
+        if one == other:
+            raise (place / at / "last").refuse(f"layer {one}, as in `first`", "another layer")
+        found.append(TiedWeight(layers=(one, other), gradient_bytes=entry.gradient_bytes))
+    return tuple(found)
 
 
 def edges_of_entries(

@@ -24,7 +24,7 @@ from schedc.frontend.checks import (
 from schedc.frontend.job_file import AUTO, NAMING_FILES, JobFile, SolverSection
 from schedc.frontend.job_source import JobSource, source_of_file
 from schedc.frontend.lengths import layers_of_lengths
-from schedc.frontend.profile import quadratic_of, read_edges, read_layers
+from schedc.frontend.profile import quadratic_of, read_edges, read_layers, read_ties
 from schedc.frontend.sections import (
     check_room,
     read_data_parallel,
@@ -38,7 +38,7 @@ from schedc.frontend.slices import layers_in_slices
 from schedc.frontend.topology import check_connected, read_network, read_topology
 from schedc.io.conform import conform
 from schedc.ir import Layout, OpenLayout, Problem, Workload
-from schedc.lower.problem import crossed_by, edges_between, problem_of
+from schedc.lower.problem import crossed_by, edges_between, problem_of, tied_apart
 from schedc.lower.split_head import without_head
 from schedc.verify.layout import verify_layout
 from schedc.verify.workload import verify_workload
@@ -197,6 +197,7 @@ def _workload_and_layout(job: JobFile, source: JobSource) -> tuple[Workload, Lay
         objective=job.objective.minimize,
         edges=edges,
         slices=() if job.slices is None else job.slices.cut,
+        ties=read_ties(job, profile, len(layers), root),
         **read_updates(job, placed, layers, root),
     )
     recompute = read_recomputed(pipeline, placed, root / "pipeline")
@@ -219,6 +220,9 @@ def _workload_and_layout(job: JobFile, source: JobSource) -> tuple[Workload, Lay
             heads={"whole": (False,), "split": (True,), "auto": (False, True)}[pipeline.head],
         )
         return workload, None, open_layout
+    rank = placed.rank_of_stage
+    tied = [(rank[one], rank[other]) for _, one, other in tied_apart(workload, layers_of_stage, rank)]
+    check_connected(network, [pair for ends in tied for pair in (ends, ends[::-1])], at)
     if pipeline.head == "split":
         last = placed.rank_of_stage[-1]
         check_connected(network, [pair for r in range(pipeline.ranks) if r != last for pair in ((r, last), (last, r))], at)

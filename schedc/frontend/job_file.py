@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta
 
-from schedc.formats.graph_entries import LayerEdge, ModuleEntry
+from schedc.formats.graph_entries import LayerEdge, ModuleEntry, TiedEntry
 from schedc.formats.layouts import LAYOUT_PATTERN, partition_of
 from schedc.frontend.cost_keys import DevicesSection, LengthsSection, MemorySection, ProfileSection, SlicesSection, Text
 from schedc.frontend.topology_keys import TopologySection
@@ -286,6 +286,7 @@ class JobFile(Section, frozen=True, kw_only=True):
         key("Parts of the model whose layers are a chain, in the order of the forward. Default: all layers."),
     ] = ()
     edge: Annotated[tuple[LayerEdge, ...], key("What layers take from each other besides.")] = ()
+    tied: Annotated[tuple[TiedEntry, ...], key("Weights that two layers hold.")] = ()
     memory: MemorySection | None = None
     devices: DevicesSection = DevicesSection()
     topology: TopologySection = TopologySection()
@@ -318,6 +319,19 @@ class JobFile(Section, frozen=True, kw_only=True):
             yield "slices", "a section beside [lengths]", "one of the two"
         if self.slices is not None and self.slices.state_gradient_bytes is not None and profile.path is not None:
             yield "slices.state_gradient", "a value beside profile.path", "`state_gradient` of layers in the profile.json"
+        tied = (
+            (pipeline.mode == "asynchronous", 'with mode "asynchronous" in [pipeline]', "`update` has what goes before an update"),
+            (pipeline.placement == "bidirectional", 'with placement "bidirectional" in [pipeline]', "each path has both layers"),
+            (split, "with the head split over ranks", "no rank has all of the head's weight"),
+            (
+                self.data_parallel is not None and self.data_parallel.trunk is not None,
+                "with data_parallel.trunk",
+                "sums take links",
+            ),
+        )
+        for refused, where, why_not in tied if self.tied else ():
+            if refused:
+                yield "tied", f"a section {where}", f"none, as {why_not}"
         if pipeline.mode == "asynchronous":
             overlap = 'a value with pipeline.mode = "asynchronous"'
             if self.data_parallel is not None:

@@ -10,12 +10,12 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from schedc.errors import Defect
-from schedc.formats.graph_entries import edges_of_entries
+from schedc.formats.graph_entries import edges_of_entries, ties_of_entries
 from schedc.formats.profile_file import LayerEntry, ProfileFile, more_after_input
 from schedc.frontend.job_source import read_named
 from schedc.io.location import Location
 from schedc.io.tables import parse_json
-from schedc.ir import Edge, Layer, Placement
+from schedc.ir import Edge, Layer, Placement, TiedWeight
 from schedc.lower.problem import together_ns
 from schedc.spelling import counted
 from schedc.units import MAX_QUANTITY
@@ -74,6 +74,16 @@ def read_edges(job: JobFile, profile: ProfileFile | None, layers: Sequence[Layer
     if why := job.pipeline.is_for_chains():
         raise (file / ("modules" if profile.modules else "edges")).refuse(f"layers that are a graph {why[0]}", why[1])
     return edges_of_entries(profile.modules, profile.edges, layers, (file / "modules", file / "edges"))
+
+
+def read_ties(job: JobFile, profile: ProfileFile | None, layers: int, root: Location) -> tuple[TiedWeight, ...]:
+    """The weights that two layers hold; in what names layers, modules are those of the job or of the profile.json.
+
+    Raises:
+        InvalidInput: layers that do not exist.
+    """
+    modules = job.module if profile is None or not profile.modules else profile.modules
+    return ties_of_entries(modules, job.tied, layers, root / "tied")
 
 
 def quadratic_of(profile: ProfileFile | None, layers: int) -> list[tuple[float, float] | None]:

@@ -27,4 +27,4 @@ from schedc.ir.problem import (
 from schedc.ir.resource import Resource
 from schedc.ir.schedule import Parts, Schedule
 from schedc.ir.trace import RankTrace, StepTrace, Trace
-from schedc.ir.workload import Device, Layer, Semantics, Workload
+from schedc.ir.workload import Device, Layer, Semantics, TiedWeight, Workload

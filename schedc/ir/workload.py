@@ -65,6 +65,14 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TiedWeight:
+    """A weight that two layers hold. Where they are on two ranks, these send each other its gradient once in a step."""
+
+    layers: tuple[int, int]
+    gradient_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """A training step: a model's layers, the devices and the network that it runs on, and what is sought.
 
@@ -100,6 +108,8 @@ class Workload:
     """What layers (here no stages) take from each other, where they are a graph; none: each takes the output of the one before."""
     slices: tuple[int, ...] = ()
     """The lengths of the slices of each microbatch, as in a Problem; none: microbatches are whole."""
+    ties: tuple[TiedWeight, ...] = ()
+    """The weights that two layers hold."""
 
     @property
     def ranks(self) -> int:

@@ -12,14 +12,30 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput
-from schedc.ir import Conditions, Edge, Kind, Layer, Layout, Origin, Placement, Problem, Semantics, Stage, Workload, are_alike
+from schedc.ir import (
+    Conditions,
+    DataParallel,
+    Edge,
+    Kind,
+    Layer,
+    Layout,
+    Origin,
+    Placement,
+    Problem,
+    Semantics,
+    Stage,
+    Workload,
+    are_alike,
+)
 from schedc.lower.split_head import with_split_head
 from schedc.units import MAX_QUANTITY
 from schedc.verify.problem import verify_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from fractions import Fraction
+
+    from schedc.ir import TiedWeight
 
 
 def problem_of(workload: Workload, layout: Layout) -> Problem:
@@ -61,10 +77,6 @@ def problem_of(workload: Workload, layout: Layout) -> Problem:
         if link is None:
             raise ValueError(f"nothing connects rank {source} to rank {destination}")
         links.append(link)
-    parallel = workload.data_parallel
-    if parallel is not None:
-        gather_ns = _spread(parallel.all_gather_ns, count)
-        parallel = replace(parallel, reduce_scatter_ns=_spread(parallel.reduce_scatter_ns, count), all_gather_ns=gather_ns)
     problem = Problem(
         name=workload.name,
         ranks=workload.ranks,
@@ -79,13 +91,43 @@ def problem_of(workload: Workload, layout: Layout) -> Problem:
         split_backward=workload.split_backward,
         cut_blocks=workload.semantics is Semantics.SCHEDC,
         placement=layout.placement,
-        data_parallel=parallel,
+        data_parallel=_collectives(workload, layout),
         objective=workload.objective,
         updates=workload.updates,
         origin=Origin(layers_of_stage=layout.layers_of_stage, network=workload.network),
     )
     # The order of microbatches that are alike says nothing.
     return replace(problem, in_order=True) if workload.in_order and not are_alike(problem) else problem
+
+
+def _collectives(workload: Workload, layout: Layout) -> DataParallel | None:
+    """Those of each stage. A weight that two stages of different ranks hold is summed behind the reduce-scatter of each.
+
+    The sum begins when the gradients of both are there, at g1 and g2, and takes d: a message each way. A step ends no sooner than
+    max(g1, g2) + d, which is max(g1 + d, g2 + d): so d is a part of both stages' `RS`.
+    """
+    parallel, rank, count = workload.data_parallel, layout.rank_of_stage, len(layout.rank_of_stage)
+    scatter_ns = [0] * count if parallel is None else list(_spread(parallel.reduce_scatter_ns, count))
+    for tie, one, other in tied_apart(workload, layout.layers_of_stage, rank):
+        links = [workload.network.link(*ends) for ends in ((rank[one], rank[other]), (rank[other], rank[one]))]
+        if None in links:
+            raise ValueError(f"nothing connects ranks {rank[one]} and {rank[other]}, which hold a tied weight")
+        took_ns = max(link.occupancy_ns(tie.gradient_bytes) + link.latency_ns for link in links if link is not None)
+        scatter_ns[one], scatter_ns[other] = scatter_ns[one] + took_ns, scatter_ns[other] + took_ns
+    if parallel is None:
+        return DataParallel(size=1, zero_stage=0, reduce_scatter_ns=tuple(scatter_ns)) if any(scatter_ns) else None
+    return replace(parallel, reduce_scatter_ns=tuple(scatter_ns), all_gather_ns=_spread(parallel.all_gather_ns, count))
+
+
+def tied_apart(
+    workload: Workload, layers_of_stage: Sequence[tuple[int, int]], rank_of_stage: Sequence[int]
+) -> Iterator[tuple[TiedWeight, int, int]]:
+    """The tied weights that stages of two ranks hold, with the two stages; those of one rank share theirs."""
+    stage_of = {layer: stage for stage, (first, last) in enumerate(layers_of_stage) for layer in range(first, last)}
+    for tie in workload.ties:
+        one, other = (stage_of[layer] for layer in tie.layers)
+        if rank_of_stage[one] != rank_of_stage[other]:
+            yield tie, one, other
 
 
 def edges_between(edges: Sequence[Edge], layers_of_stage: Sequence[tuple[int, int]]) -> tuple[Edge, ...]:

@@ -80,6 +80,17 @@ def check_edges(workload: Workload) -> Found:
 
 
 @CHECKS
+def check_ties(workload: Workload) -> Found:
+    """A tied weight is in two layers, of steps that end before the next begins, and is summed over links of its own."""
+    for index, tie in enumerate(workload.ties):
+        if tie.layers[0] == tie.layers[1] or not all(0 <= layer < len(workload.layers) for layer in tie.layers):
+            yield f"ties[{index}].layers", f"expected two of the layers 0 to {len(workload.layers) - 1}, found {tie.layers}"
+        yield from negative(f"ties[{index}].gradient_bytes", (tie.gradient_bytes,))
+    if workload.ties and (workload.updates is not None or (workload.data_parallel and workload.data_parallel.trunk is not None)):
+        yield "ties", "are not modelled where steps overlap, nor beside collectives on a trunk"
+
+
+@CHECKS
 def check_slices(workload: Workload) -> Found:
     """Slices have a length above 0, and microbatches all of them."""
     yield from slice_faults(workload.slices, workload.microbatches)

@@ -42,6 +42,10 @@ source = "vision.1"
 destination = "text.2"
 value = "ids"
 message = "8 KB"
+[[tied]]
+first = 0
+last = "text"
+gradient = "1 GB"
 [[topology.site_link]]
 sites = [0, 1]
 bandwidth = "2 GB/s"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from inputs.jobs import write_job
 
 from schedc.errors import InvalidInput
 from schedc.frontend.job import load_job
-from schedc.ir import BLOCKS, Kind
+from schedc.ir import BLOCKS, DataParallel, Kind
 from schedc.verify.problem import verify_problem
 
 if TYPE_CHECKING:
@@ -160,3 +161,40 @@ def test_what_is_for_chains_alone_is_refused(tmp_path: Path, section: str, pipel
 
 def test_kinds_are_those_that_are_cut() -> None:
     assert BLOCKS == (Kind.F, Kind.B, Kind.W, Kind.BW)
+
+
+TIED = '[[tied]]\nfirst = {first}\nlast = {last}\ngradient = "{size}"\n'
+
+
+def test_a_tied_weight_is_summed_behind_its_two_stages(tmp_path: Path) -> None:
+    """A message each way between its ranks, 1 GB/s; on one rank nothing. Layers are named as in edges."""
+    assert problem_of(tmp_path, TIED.format(first=0, last=2, size="1 GB")).data_parallel is None
+    apart = DataParallel(size=1, zero_stage=0, reduce_scatter_ns=(10**9, 0, 0, 10**9))
+    assert problem_of(tmp_path, TIED.format(first=0, last=3, size="1 GB")).data_parallel == apart
+    named = VISION + TEXT + TIED.format(first='"vision"', last='"text"', size="1 GB")
+    assert problem_of(tmp_path, named).data_parallel == apart
+    section = '[data_parallel]\nsize = 2\nzero_stage = 1\nreduce_scatter = "2 ns"\nall_gather = "3 ns"\n'
+    beside = replace(apart, size=2, zero_stage=1, reduce_scatter_ns=(10**9 + 2, 2, 2, 10**9 + 2), all_gather_ns=(3,) * 4)
+    assert problem_of(tmp_path, section + TIED.format(first=3, last=0, size="1 GB")).data_parallel == beside
+
+
+@pytest.mark.parametrize(
+    ("rest", "found", "expected"),
+    [
+        (TIED.format(first=0, last=4, size="1 GB"), "layer 4", "0 to 3"),
+        (TIED.format(first=1, last=1, size="1 GB"), "layer 1, as in `first`", "another layer"),
+        (TIED.format(first=0, last='"text"', size="1 GB"), '"text"', "a layer's number"),
+        (
+            TIED.format(first=0, last=3, size="1 GB") + '[pipeline]\nplacement = "bidirectional"\n',
+            'with placement "bidirectional"',
+            "each path has both layers",
+        ),
+    ],
+)
+def test_tied_weights_that_cannot_be(tmp_path: Path, rest: str, found: str, expected: str) -> None:
+    job = JOB.format(rest=rest.partition("[pipeline]")[0], microbatches=4)
+    if "[pipeline]" in rest:
+        job = job.replace("placement = [0, 1, 0, 1]", 'placement = "bidirectional"')
+    with pytest.raises(InvalidInput) as said:
+        load_job(write_job(tmp_path, job))
+    assert found in str(said.value) and expected in str(said.value)

@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, strategies as st
+from inputs.random_schedules import random_schedules
 from inputs.workloads import random_workload
 
+from schedc.analysis.bounds.lower_bounds import best_bound
+from schedc.analysis.simulation.simulate import simulate
 from schedc.frontend.job import load_job
 from schedc.ir.costs import FREE
 from schedc.ir.layout import Layout
 from schedc.ir.network import Link, Network
 from schedc.ir.ops import BLOCKS, Kind
 from schedc.ir.problem import DataParallel
-from schedc.ir.workload import Device, Layer, Semantics, Workload
+from schedc.ir.workload import Device, Layer, Semantics, TiedWeight, Workload
 from schedc.lower.problem import problem_of, static_bytes
 from schedc.verify.layout import verify_layout
 from schedc.verify.problem import verify_problem
@@ -164,12 +167,21 @@ def all_the_rest(workload: Workload, layout: Layout, problem: Problem) -> None:
         for stage in set(problem.path(one)) & set(problem.path(other))
     )
     assert problem.in_order == (workload.in_order and differs)
-    if parallel is None:
-        assert problem.data_parallel is None
-        return
     made, stages = problem.data_parallel, range(len(layout.rank_of_stage))
+    sums_ns = [0 for _ in stages]
+    for tie in workload.ties:
+        ends = [stage for stage in stages for layer in tie.layers if layer in range(*layout.layers_of_stage[stage])]
+        ranks = [layout.rank_of_stage[stage] for stage in ends]
+        if ranks[0] != ranks[1]:
+            both = [workload.network.link(*each) for each in (ranks, reversed(ranks))]
+            sums_ns[ends[0]] = sums_ns[ends[1]] = max(
+                link.occupancy_ns(tie.gradient_bytes) + link.latency_ns for link in both if link
+            )
+    if parallel is None:
+        assert made == (DataParallel(size=1, zero_stage=0, reduce_scatter_ns=tuple(sums_ns)) if any(sums_ns) else None)
+        return
     assert made is not None and (made.size, made.zero_stage, made.trunk) == (parallel.size, parallel.zero_stage, parallel.trunk)
-    assert list(made.reduce_scatter_ns) == [value(parallel.reduce_scatter_ns, stage) for stage in stages]
+    assert list(made.reduce_scatter_ns) == [value(parallel.reduce_scatter_ns, stage) + sums_ns[stage] for stage in stages]
     assert list(made.all_gather_ns) == [value(parallel.all_gather_ns, stage) for stage in stages if parallel.zero_stage]
 
 
@@ -216,6 +228,35 @@ def test_by_hand() -> None:
         Link(source=1, destination=0, latency_ns=7, trunk="site1>site0"),
     )
     assert problem.data_parallel == DataParallel(size=2, zero_stage=0, reduce_scatter_ns=(4, 4, 4))
+
+
+@given(data=st.data(), sum_ns=st.integers(1, 60), order=st.permutations([0, 1, 2]))
+def test_a_step_ends_when_both_gradients_of_a_tied_weight_are_summed(data: st.DataObject, sum_ns: int, order: list[int]) -> None:
+    """That is one message each way after both stages have ended their backwards; the bounds know it."""
+    layers = tuple(
+        Layer(forward_ns=(f,), backward_input_ns=(2 * f,), backward_weight_ns=(f,), backward_ns=(3 * f,)) for f in (3, 5, 4)
+    )
+    plain = Workload(
+        name="tied",
+        microbatches=3,
+        layers=layers,
+        devices=(Device(),) * 3,
+        network=Network(site_of_rank=(0, 0, 0), within=replace(FREE, bytes_per_second=10**9)),
+    )
+    layout = Layout(layers_of_stage=((0, 1), (1, 2), (2, 3)), rank_of_stage=tuple(order), paths=((0, 1, 2),))
+    ends = tuple(sorted(data.draw(st.permutations([0, 1, 2]))[:2]))
+    tied = problem_of(replace(plain, ties=(TiedWeight(layers=(ends[0], ends[1]), gradient_bytes=sum_ns),)), layout)
+    problem = problem_of(plain, layout)
+    schedule = data.draw(random_schedules(problem))
+    timeline = simulate(problem, schedule)
+    last_ns = [
+        max(
+            end_ns for (_, stage, *_), end_ns in zip(timeline.ops.tolist(), timeline.ends_ns.tolist(), strict=True) if stage == each
+        )
+        for each in ends
+    ]
+    assert simulate(tied, schedule).makespan_ns == max(timeline.makespan_ns, max(last_ns) + sum_ns)
+    assert best_bound(tied).value_ns <= simulate(tied, schedule).makespan_ns
 
 
 def test_ranks_that_nothing_connects() -> None:

@@ -13,7 +13,7 @@ from schedc.ir.costs import MessageCost
 from schedc.ir.layout import Layout
 from schedc.ir.network import Link, Network, SiteLink
 from schedc.ir.problem import DataParallel, Objective
-from schedc.ir.workload import Device, Layer, Semantics, Workload
+from schedc.ir.workload import Device, Layer, Semantics, TiedWeight, Workload
 from schedc.lower.placement import place
 
 if TYPE_CHECKING:
@@ -60,6 +60,13 @@ def random_workload(random: Random) -> tuple[Workload, Layout]:
     first = {stage: count * (copies - 1) * index for index, path in enumerate(placed.paths) for stage in path}
     pieces = enumerate(placed.piece_of_stage)
     layers_of_stage = tuple((first[stage] + cuts[piece], first[stage] + cuts[piece + 1]) for stage, piece in pieces)
+    if len(placed.paths) == 1 and count > 1 and random.random() < 0.3:
+        rank_of = [placed.rank_of_stage[stage] for stage, (first, last) in enumerate(layers_of_stage) for _ in range(first, last)]
+        layers = sorted(random.sample(range(count), 2))
+        ends = rank_of[layers[0]], rank_of[layers[1]]
+        if ends[0] == ends[1] or all(workload.network.link(*each) is not None for each in (ends, ends[::-1])):
+            tie = TiedWeight(layers=(layers[0], layers[1]), gradient_bytes=random.randint(0, 9))
+            workload = replace(workload, ties=(tie,))
     return workload, Layout(
         layers_of_stage=layers_of_stage,
         rank_of_stage=placed.rank_of_stage,
