@@ -100,7 +100,7 @@ def build_modulo(problem: Problem, period_ns: int) -> ModuloModel:
     _add_order(built)
     add_memory(built)
     # What decides in an order decides the Booleans first: times that are decided creep round a cycle by nanoseconds, for hours.
-    literals = [*{each.index: each for each in built.before.values() if each.index >= 0}.values(), *built.fused.values()]
+    literals = [each for each in (*built.before.values(), *built.fused.values()) if isinstance(each, cp_model.IntVar)]
     built.model.add_decision_strategy(literals, cp_model.CHOOSE_FIRST, cp_model.SELECT_MIN_VALUE)
     built.model.add_decision_strategy([*built.turn.values(), *built.lead], cp_model.CHOOSE_FIRST, cp_model.SELECT_MIN_VALUE)
     return built
