@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from inputs.few_plans import few_plan
+from inputs.few_plans import few_plan, made_by
 from runs import training_runs
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ def test_tied_weights(two: Ranks) -> None:
     for name in ("1f1b", "interleaved"):
         assert_small(two.run(training_runs.tied, few_plan(name)))
     assert_small(two.run(training_runs.tied, few_plan("1f1b"), 2))
+    planned = made_by("1f1b", zero=0, size=1)  # `[[tied]]` in its job
+    assert_small(two.run(training_runs.tied, planned))
 
 
 def test_tied_weights_over_pipelines(four: Ranks) -> None:
