@@ -16,8 +16,9 @@ from schedc.errors import Unsupported
 from schedc.ir import Kind, Link, Problem, Schedule
 from schedc.solvers.common.method import FUSED, SMALL_OPS, Constructive, fusing_frees, fusing_saves_time
 from schedc.solvers.common.microbatch_order import known_orders, order_is_open, permuted, renamed
+from schedc.solvers.heuristics.memory import exceeds, within_memory
 from schedc.solvers.heuristics.warm_up_counts import round_trip_in_flight
-from schedc.solvers.kernel.joints import within_memory
+from schedc.solvers.kernel.joints import NO_ROOM, Room
 from schedc.solvers.kernel.list_scheduler import ListSchedule, ListScheduler
 from schedc.solvers.kernel.scheduler_state import Rule, depth_by_stage
 
@@ -141,12 +142,12 @@ class Greedy(Constructive, frozen=True):
         given = {name: None if value == "memory" else value for name, value in chosen.items() if value != "auto"}
         by_slack = self.fused == "slack"
 
-        def made(keeps_room: bool) -> Schedule:
+        def made(room: Room) -> Schedule:
             fused = "none" if by_slack else self.fused
-            rule, found = choose_rule(problem, self.n_sub, keeps_room=keeps_room, fused=fused, **given)
+            rule, found = choose_rule(problem, self.n_sub, room=room, fused=fused, **given)
             if not by_slack:
                 return found.schedule
-            return _by_slack(problem, rule.rule(problem, self.n_sub), found.schedule, keeps_room=keeps_room)
+            return _by_slack(problem, rule.rule(problem, self.n_sub), found.schedule, room=room)
 
         return within_memory(problem, made)
 
@@ -236,14 +237,14 @@ def _best(problem: Problem, schedules: Iterable[Schedule]) -> Schedule:
     """The best of the schedules; of equals the first."""
     from schedc.analysis.simulation.simulate import simulate  # imports numpy, which greedy alone does not need
 
-    return min(schedules, key=lambda each: simulate(problem, each).objective_ns(problem.objective))
+    return min(schedules, key=lambda each: (exceeds(problem, each), simulate(problem, each).objective_ns(problem.objective)))
 
 
-def _by_slack(problem: Problem, rule: Rule, schedule: Schedule, *, keeps_room: bool) -> Schedule:
+def _by_slack(problem: Problem, rule: Rule, schedule: Schedule, *, room: Room) -> Schedule:
     """The rule's schedules with those backwards fused that the schedule before has fused where that pays; the best of them."""
     from schedc.solvers.common.fuse_backwards import fuse_backwards  # imports numpy
 
-    scheduler = ListScheduler(problem, n_sub=rule.n_sub, rules=ROUNDS, keeps_room=keeps_room)
+    scheduler = ListScheduler(problem, n_sub=rule.n_sub, rules=ROUNDS, room=room)
     current = fuse_backwards(problem, schedule)
     tried = [current]
     for _ in range(ROUNDS if fusing_saves_time(problem) else 0):
@@ -255,13 +256,13 @@ def _by_slack(problem: Problem, rule: Rule, schedule: Schedule, *, keeps_room: b
     return _best(problem, tried)
 
 
-def choose_rule(problem: Problem, n_sub: int, *, keeps_room: bool = False, **given: Any) -> tuple[GreedyRule, ListSchedule]:
+def choose_rule(problem: Problem, n_sub: int, *, room: Room = NO_ROOM, **given: Any) -> tuple[GreedyRule, ListSchedule]:
     """The best of a few rules and what it makes of the problem; `greedy` without checks.
 
     Args:
         problem: any problem.
         n_sub: into how many equal parts a W may be cut.
-        keeps_room: as of `scheduler_of`.
+        room: as of `scheduler_of`.
         given: fields of `GreedyRule` that are not to be chosen.
 
     Raises:
@@ -269,7 +270,7 @@ def choose_rule(problem: Problem, n_sub: int, *, keeps_room: bool = False, **giv
     """
     trial = _first_microbatches(problem)
     made: dict[GreedyRule, ListSchedule] = {}
-    list_schedule = ListScheduler(trial, n_sub=n_sub, rules=sum(map(len, _options(problem))), keeps_room=keeps_room)
+    list_schedule = ListScheduler(trial, n_sub=n_sub, rules=sum(map(len, _options(problem))), room=room)
 
     def reached_ns(rule: GreedyRule) -> int:
         if rule not in made:
@@ -283,7 +284,7 @@ def choose_rule(problem: Problem, n_sub: int, *, keeps_room: bool = False, **giv
             best = min((best, *(replace(best, **values) for values in option)), key=reached_ns)
     if trial is problem and best in made:
         return best, made[best]
-    scheduler = list_schedule if trial is problem else ListScheduler(problem, n_sub=n_sub, keeps_room=keeps_room)
+    scheduler = list_schedule if trial is problem else ListScheduler(problem, n_sub=n_sub, room=room)
     return best, scheduler(best.rule(problem, n_sub))
 
 

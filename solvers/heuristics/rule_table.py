@@ -16,9 +16,9 @@ import numpy as np
 from schedc.compiled.compiler import at_hand, compile_ahead
 from schedc.ir import Problem, Schedule
 from schedc.solvers.common.method import Constructive, Ops
+from schedc.solvers.heuristics.memory import within_memory
 from schedc.solvers.heuristics.warm_up_counts import in_flight_before_first_backward, round_trip_in_flight
 from schedc.solvers.kernel.climb import Climber, PackedRule, climb_of, climbing_scheduler, longest_op_ns, policies, stop_flag
-from schedc.solvers.kernel.joints import within_memory
 from schedc.solvers.kernel.scheduler_state import count_by_stage, depth_by_stage
 from schedc.solvers.kernel.tables import NEVER, SchedulerState
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from schedc.solvers.kernel.joints import Room
 
 MORE_IN_FLIGHT = tuple(product((False, True), (0, 1, 2, 3)))
 """Activations in flight: this many more than `round_trip_in_flight`, with or without whole periods; beside as many as memory holds,
@@ -91,12 +92,10 @@ class RuleTable(Constructive, frozen=True):
 
     def best_of(self, problem: Problem, rules: Callable[[Problem, SchedulerState, int], list[PackedRule]]) -> Schedule:
         """The same of another table, such as `slow_link_rules`."""
-        return within_memory(problem, lambda keeps_room: self._best_of(problem, rules, keeps_room=keeps_room))
+        return within_memory(problem, lambda room: self._best_of(problem, rules, room))
 
-    def _best_of(
-        self, problem: Problem, rules: Callable[[Problem, SchedulerState, int], list[PackedRule]], *, keeps_room: bool
-    ) -> Schedule:
-        scheduler = climbing_scheduler(problem, keeps_room=keeps_room)
+    def _best_of(self, problem: Problem, rules: Callable[[Problem, SchedulerState, int], list[PackedRule]], room: Room) -> Schedule:
+        scheduler = climbing_scheduler(problem, room=room)
         blocks = len(scheduler.blocks)
         ops = blocks * (3 if problem.split_backward else 2)
         table = rules(problem, scheduler, max(LEAST_RULES, TABLE_OPS // max(1, ops)))
@@ -104,7 +103,7 @@ class RuleTable(Constructive, frozen=True):
         climber = _climber(scheduler, placed)
         values = np.array([climber.run(rule) for rule in table])
         if values.min() >= NEVER:
-            climber = _climber(climbing_scheduler(problem, reserves=True, keeps_room=keeps_room), placed)
+            climber = _climber(climbing_scheduler(problem, reserves=True, room=room), placed)
             values = np.array([climber.run(rule) for rule in table])
         evaluations = self.climb_ops // (CLIMBS * max(1, ops))
         best, value = _climbed(climber, table, values, evaluations, mixing=False)

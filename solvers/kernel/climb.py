@@ -20,6 +20,7 @@ from schedc.ir import Problem, Schedule
 from schedc.solvers.common.method import fusing_saves_time
 from schedc.solvers.kernel.choice import GRAPHS
 from schedc.solvers.kernel.draws import Draws, below, draw, fraction
+from schedc.solvers.kernel.joints import NO_ROOM, Room
 from schedc.solvers.kernel.list_kernel import run_rule
 from schedc.solvers.kernel.list_scheduler import list_schedule_of
 from schedc.solvers.kernel.scheduler_state import Rule, count_by_stage, depth_by_stage, scheduler_of, set_rule
@@ -214,15 +215,15 @@ def _copy(rule: PackedRule, target: PackedRule) -> None:
             target.patience_ns[position] = rule.patience_ns[position]
 
 
-def climbing_scheduler(problem: Problem, *, reserves: bool = False, keeps_room: bool = False) -> SchedulerState:
+def climbing_scheduler(problem: Problem, *, reserves: bool = False, room: Room = NO_ROOM) -> SchedulerState:
     """The problem's scheduler for climbs, which mixes fused and split backwards where that can pay.
 
-    With reserves no rule strands itself, but fewer F may start. `keeps_room`: as of `scheduler_of`.
+    With reserves no rule strands itself, but fewer F may start.
 
     Raises:
         Unsupported: a rank's memory limit does not hold one microbatch.
     """
-    scheduler, count = scheduler_of(problem, keeps_room=keeps_room), len(problem.stages)
+    scheduler, count = scheduler_of(problem, room=room), len(problem.stages)
     nothing = (0,) * count
     set_rule(scheduler, problem, Rule(priority=((0, 0, 0),) * count, in_flight=(None,) * count, weight_lag=nothing, foresight=True))
     scheduler.settings[0].mixes = int(fusing_saves_time(problem))

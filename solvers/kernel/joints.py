@@ -3,7 +3,7 @@
 A Problem and its lanes go in, rows of `joints`, `units` and `hops` come out. Where an op needs several values, those that came
 first wait on its rank, and count there (docs/graphs.md, "Memory"). When they come depends on times; the list scheduler counts
 memory by the order of ops alone. So it keeps no room for them, and what it made is checked; or it keeps room for all that can ever
-wait.
+wait (`Room`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,23 @@ from schedc.ir import Problem, Resource
 from schedc.solvers.kernel.tables import ROW
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
-    from schedc.ir import Edge, Schedule
+    from schedc.ir import Edge
+
+
+class Room(NamedTuple):
+    """What the list scheduler does about all that it cannot count by the order of ops."""
+
+    for_values: bool = False
+    """It keeps room for all values of a graph that may wait for others; else such values are not counted, and a schedule may have
+    too many of them for a memory limit."""
+    most: int | None = None
+    """Nothing is refused: a limit counts as room for one microbatch, as much as its slices can ever hold, and at most this many of
+    them are in flight on a stage. The schedule may exceed it."""
+
+
+NO_ROOM = Room()
 
 
 class Hops(NamedTuple):
@@ -174,13 +188,3 @@ def _waiting_bytes(problem: Problem) -> tuple[list[int], list[int]]:
         for edge in out[stage] if len(out[stage]) > 1 else ():
             each_bytes[costs.rank] += most_bytes(edge.gradient_message_bytes or 0)
     return each_bytes, all_bytes
-
-
-def within_memory(problem: Problem, construct: Callable[[bool], Schedule]) -> Schedule:
-    """What `construct(False)` makes, if values that wait have room in it; else what `construct(True)` does, which keeps room."""
-    schedule = construct(False)
-    if not values_wait(problem):
-        return schedule
-    from schedc.analysis.simulation.memory import exceeded_limit  # imports numpy
-
-    return schedule if exceeded_limit(problem, schedule) is None else construct(True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from schedc.compiled.compiler import at_hand, compile_ahead, compiled
 from schedc.ir import Kind, Parts, Problem, Schedule
-from schedc.solvers.kernel.joints import takes_joints
+from schedc.solvers.kernel.joints import NO_ROOM, Room, takes_joints
 from schedc.solvers.kernel.list_kernel import run_chain_rule, run_rule
 from schedc.solvers.kernel.scheduler_state import Rule, scheduler_of, set_rule
 from schedc.solvers.kernel.tables import SchedulerState, as_arrays, ops_of, read_back, refresh
@@ -63,15 +63,15 @@ class ListSchedule:
 class ListScheduler:
     """The list scheduler for one problem, of which many rules may be tried."""
 
-    def __init__(self, problem: Problem, *, n_sub: int = 1, rules: int = 1, keeps_room: bool = False) -> None:
-        """Prepare for about this many rules, which cut a W into at most `n_sub` parts; `keeps_room`: as of `scheduler_of`.
+    def __init__(self, problem: Problem, *, n_sub: int = 1, rules: int = 1, room: Room = NO_ROOM) -> None:
+        """Prepare for about this many rules, which cut a W into at most `n_sub` parts.
 
         Raises:
             Unsupported: a rank's memory limit does not hold one microbatch.
         """
         self.problem = problem
         self._n_sub = n_sub
-        self._scheduler = scheduler_of(problem, n_sub, keeps_room=keeps_room)
+        self._scheduler = scheduler_of(problem, n_sub, room=room)
         self._arrays: SchedulerState | None = None
         ops = 3 * len(self._scheduler.blocks) * rules
         self._large = ops >= COMPILE_FROM_OPS
@@ -81,7 +81,7 @@ class ListScheduler:
     def __call__(self, rule: Rule) -> ListSchedule:
         """The schedule that the rule gives. Its memory peaks never exceed the problem's limits.
 
-        But of a graph, values that wait for others may, where no room is kept for them.
+        But of a graph, values that wait for others may, as `Room` says.
         Backwards are split into B and W where the problem allows it, else fused. A W is cut only where something else ran between
         its parts. Warm-up counts are lowered to what the microbatches, the caps, the memory limits and the stage before allow: no
         stage could wait for more.
@@ -118,9 +118,9 @@ def list_schedule_of(scheduler: SchedulerState) -> ListSchedule:
     )
 
 
-def list_schedule(problem: Problem, rule: Rule, *, keeps_room: bool = False) -> ListSchedule:
+def list_schedule(problem: Problem, rule: Rule, *, room: Room = NO_ROOM) -> ListSchedule:
     """The schedule that the rule gives; `ListScheduler` for one rule."""
-    return ListScheduler(problem, n_sub=rule.n_sub, keeps_room=keeps_room)(rule)
+    return ListScheduler(problem, n_sub=rule.n_sub, room=room)(rule)
 
 
 def rule_kernel(problem: Problem) -> Callable[..., Any]:

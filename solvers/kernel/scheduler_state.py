@@ -7,7 +7,7 @@ from typing import Any
 
 from schedc.errors import Unsupported
 from schedc.ir import BLOCKS, Problem, Resource
-from schedc.solvers.kernel.joints import Hops, again_bytes_of, hops_of, room_for_values, takes_joints, units_of
+from schedc.solvers.kernel.joints import NO_ROOM, Hops, Room, again_bytes_of, hops_of, room_for_values, takes_joints, units_of
 from schedc.solvers.kernel.tables import NEVER, ROW, SchedulerState
 from schedc.units import format_bytes
 
@@ -56,14 +56,12 @@ class Rule:
             raise ValueError(f"in_flight must be at least 1, got {min(caps)}")
 
 
-def scheduler_of(problem: Problem, n_sub: int = 1, *, keeps_room: bool = False) -> SchedulerState:
+def scheduler_of(problem: Problem, n_sub: int = 1, *, room: Room = NO_ROOM) -> SchedulerState:
     """The problem, and room for runs of rules that cut a W into at most `n_sub` parts.
 
-    With `keeps_room` it keeps room for all values of a graph that may wait for others (`room_for_values`); else such values are not
-    counted, and a schedule may have too many of them for a memory limit.
-
     Raises:
-        Unsupported: a rank's memory limit does not hold one microbatch, with the values that may wait for it.
+        Unsupported: a rank's memory limit does not hold one microbatch: of slices, all that they can ever hold; with room for
+            values, those that may wait for it, too.
     """
     stages, paths, ranks = problem.stages, problem.paths, range(problem.ranks)
     visitors = [[microbatch for microbatch, path in enumerate(problem.path_of) if path == number] for number in range(len(paths))]
@@ -133,14 +131,22 @@ def scheduler_of(problem: Problem, n_sub: int = 1, *, keeps_room: bool = False) 
             row.limit_bytes = limit_bytes
             for along in along_paths:
                 _hold_at_once([lanes[lane] for lane in along], again_bytes[rank])
-        needs = _needs(rank, row.limit_bytes if joined and limit_bytes is not None else limit_bytes, lanes, along_paths)
+        if room.most is not None and limit_bytes is not None:
+            row.limit_bytes = max(row.limit_bytes, inputs_bytes)
+        needs = _needs(
+            rank,
+            row.limit_bytes if joined and limit_bytes is not None else limit_bytes,
+            lanes,
+            along_paths,
+            sliced=bool(problem.slices),
+        )
         row.reserves = -1
         if limit_bytes is not None and len(mine) > 1:
             row.reserves = len(reserves)
             reserves += needs
         rank_rows.append(row)
-    most = NEVER
-    if keeps_room and not problem.is_chain:
+    most = NEVER if room.most is None else room.most * (len(problem.slices) or 1)
+    if room.for_values and not problem.is_chain:
         most = _keep_room(problem, rank_rows, lanes)
     scheduler = SchedulerState(
         lanes=lanes,
@@ -273,14 +279,15 @@ def _keep_room(problem: Problem, ranks: list[Any], lanes: list[Any]) -> int:
     return most
 
 
-def _needs(rank: int, limit_bytes: int | None, lanes: list[Any], along_paths: list[list[int]]) -> list[Any]:
+def _needs(rank: int, limit_bytes: int | None, lanes: list[Any], along_paths: list[list[int]], *, sliced: bool) -> list[Any]:
     """The rank's rows of `reserves`, one for each path; refuses a limit that does not hold one microbatch."""
     rows = []
     for along in along_paths:
         need_bytes = sum(lanes[lane].held_bytes for lane in along)
         if limit_bytes is not None and need_bytes > limit_bytes:
+            holds = "the slices of one microbatch may hold" if sliced else "one microbatch holds"
             raise Unsupported(
-                f"rank {rank}: one microbatch holds {format_bytes(need_bytes, 40)} of activations, more than the"
+                f"rank {rank}: {holds} {format_bytes(need_bytes, 40)} of activations, more than the"
                 f" limit of {format_bytes(limit_bytes, 40)}; raise the limit to at least that"
             )
         rows.append(ROW["reserves"](need_bytes, along[-1] if along else -1))

@@ -22,7 +22,7 @@ from schedc.ir import Problem, Schedule
 from schedc.solvers.common.method import LocalSearch, fusing_saves_time
 from schedc.solvers.common.microbatch_order import entering
 from schedc.solvers.heuristics.greedy import GreedyRule
-from schedc.solvers.kernel.joints import values_wait
+from schedc.solvers.kernel.joints import Room, values_wait
 from schedc.solvers.kernel.list_scheduler import list_schedule_of, rule_kernel
 from schedc.solvers.kernel.scheduler_state import count_by_stage, depth_by_stage, scheduler_of, set_rule
 from schedc.solvers.kernel.tables import as_arrays, read_back
@@ -73,7 +73,7 @@ class RangesEvaluator:
         Raises:
             Unsupported: a rank's memory limit does not hold one microbatch.
         """
-        self._lists = scheduler_of(problem, keeps_room=values_wait(problem))
+        self._lists = scheduler_of(problem, room=Room(values_wait(problem)))
         set_rule(self._lists, problem, GreedyRule().rule(problem, 1))
         self._arrays, self._run = as_arrays(self._lists), compiled(rule_kernel(problem))
         (settings,) = self._lists.settings

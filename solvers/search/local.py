@@ -18,7 +18,7 @@ from schedc.solvers.common.fuse_backwards import fuse_backwards
 from schedc.solvers.common.method import MIXED, LocalSearch, fusing_saves_time
 from schedc.solvers.common.microbatch_order import entering
 from schedc.solvers.kernel.climb import Climber, PackedRule, climbing_scheduler, policies
-from schedc.solvers.kernel.joints import values_wait
+from schedc.solvers.kernel.joints import Room, values_wait
 from schedc.solvers.kernel.scheduler_state import count_by_stage, depth_by_stage
 from schedc.solvers.kernel.tables import NEVER
 from schedc.solvers.search.rounds import Found, Rounds
@@ -83,7 +83,7 @@ def local_search(problem: Problem, climbing: Climbing) -> Found:
         if rounds.ended_by is None and (stranded or (waits and not room and _exceeds(problem, climbers[best], pool[best]))):
             reserves, room = reserves or stranded, room or not stranded
             try:
-                other = climbing_scheduler(problem, reserves=reserves, keeps_room=room)
+                other = climbing_scheduler(problem, reserves=reserves, room=Room(room))
             except Unsupported:  # no room for all that may wait, so that what is found may be of no use
                 room, waits = False, False
             else:

@@ -22,7 +22,7 @@ from schedc.solvers.common.method import LocalSearch
 from schedc.solvers.common.microbatch_order import entry_order, known_orders, order_is_open, renamed
 from schedc.solvers.heuristics.rule_table import table_of_rules
 from schedc.solvers.kernel.climb import Climber, PackedRule, climbing_scheduler, policies, stop_flag
-from schedc.solvers.kernel.joints import values_wait
+from schedc.solvers.kernel.joints import Room, values_wait
 from schedc.solvers.kernel.list_scheduler import rule_kernel
 from schedc.solvers.kernel.tables import NEVER
 from schedc.solvers.search.rounds import climb_in_turn
@@ -58,7 +58,7 @@ class _Line:
         Raises:
             Unsupported: a rank's memory limit does not hold one microbatch.
         """
-        self.lists = climbing_scheduler(problem, reserves=reserves, keeps_room=values_wait(problem))
+        self.lists = climbing_scheduler(problem, reserves=reserves, room=Room(values_wait(problem)))
         self.climber = Climber(self.lists)
         self._run, self._scheduler = compiled(rule_kernel(problem)), self.climber.scheduler
         lanes, blocks = self._scheduler.lanes, self._scheduler.blocks

@@ -10,7 +10,7 @@ from schedc.solvers.common.method import Constructive, Template
 from schedc.solvers.templates.shape import LINE_OR_LOOP, LOOP, Grid, grid_for, schedule_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 
 class GPipe(Template, frozen=True):
@@ -102,22 +102,61 @@ class Sequential(Constructive, frozen=True):
     """Every microbatch goes there and back, each backward whole, before the next begins: slow, and there where nothing else fits.
 
     No schedule holds less: each rank's peak is the least limit with which any exists (`minimum_limit_bytes`, and its proof); but of
-    graphs, where values may wait for others. Of slices all of a microbatch go there, then all come back.
+    graphs, where values may wait for others, and of slices where stages recompute. All slices of a microbatch go there, then
+    all come back, each on all stages; where a limit has no room for the gradients of the states of several stages, all on one stage
+    after another. A stage of a graph may then turn as soon as it can.
     """
 
     name, place, graphs, slices = "sequential", 150, True, True
 
     def construct(self, problem: Problem) -> Schedule:
         """The schedule; it exists for any problem."""
-        orders: list[list[Op]] = [[] for _ in range(problem.ranks)]
-        slices = len(problem.slices) or 1
-        for first in range(0, problem.microbatches, slices):
-            path, own = problem.path(first), range(first, first + slices)
-            there = [Op(Kind.F, stage, microbatch) for microbatch in own for stage in path]
-            back = [Op(Kind.BW, stage, microbatch) for microbatch in reversed(own) for stage in reversed(path)]
-            for op in there + back:
-                orders[problem.rank_of(op)].append(op)
-        return Schedule(orders=tuple(map(tuple, orders)))
+        first = _in_turn(problem, _by_slice)
+        if (problem.is_chain and not problem.slices) or not any(limit is not None for limit in problem.memory_limit_bytes):
+            return first
+        from schedc.analysis.simulation.memory import exceeded_limit  # imports numpy, which the others do not need
+
+        made = (first, *(_in_turn(problem, by_stage) for by_stage in (_at_once, _by_stage)))
+        return next((each for each in made if exceeded_limit(problem, each) is None), first)
+
+
+def _in_turn(problem: Problem, turns: Callable[[Problem, range], list[Op]]) -> Schedule:
+    orders: list[list[Op]] = [[] for _ in range(problem.ranks)]
+    slices = len(problem.slices) or 1
+    for first in range(0, problem.microbatches, slices):
+        for op in turns(problem, range(first, first + slices)):
+            orders[problem.rank_of(op)].append(op)
+    return Schedule(orders=tuple(map(tuple, orders)))
+
+
+def _by_slice(problem: Problem, own: range) -> list[Op]:
+    path = problem.path(own[0])
+    there = [Op(Kind.F, stage, microbatch) for microbatch in own for stage in path]
+    return there + [Op(Kind.BW, stage, microbatch) for microbatch in reversed(own) for stage in reversed(path)]
+
+
+def _by_stage(problem: Problem, own: range) -> list[Op]:
+    path = problem.path(own[0])
+    there = [Op(Kind.F, stage, microbatch) for stage in path for microbatch in own]
+    return there + [Op(Kind.BW, stage, microbatch) for stage in reversed(path) for microbatch in reversed(own)]
+
+
+def _at_once(problem: Problem, own: range) -> list[Op]:
+    """By stage, and each backward as soon as all its gradients are there."""
+    path, ops = problem.path(own[0]), list[Op]()
+    waits_for = {stage: set[int]() for stage in path}
+    for edge in problem.edges_of(problem.path_of[own[0]]):
+        if edge.has_gradient:
+            waits_for[edge.source].add(edge.destination)
+    gone, back = list[int](), set[int]()
+    for turn in path:
+        ops += [Op(Kind.F, turn, microbatch) for microbatch in own]
+        gone.insert(0, turn)
+        for stage in gone:
+            if stage not in back and waits_for[stage] <= back:
+                ops += [Op(Kind.BW, stage, microbatch) for microbatch in reversed(own)]
+                back.add(stage)
+    return ops
 
 
 def _interleaved(problem: Problem, grid: Grid) -> Schedule:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ import pytest
 from inputs.graphs import graph_problem, random_order
 from inputs.problems import make_problem
 
+from schedc.analysis.bounds.residency import minimum_limit_bytes
 from schedc.analysis.simulation.memory import exceeded_limit
 from schedc.analysis.simulation.simulate import simulate
 from schedc.compile.driver import compile_problem
@@ -25,7 +27,7 @@ from schedc.solvers.common.microbatch_order import entry_order, order_is_open
 from schedc.solvers.driver.portfolio import try_methods
 from schedc.solvers.driver.registry import constructive, methods
 from schedc.solvers.heuristics.warm_up_counts import in_flight_before_first_backward, round_trip_in_flight
-from schedc.solvers.kernel.joints import room_for_values, values_wait
+from schedc.solvers.kernel.joints import Room, room_for_values, values_wait
 from schedc.solvers.kernel.list_kernel import run_rule
 from schedc.solvers.kernel.list_scheduler import list_schedule, run_compiled
 from schedc.solvers.kernel.order_evaluator import problem_arrays_of, time_orders, workspace_of
@@ -75,21 +77,45 @@ def test_any_rule_gives_a_valid_schedule(seeds: range) -> None:
         random = Random(seed)
         problem = some_problem(random)
         rule = some_rule(random, problem)
-        for keeps_room in (False, True):
+        for room in (Room(), Room(for_values=True)):
             try:
-                found = list_schedule(problem, rule, keeps_room=keeps_room)
+                found = list_schedule(problem, rule, room=room)
             except Unsupported:
                 continue
             assert verify_schedule(problem, found.schedule) == (), seed
             if not (rule.foresight and problem_arrays_of(problem).in_turn):
                 timeline = simulate(problem, found.schedule)
                 assert (found.end_ns, found.span_ns) == (timeline.makespan_ns, timeline.stage_span_ns), seed
-            if keeps_room:
+            if room.for_values:
                 assert exceeded_limit(problem, found.schedule) is None, seed
             if not found.schedule.parts and not (rule.foresight and problem_arrays_of(problem).in_turn):
                 assert by_orders_ns(problem, found.schedule) == found.objective_ns(problem.objective), seed
             made += 1
     assert made > 1.5 * len(seeds)
+
+
+@pytest.mark.parametrize("seeds", [range(60), pytest.param(range(60, 600), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("graphs", [True, False])
+def test_the_list_scheduler_finds_a_schedule_wherever_one_microbatch_after_another_fits(seeds: range, graphs: bool) -> None:
+    """And of slices wherever any schedule does; they are not refused because all that they can hold would be too much at once."""
+    found = Counter[str]()
+    for seed in seeds:
+        random = Random(seed)
+        problem = graph_problem(random, most_stages=7, most_microbatches=6, edges=graphs, slices=None if graphs else True)
+        limits = [least + random.randint(0, 6) + random.choice([0, least // 2]) for least in minimum_limit_bytes(problem)]
+        problem = replace(problem, memory_limit_bytes=tuple(limits))
+        fits = exceeded_limit(problem, constructive("sequential")(problem)) is None
+        assert fits or graphs or any(stage.recompute for stage in problem.stages), seed
+        for name in ("greedy{n_sub=1}", "rule-table") if seed % 5 == 0 else ("greedy{n_sub=1}",):
+            try:
+                schedule = constructive(name)(problem)
+            except Unsupported:
+                assert not fits, (seed, name)
+                continue
+            assert verify_schedule(problem, schedule) == (), (seed, name)
+            assert exceeded_limit(problem, schedule) is None, (seed, name)
+            found[name] += 1
+    assert found["greedy{n_sub=1}"] > 0.3 * len(seeds)
 
 
 @pytest.mark.parametrize("seeds", [range(25), pytest.param(range(25, 300), marks=pytest.mark.slow)])

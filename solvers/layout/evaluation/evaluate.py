@@ -17,7 +17,7 @@ from schedc.compiled.compiler import at_hand, compiled
 from schedc.ir import Problem, Schedule, Workload
 from schedc.lower.split_head import workload_in_parts
 from schedc.solvers.heuristics.greedy import Greedy
-from schedc.solvers.kernel.joints import within_memory
+from schedc.solvers.heuristics.memory import exceeds
 from schedc.solvers.kernel.list_scheduler import ListSchedule
 from schedc.solvers.kernel.tables import COLUMNS, NEVER, ROW, SchedulerState, example_scheduler
 from schedc.solvers.layout.evaluation.kernel import KernelResult, Sketch, evaluate, evaluate_chain
@@ -192,9 +192,8 @@ class LayoutEvaluator:
         layout = replace(kept.draft.layout(placement), split_head=self._split_head)
 
         def construct(problem: Problem) -> Schedule:
-            return within_memory(
-                problem, lambda keeps: Greedy().construct(problem) if keeps else self.schedule(kept.draft, kept.rule)
-            )
+            schedule = self.schedule(kept.draft, kept.rule)
+            return Greedy().construct(problem) if exceeds(problem, schedule) else schedule
 
         return scheduled_layout(self.workload, layout, construct, name)
 
