@@ -11,7 +11,20 @@ A factory for `schedc profile` returns a `Model`; `profile_model` measures it, a
 
 from __future__ import annotations
 
+from schedc.formats.graph_entries import LayerEdge, ModuleEntry
+from schedc.runtime.profiling.flow import measured_edges
 from schedc.runtime.profiling.layers import profile_model
 from schedc.runtime.profiling.model import MeasuredLayer, Model, load_model, merged, profile_layer, warnings
 
-__all__ = ["MeasuredLayer", "Model", "load_model", "merged", "profile_layer", "profile_model", "warnings"]
+__all__ = [
+    "LayerEdge",
+    "MeasuredLayer",
+    "Model",
+    "ModuleEntry",
+    "load_model",
+    "measured_edges",
+    "merged",
+    "profile_layer",
+    "profile_model",
+    "warnings",
+]

@@ -7,24 +7,23 @@ the microbatches of a step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import chain, pairwise
-from typing import Any, TypeAlias
+from itertools import chain, islice, pairwise
+from typing import Any
 
 import torch
 from torch import nn
 
 from schedc.analysis.comparison.times import SampledTimes
 from schedc.errors import InvalidInput, SchedcError
+from schedc.formats.graph_entries import OUTPUT
 from schedc.runtime.common.boundary import tensors_of
+from schedc.runtime.profiling.flow import Boundary, LayerFlow, by_name
 from schedc.runtime.profiling.meters import Watch, meter_for
 from schedc.runtime.profiling.model import MeasuredLayer, Model, raised
 from schedc.runtime.stage.block import StageBlock
-
-Boundary: TypeAlias = tuple[torch.Tensor, ...]
-"""What one layer gives to the next; those that require grad get a gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,42 +68,48 @@ def profile_model(
         InvalidInput: there are no layers, or one of them is no layer, fails, or does not give tensors of numbers; names it.
     """
     measured: list[MeasuredLayer] = []
-    inputs = _moved(model.inputs, device, dtype, "inputs of the model")
-    for entry, following in pairwise(chain(_named(model.layers), [None])):
+    flow = LayerFlow(model, lambda tensors, what: _moved(tensors, device, dtype, what))
+    for number, (entry, following) in enumerate(pairwise(chain(_named(model.layers), [None]))):
         assert entry is not None
-        (name, layer), last = entry, following is None
+        name, layer = entry
+        inputs, first = flow.taken(number)
         if on_layer is not None:
             on_layer(name)
-        loss_fn = model.loss_fn if last else None
-        targets = model.targets
+        names = flow.names(number, last=following is None)
+        loss_fn, targets = (None, None) if names else flow.loss(number)
         if loss_fn is not None and isinstance(targets, torch.Tensor):
             targets = targets.to(device)
         try:
             casting = nullcontext() if autocast is None else torch.autocast(device.type, autocast)
             with _on_device(layer, device, dtype), casting:
-                run, outputs = _prepare(layer, inputs, loss_fn, targets)
-                held_bytes, held_after_input_bytes = _hold(run, device, warmup, first=not measured)
+                run, values = _prepare(layer, inputs, names or [OUTPUT], loss_fn, targets)
+                held_bytes, held_after_input_bytes = _hold(run, device, warmup, first=first)
                 times = _time(run, Watch(device), repeats)
+                flow.give(number, values if names else {})
         except SchedcError as error:
             raise InvalidInput(f"layer {name!r}: {error}") from error
         except Exception as error:
             raise InvalidInput(f"layer {name!r} fails: {raised(error)}") from error
-        with_gradient = tuple(tensor for tensor in outputs if tensor.requires_grad)
+        sizes = {
+            key: (_num_bytes(each), _num_bytes([tensor for tensor in each if tensor.requires_grad])) for key, each in values.items()
+        }
+        sent = None if loss_fn is not None else sizes.get(OUTPUT, (0, 0))
         measured.append(
             MeasuredLayer(
                 name=name,
                 **times,
                 held_bytes=held_bytes,
                 held_after_input_bytes=held_after_input_bytes,
-                message_bytes=None if loss_fn is not None else _num_bytes(outputs),
-                gradient_message_bytes=None if loss_fn is not None else _num_bytes(with_gradient),
+                message_bytes=None if sent is None else sent[0],
+                gradient_message_bytes=None if sent is None else sent[1],
+                values=sizes if loss_fn is None else {},
                 parameters=sum(parameter.numel() for parameter in layer.parameters()),
-                structure=_structure(layer, run.inputs, first=not measured, with_loss=loss_fn is not None),
+                structure=_structure(layer, run.inputs, first=first, with_loss=loss_fn is not None),
             )
         )
-        inputs = outputs
     if not measured:
         raise InvalidInput("the model has no layers")
+    flow.check(len(measured))
     return tuple(measured)
 
 
@@ -133,24 +138,30 @@ def _named(layers: object) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _prepare(
-    layer: nn.Module, inputs: Boundary, loss_fn: Callable[..., torch.Tensor] | None, targets: object
-) -> tuple[_Run, Boundary]:
-    """The layer's run, and its outputs, the next layer's inputs; found by running it once."""
+    layer: nn.Module, inputs: Boundary, names: Sequence[str], loss_fn: Callable[..., torch.Tensor] | None, targets: object
+) -> tuple[_Run, dict[str, Boundary]]:
+    """The layer's run, and its values by name; found by running it once."""
+    parts: list[tuple[str, int]] = []
 
-    def with_loss(*values: torch.Tensor) -> torch.Tensor:
-        assert loss_fn is not None
-        loss = loss_fn(layer(*values), targets)
+    def work(*values: torch.Tensor) -> object:
+        found = layer(*values)
+        if loss_fn is None:
+            named = by_name(found, names)
+            parts[:] = [(name, len(each)) for name, each in named.items()]
+            return tuple(tensor for each in named.values() for tensor in each)
+        loss = loss_fn(found, targets)
         if not isinstance(loss, torch.Tensor) or loss.dim():
-            found = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-            raise InvalidInput(f"loss_fn gives {found}, expected a scalar tensor")
+            kind = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise InvalidInput(f"loss_fn gives {kind}, expected a scalar tensor")
         return loss
 
-    work = layer if loss_fn is None else with_loss
     outputs = tuple(tensor for tensor in block_of(work, inputs, split=True).take() if tensor is not None)
     wrong = next((tensor for tensor in outputs if tensor.is_floating_point() and bool(tensor.isnan().any())), None)
     if wrong is not None:
         raise InvalidInput(f"it gives NaN, in a tensor of shape {list(wrong.shape)}; expected inputs and weights as in training")
-    return _Run(work=work, inputs=inputs, gradients=_gradients_for(outputs, loss=loss_fn is not None)), outputs
+    run = _Run(work=work, inputs=inputs, gradients=_gradients_for(outputs, loss=loss_fn is not None))
+    found = iter(outputs)
+    return run, {name: tuple(islice(found, count)) for name, count in parts}
 
 
 def _hold(run: _Run, device: torch.device, warmup: int, *, first: bool) -> tuple[int, int]:
@@ -243,7 +254,7 @@ def _gradients_for(outputs: Boundary, *, loss: bool) -> Boundary:
     return tuple(torch.randn_like(tensor) if tensor.requires_grad else torch.zeros_like(tensor) for tensor in outputs)
 
 
-def _num_bytes(tensors: Boundary) -> int:
+def _num_bytes(tensors: Sequence[torch.Tensor]) -> int:
     """What a transfer of them carries."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 import traceback
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,10 +21,12 @@ from schedc.formats.profile_file import LayerEntry, SpreadEntry
 from schedc.spelling import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from types import ModuleType
 
     from torch import nn
+
+    from schedc.formats.graph_entries import LayerEdge, ModuleEntry
 
 SMALL_SHARE = 0.05
 """Times below this share of their layer's sum are too short for their spread to matter."""
@@ -39,12 +41,18 @@ class Model:
     layers: Iterable[tuple[str, nn.Module]]
     """Name and module of each layer; each takes what the one before gives, a tensor or the tensors of a tuple. They are asked for
     one by one, and at most two are held at a time: if a generator makes them, the model may be larger than the device."""
-    inputs: torch.Tensor | tuple[torch.Tensor, ...]
-    """One microbatch: what the first layer takes."""
+    inputs: Any
+    """One microbatch: what the first layer takes, a tensor or a tuple of them. Of a graph a dict, with what each module takes that
+    begins with the batch, by its name."""
     targets: object = None
-    """What `loss_fn` compares the last layer's output with."""
-    loss_fn: Callable[..., torch.Tensor] | None = None
-    """`loss_fn(output, targets)`, a scalar; measured with the last layer. None: the last layer is measured without a loss."""
+    """What `loss_fn` compares the last layer's output with; of several losses by the names of their modules."""
+    loss_fn: Any = None
+    """`loss_fn(output, targets)`, a scalar; measured with the last layer. None: the last layer is measured without a loss. Of
+    several losses a dict by the names of their modules, or one for all."""
+    modules: Sequence[ModuleEntry] = ()
+    """Where the layers are a graph, the chains that it has: as a job's `[[module]]`. None: all layers are one chain."""
+    edges: Sequence[LayerEdge] = ()
+    """What layers take besides: as a job's `[[edge]]`, without sizes, which are measured."""
     name: str = ""
     """For people."""
 
@@ -149,6 +157,8 @@ class MeasuredLayer:
     """The outputs; None for a last layer, whose output is the loss."""
     gradient_message_bytes: int | None
     """The gradients of those outputs that have one."""
+    values: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """By the name of what others take of it, the bytes and those of the gradients that come back."""
     parameters: int
     """This many numbers, in each of the equal layers."""
     structure: str
@@ -196,7 +206,7 @@ def merged(layers: Iterable[MeasuredLayer]) -> tuple[MeasuredLayer, ...]:
     one's, `block.0 … block.31`.
     """
     found = []
-    for _, alike in groupby(layers, key=lambda one: (one.structure, one.held_bytes, one.held_after_input_bytes, one.message_bytes)):
+    for _, alike in groupby(layers, key=lambda one: (one.structure, one.held_bytes, one.held_after_input_bytes, one.values)):
         first, *others = group = tuple(alike)
         if others:
             together: dict[str, Any] = {

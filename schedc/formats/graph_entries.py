@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import re
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeAlias
 
 from msgspec import Meta
 
 from schedc.io.conform import Count, Section, Size, key
-from schedc.io.location import show
+from schedc.io.location import Location, show
 from schedc.ir import Edge, TiedWeight
 from schedc.spelling import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from schedc.io.location import Location
     from schedc.ir import Layer
 
 Name: TypeAlias = Annotated[str, Meta(min_length=1, pattern=r"^[A-Za-z_][\w-]*$")]
@@ -93,52 +92,46 @@ def ties_of_entries(
     return tuple(found)
 
 
-def edges_of_entries(
-    modules: Sequence[ModuleEntry], edges: Sequence[LayerEdge], layers: Sequence[Layer], places: tuple[Location, Location]
-) -> tuple[Edge, ...]:
-    """The edges between layers; none: they are a chain.
+class LayerJoint(NamedTuple):
+    """An edge between two layers, and the entry that says so; None: it is one within or between modules."""
+
+    source: int
+    destination: int
+    entry: LayerEdge | None
+    place: Location
+
+    @property
+    def value(self) -> str:
+        """What it carries."""
+        return OUTPUT if self.entry is None else self.entry.value
+
+
+def joints_of(
+    modules: Sequence[ModuleEntry], edges: Sequence[LayerEdge], layers: int, places: tuple[Location, Location]
+) -> tuple[LayerJoint, ...]:
+    """The edges between layers: those of each module, its inputs first, then the others.
 
     Args:
         modules: in the order of the forward; none: all layers are one.
         edges: besides those within and between modules.
-        layers: with their sizes.
+        layers: how many there are.
         places: of the modules and of the edges, for errors.
 
     Raises:
-        InvalidInput: modules that do not have all layers, names that do not exist, edges that lead back or are given before, a
-            value of two sizes, or a part of the model that nothing joins with the rest.
+        InvalidInput: modules that do not have all layers, names that do not exist, edges that lead back or are given before, or a
+            part of the model that nothing joins with the rest.
     """
-    if not modules and not edges:
-        return ()
-    first = _first_layers(modules, len(layers), places[0])
-    found: dict[tuple[int, int], Edge] = {}
+    first = _first_layers(modules, layers, places[0])
+    found: dict[tuple[int, int], LayerJoint] = {}
 
     def add(source: int, destination: int, of: LayerEdge | None, place: Location) -> None:
         if source >= destination:
             raise place.refuse(f"an edge from layer {source} to layer {destination}", "one to a layer behind its source")
-        layer = layers[source]
-        size, back, value, has_gradient = layer.message_bytes, layer.gradient_message_bytes, OUTPUT, True
-        if of is not None:
-            value, has_gradient = of.value, of.gradient
-            if of.message_bytes is not None:
-                size = back = of.message_bytes
-            back = back if of.gradient_message_bytes is None else of.gradient_message_bytes
         if (source, destination) in found:
             raise place.refuse(f"a second edge from layer {source} to layer {destination}", "one, which may carry several tensors")
-        named = values.setdefault(source, {})
-        number, known = named.setdefault(value, (len(named), size))
-        if known != size:
-            raise place.refuse(f"{show(value)} of layer {source} with {size} B", f"{known} B, as of an edge before")
-        found[source, destination] = Edge(
-            source=source,
-            destination=destination,
-            message_bytes=size,
-            gradient_message_bytes=back if has_gradient else None,
-            value=number,
-        )
+        found[source, destination] = LayerJoint(source, destination, of, place)
 
-    values: dict[int, dict[str, tuple[int, int]]] = {}
-    starts = [*first.values(), len(layers)]
+    starts = [*first.values(), layers]
     for at, (begin, end) in enumerate(pairwise(starts)):
         inputs = modules[at].inputs if modules else ()
         before = list(first)[at - 1 : at] if inputs is None else inputs
@@ -150,12 +143,52 @@ def edges_of_entries(
             add(layer, layer + 1, None, places[0] / at / "layers")
     for at, entry in enumerate(edges):
         place = places[1] / at
-        source = _layer(entry.source, first, len(layers), place / "source", last=True)
-        add(source, _layer(entry.destination, first, len(layers), place / "destination", last=False), entry, place)
-    _check_joined(found, first, len(layers), places[0])
-    if list(found) == list(pairwise(range(len(layers)))) and all(edge.has_gradient for edge in found.values()):
-        return ()
+        source = _layer(entry.source, first, layers, place / "source", last=True)
+        add(source, _layer(entry.destination, first, layers, place / "destination", last=False), entry, place)
+    _check_joined(found, first, layers, places[0])
     return tuple(found.values())
+
+
+def edges_of_entries(
+    modules: Sequence[ModuleEntry], edges: Sequence[LayerEdge], layers: Sequence[Layer], places: tuple[Location, Location]
+) -> tuple[Edge, ...]:
+    """The edges between layers; none: they are a chain.
+
+    Args:
+        modules: as of `joints_of`.
+        edges: likewise.
+        layers: with their sizes.
+        places: of the modules and of the edges, for errors.
+
+    Raises:
+        InvalidInput: as `joints_of`, and a value of two sizes.
+    """
+    if not modules and not edges:
+        return ()
+    values: dict[int, dict[str, tuple[int, int]]] = {}
+    found = []
+    for joint in joints_of(modules, edges, len(layers), places):
+        source, of, value = joint.source, joint.entry, joint.value
+        size, back = layers[source].message_bytes, layers[source].gradient_message_bytes
+        if of is not None:
+            if of.message_bytes is not None:
+                size = back = of.message_bytes
+            back = back if of.gradient_message_bytes is None else of.gradient_message_bytes
+        named = values.setdefault(source, {})
+        number, known = named.setdefault(value, (len(named), size))
+        if known != size:
+            raise joint.place.refuse(f"{show(value)} of layer {source} with {size} B", f"{known} B, as of an edge before")
+        found.append(
+            Edge(
+                source=source,
+                destination=joint.destination,
+                message_bytes=size,
+                gradient_message_bytes=back if of is None or of.gradient else None,
+                value=number,
+            )
+        )
+    pairs = [(edge.source, edge.destination) for edge in found]
+    return () if pairs == list(pairwise(range(len(layers)))) and all(edge.has_gradient for edge in found) else tuple(found)
 
 
 def _first_layers(modules: Sequence[ModuleEntry], layers: int, place: Location) -> dict[str, int]:

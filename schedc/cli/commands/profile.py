@@ -48,7 +48,7 @@ def profile_command(
         _from_traces(from_trace or [], output, as_json=as_json)
         return
     from schedc.formats.profile_file import profile_json
-    from schedc.runtime.profiling import load_model, merged, profile_layer, profile_model, warnings
+    from schedc.runtime.profiling import load_model, measured_edges, merged, profile_layer, profile_model, warnings
     from schedc.runtime.profiling.model import described, device_named, dtype_named
     from schedc.view.terminal.profile import ProfileRow, console_beside, measured_json, shown_profile
     from schedc.view.terminal.progress import working
@@ -70,7 +70,8 @@ def profile_command(
         )
     written = merged(measured) if merge else measured
     rows = [ProfileRow(profile_layer(layer), layer.phases(), layer.parameters, layer.held_bytes) for layer in written]
-    write_output(output, profile_json([row.layer for row in rows], model=loaded.name).encode())
+    layers, edges = [row.layer for row in rows], measured_edges(loaded, measured)
+    write_output(output, profile_json(layers, modules=loaded.modules, edges=edges, model=loaded.name).encode())
     notes, on = warnings(measured, written), described(where)
     if as_json:
         show({"model": loaded.name, "measured_on": on, **measured_json(rows, notes)})
