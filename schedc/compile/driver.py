@@ -62,6 +62,10 @@ class GivenLayout:
         """What the search gets of the time limit."""
         return max(0.0, time_s - spent_s - checks_s(self.problem))
 
+    def whole_ns(self, _: Sequence[Candidate]) -> int | None:
+        """None: slices are given."""
+        return None
+
     def solve(self, settings: SearchSettings, bounds: Bounds, _: float | None) -> tuple[BestKnown, Problem, Bounds]:
         """What a search finds, the problem of its best schedule, and the problem's bounds.
 
@@ -100,9 +104,18 @@ class OpenLayouts:
 
     def search_s(self, time_s: float, _: float) -> float:
         """What the search gets of the time limit."""
-        ops = 3 * self.workload.microbatches * 2 * self.workload.ranks
+        from schedc.solvers.driver.layout_work import ops_of_two_chunks
+
+        ops = ops_of_two_chunks(self.workload, self.open_layout)
         kept_s = ops * CHECKS_S_PER_OP + OWN_BOUNDS_SHARE * time_s * min(1.0, ops / MOST_BOUNDED_OPS)
         return max(0.5 * time_s, time_s - kept_s)
+
+    def whole_ns(self, candidates: Sequence[Candidate]) -> int | None:
+        """The least objective of whole microbatches, where slices are open."""
+        from schedc.solvers.layout.cuts import WHOLE
+
+        found = (each.objective_ns for each in candidates if f", {WHOLE} " in each.method and each.objective_ns is not None)
+        return min(found, default=None) if self.open_layout.slices is not None else None
 
     def solve(self, settings: SearchSettings, _: Bounds, clock_s: float | None) -> tuple[BestKnown, Problem, Bounds]:
         """The same, of the layout that is chosen; it is bounded here where all the work has `clock_s`, else with its certificate.
@@ -143,6 +156,8 @@ class Compiled:
     """How many layouts were evaluated."""
     chosen: str = ""
     """Where a layout was chosen, the candidate that has it."""
+    whole_ns: int | None = None
+    """Where slices were chosen, the least objective of what has whole microbatches; None: they were not, or nothing was found."""
 
     @property
     def layout(self) -> Layout | None:
@@ -208,6 +223,7 @@ def compile_question(
         ended=known.ended,
         layouts=known.layouts,
         chosen=known.title,
+        whole_ns=question.whole_ns(known.candidates) if problem.slices else None,
     )
 
 

@@ -116,10 +116,16 @@ def check_open(workload: Workload, open_layout: OpenLayout, job: JobFile, root: 
                 raise at.refuse(layer, f"one, as {where}")
         if job.memory is not None and (open_layout.recompute_is_open or any(open_layout.recompute)):
             raise at.refuse(layer, "one, as a stage that recomputes keeps the message in limited memory")
-    work_ns = sum(max(layer.forward_again_ns or layer.forward_ns) + _work_ns(layer) for layer in layers)
     stages = open_layout.stages or min(len(layers), open_layout.chunks * workload.ranks)
-    passed_ns = 2 * stages * _message_ns(links, layers)
-    step_ns = workload.microbatches * (ceil(work_ns / min(device.speed for device in workload.devices)) + 4 * stages + passed_ns)
+    slices = 1 if open_layout.slices is None else open_layout.slices.most
+    if 3 * stages * workload.microbatches * slices > MOST_OPS:
+        made = f"which makes {3 * stages * workload.microbatches * slices} compute ops with {stages} stages"
+        raise (root / "slices").refuse(f"up to {slices} slices, {made}", f"fewer, as a plan has at most {MOST_OPS} compute ops")
+    work_ns = sum(
+        (max(layer.forward_again_ns or layer.forward_ns) + _work_ns(layer)) * (1 + (slices - 1) * layer.fixed) for layer in layers
+    )
+    passed_ns = 2 * stages * slices * (2 + _message_ns(links, layers)) + 4 * (slices - 1) * len(layers)
+    step_ns = workload.microbatches * (ceil(work_ns / min(device.speed for device in workload.devices)) + passed_ns)
     held_bytes = workload.microbatches * sum(layer.activation_bytes for layer in layers)
     _check_sums(step_ns, held_bytes, root / "profile", up_to="up to ")
     capacities = [device.capacity_bytes for device in workload.devices if device.capacity_bytes is not None]

@@ -1,12 +1,14 @@
 """A plan's layout put into the job that leaves it open: as values that are set, or as a copy of the job's file.
 
-Only what is "auto" in [pipeline] is replaced (and the partition, where the placement is), so the job stays what it is otherwise.
+Only what is "auto" in [pipeline] and [slices] is replaced (and the partition, where the placement is), so the job stays what it is
+otherwise.
 """
 
 from __future__ import annotations
 
 import os
 import tomllib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from schedc.errors import Defect, InvalidInput
@@ -37,7 +39,14 @@ def job_in_layout(source: JobSource, plan: Plan, said: str) -> Job:
     unlike = InvalidInput(f"{said}: found a layout that {source.place.file} does not leave open, expected a plan of this job")
     if table.get("ranks") != plan.problem.ranks:
         raise unlike
-    job = checked_job(with_set(source, Override(("pipeline",), _chosen(table, plan), said)))
+    source = with_set(source, Override(("pipeline",), _chosen(table, plan), said))
+    if _are_open(source.document):
+        slices = _chosen_slices(source.document["slices"], plan)
+        if slices:
+            source = with_set(source, Override(("slices",), slices, said))
+        else:
+            source = replace(source, document={key: value for key, value in source.document.items() if key != "slices"})
+    job = checked_job(source)
     if job.given_problem is None or _layout_of(job.problem) != _layout_of(plan.problem):
         raise unlike
     return job
@@ -82,6 +91,14 @@ def job_text_in_layout(source: JobSource, plan: Plan, path: Path) -> bytes:
     for key, value in chosen.items():
         if pipeline.get(key) != value:
             pipeline[key] = value
+    if _are_open(document):
+        slices = _chosen_slices(document["slices"].unwrap(), plan)
+        for key in [key for key in document["slices"] if key not in slices]:
+            del document["slices"][key]
+        if slices:
+            document["slices"]["lengths"] = slices["lengths"]
+        else:
+            del document["slices"]
     if "name" not in document:
         document["name"] = plan.name
     text = tomlkit.dumps(document)
@@ -113,8 +130,22 @@ def _chosen(pipeline: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
     return made
 
 
+def _are_open(document: Mapping[str, Any]) -> bool:
+    """Whether the job leaves cuts into slices open."""
+    slices = document.get("slices")
+    return isinstance(slices, dict) and AUTO in (slices.get("count"), slices.get("lengths"))
+
+
+def _chosen_slices(slices: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+    """The table [slices] with the plan's; empty: its microbatches are whole."""
+    if not plan.problem.slices:
+        return {}
+    kept = {key: value for key, value in slices.items() if key not in ("count", "tokens", "granularity", "most")}
+    return {**kept, "lengths": list(plan.problem.slices)}
+
+
 def _layout_of(problem: Problem) -> object:
-    return problem.paths, [(stage.rank, stage.layers, stage.recompute) for stage in problem.stages]
+    return problem.slices, problem.paths, [(stage.rank, stage.layers, stage.recompute) for stage in problem.stages]
 
 
 def _set(document: Any, override: Override) -> None:

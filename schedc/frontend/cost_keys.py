@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, structs
 
@@ -93,8 +93,19 @@ class LengthsSection(Section, frozen=True, kw_only=True):
 class SlicesSection(Section, frozen=True, kw_only=True):
     """Microbatches cut along their sequence: how many slices, and what each of them takes of a whole microbatch's durations."""
 
-    count: Annotated[Count | None, key("This many slices of equal length.")] = None
-    lengths: Annotated[tuple[Count, ...] | None, key("Instead of `count`: the length of each slice, in tokens.")] = None
+    count: Annotated[
+        Count | Literal["auto"] | None,
+        key("This many slices, of equal length unless `lengths` says otherwise. auto: [chosen](#slices-that-schedc-chooses)."),
+    ] = None
+    lengths: Annotated[
+        tuple[Count, ...] | Literal["auto"] | None,
+        key("Instead of `count`: the length of each slice, in tokens. auto: chosen, for `count` slices."),
+    ] = None
+    tokens: Annotated[Count | None, key("The tokens of a microbatch's sequence. Required with auto, else refused.")] = None
+    granularity: Annotated[
+        Count | None, key("With auto: lengths are multiples of this many tokens, but for the last one's. Default: 128.")
+    ] = None
+    most: Annotated[Count | None, key('With `count = "auto"`: at most this many slices. Default: 32.')] = None
     quadratic: Annotated[
         Annotated[float, Meta(ge=0, le=1)] | None,
         key(
@@ -113,18 +124,50 @@ class SlicesSection(Section, frozen=True, kw_only=True):
     ] = None
 
     def rules(self) -> Rules:
-        """One way to cut, into two slices or more; shares of one whole."""
-        if (self.count is None) == (self.lengths is None):
-            yield "count", "a value beside slices.lengths" if self.count else "nothing", "one of slices.count and slices.lengths"
-        if self.count == 1 or (self.lengths is not None and len(self.lengths) < 2):
-            yield "count" if self.count else "lengths", "one slice", "two or more, or no [slices]"
+        """One way to cut, into two slices or more; what leaves cuts open; shares of one whole."""
+        count, lengths = self.count, self.lengths
+        if (count is None) == (lengths is None) and lengths != "auto":
+            yield "count", "a value beside slices.lengths" if count else "nothing", "one of slices.count and slices.lengths"
+        if count == 1 or (isinstance(lengths, tuple) and len(lengths) < 2):
+            yield "count" if count else "lengths", "one slice", "two or more, or no [slices]"
         if self.fixed + (self.quadratic or 0) > 1:
             yield "fixed", f"{self.fixed} beside quadratic = {self.quadratic}", "shares that add up to at most 1"
+        has_auto, counts_auto = 'slices.count or lengths = "auto"', 'slices.count = "auto"'
+        for name, value, may, what in (
+            ("tokens", self.tokens, self.is_open, has_auto),
+            ("granularity", self.granularity, self.is_open, has_auto),
+            ("most", self.most, self.is_open and not isinstance(count, int), counts_auto),
+        ):
+            if value is not None and not may:
+                yield name, f"a value without {what}", "both, or neither of them"
+        if self.is_open and self.tokens is None:
+            yield "tokens", "nothing", "how many a microbatch's sequence has, as slices are chosen"
+        elif self.is_open and self.counts[0] > self.counts[1]:
+            fit = -(-(self.tokens or 0) // self.multiple)
+            yield "count", f"{count}", f"at most {fit}, as a slice has {self.multiple} of {self.tokens} tokens or more"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether cuts are to be chosen."""
+        return "auto" in (self.count, self.lengths)
+
+    @property
+    def multiple(self) -> int:
+        """Of how many tokens lengths are multiples, where cuts are chosen."""
+        return self.granularity or 128
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """The fewest and the most slices that may be chosen."""
+        fit = -(-(self.tokens or 0) // self.multiple)
+        return (self.count, min(self.count, fit)) if isinstance(self.count, int) else (1, min(self.most or 32, fit))
 
     @property
     def cut(self) -> tuple[int, ...]:
-        """The lengths; equal ones are 1 each."""
-        return self.lengths or (1,) * (self.count or 1)
+        """The lengths that are given; equal ones are 1 each. None: they are chosen."""
+        if self.is_open:
+            return ()
+        return self.lengths if isinstance(self.lengths, tuple) else (1,) * int(self.count or 1)
 
 
 class MemorySection(Section, frozen=True, kw_only=True):

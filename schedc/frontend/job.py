@@ -34,11 +34,12 @@ from schedc.frontend.sections import (
     read_speeds,
     read_updates,
 )
-from schedc.frontend.slices import layers_in_slices
+from schedc.frontend.slices import layers_for_slices, open_slices
 from schedc.frontend.topology import check_connected, read_network, read_topology
 from schedc.io.conform import conform
 from schedc.ir import Layout, OpenLayout, Problem, Workload
 from schedc.lower.problem import crossed_by, edges_between, problem_of, tied_apart
+from schedc.lower.slices import in_slices
 from schedc.lower.split_head import without_head
 from schedc.verify.layout import verify_layout
 from schedc.verify.workload import verify_workload
@@ -99,7 +100,10 @@ class Job:
 
     def _is_open(self) -> InvalidInput:
         keys = [key for key in ("placement", "partition", "recompute", "head") if getattr(self.file.pipeline, key) == AUTO]
-        return (self.source.place / "pipeline" / keys[0]).refuse(
+        section = "pipeline" if keys else "slices"
+        if self.file.slices is not None:
+            keys += [key for key in ("count", "lengths") if getattr(self.file.slices, key) == AUTO]
+        return (self.source.place / section / keys[0]).refuse(
             '"auto"',
             "a given one, as this command chooses no layout: take a plan's with --layout PLAN, or have it written into a job with"
             " schedc compile --write-job FILE",
@@ -173,7 +177,7 @@ def _workload_and_layout(job: JobFile, source: JobSource) -> tuple[Workload, Lay
     topology, at = read_topology(job.topology, source)
     layers, layers_of_stage, profile = read_layers(job, source, placed)
     edges = read_edges(job, profile, layers, source)
-    layers = layers_in_slices(job, layers_of_lengths(job, source, layers), quadratic_of(profile, len(layers)), root)
+    layers = layers_for_slices(job, layers_of_lengths(job, source, layers), quadratic_of(profile, len(layers)), root)
     network = read_network(topology, pipeline.ranks, at)
     if placed is None:
         check_joined(network, pipeline.ranks, at)
@@ -185,7 +189,7 @@ def _workload_and_layout(job: JobFile, source: JobSource) -> tuple[Workload, Lay
     trunks = {link.trunk for pair in crossed if (link := network.link(*pair))} if job.data_parallel else set()
     workload = Workload(
         name=job.name or source.default_name,
-        microbatches=job.units,
+        microbatches=pipeline.microbatches,
         layers=memory.held_by(layers),
         devices=read_speeds(job.devices, memory.devices),
         network=network,
@@ -196,10 +200,11 @@ def _workload_and_layout(job: JobFile, source: JobSource) -> tuple[Workload, Lay
         semantics=pipeline.semantics,
         objective=job.objective.minimize,
         edges=edges,
-        slices=() if job.slices is None else job.slices.cut,
         ties=read_ties(job, profile, len(layers), root),
         **read_updates(job, placed, layers, root),
     )
+    workload = in_slices(workload, () if job.slices is None else job.slices.cut)
+    slices = open_slices(job)
     recompute = read_recomputed(pipeline, placed, root / "pipeline")
     recomputed = frozenset(stage for stage, recomputes in enumerate(recompute) if recomputes)
     if layers_of_stage is None and placed is not None and pipeline.partition is None and pipeline.head != AUTO:
@@ -207,7 +212,7 @@ def _workload_and_layout(job: JobFile, source: JobSource) -> tuple[Workload, Lay
 
         divided = workload if pipeline.head == "whole" else without_head(workload)
         layers_of_stage = balanced_partition(divided, placed, recomputed)
-    if placed is None or layers_of_stage is None or pipeline.is_open:
+    if placed is None or layers_of_stage is None or pipeline.is_open or slices:
         chunks = pipeline.chunks or _DEFAULT_CHUNKS
         if placed is None:
             check_stages(job, len(layers), chunks, root)
@@ -218,6 +223,7 @@ def _workload_and_layout(job: JobFile, source: JobSource) -> tuple[Workload, Lay
             recompute=recompute,
             recompute_is_open=pipeline.recompute == AUTO,
             heads={"whole": (False,), "split": (True,), "auto": (False, True)}[pipeline.head],
+            slices=slices,
         )
         return workload, None, open_layout
     rank = placed.rank_of_stage

@@ -297,7 +297,7 @@ class JobFile(Section, frozen=True, kw_only=True):
     @property
     def units(self) -> int:
         """How many microbatches of their own number there are: all, or the slices of all."""
-        return self.pipeline.microbatches * (1 if self.slices is None else len(self.slices.cut))
+        return self.pipeline.microbatches * (1 if self.slices is None else len(self.slices.cut) or 1)
 
     def rules(self) -> Rules:
         """What sections say of each other: costs by stage, which cannot be divided or placed elsewhere; values per rank."""

@@ -12,10 +12,10 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from schedc.frontend.job_source import named_bytes
-from schedc.frontend.profile import alike_or_each
 from schedc.io.input_file import without_mark
 from schedc.io.location import Location, show
 from schedc.ir import BLOCKS, Layer
+from schedc.lower.slices import alike_or_each
 from schedc.units import parse_duration_ns
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from schedc.io.location import Location
 from schedc.io.tables import parse_json
 from schedc.ir import Edge, Layer, Placement, TiedWeight
 from schedc.lower.problem import together_ns
+from schedc.lower.slices import alike_or_each
 from schedc.spelling import counted
 from schedc.units import MAX_QUANTITY
 
@@ -134,11 +135,6 @@ def per_stage(values: T | tuple[T, ...], placed: Placement | None, location: Loc
     if not isinstance(values, tuple):
         return (values,) * len(placed.rank_of_stage)
     return _of_stages(values, placed, location)
-
-
-def alike_or_each(durations_ns: tuple[int, ...]) -> tuple[int, ...]:
-    """One duration for all microbatches where they take the same time, else one for each."""
-    return durations_ns if len(set(durations_ns)) > 1 else durations_ns[:1]
 
 
 def _of_stages(values: tuple[T, ...], placed: Placement, location: Location) -> tuple[T, ...]:

@@ -51,6 +51,28 @@ class Layout(Placement):
     """The stages that keep only their input from F, and run F again before their backward."""
     split_head: bool = False
     """Whether the last layer, the head, is in parts, a stage on each rank (`schedc.lower.split_head`); the rest is of others."""
+    slices: tuple[int, ...] = ()
+    """The lengths of the slices of each microbatch; none: as the Workload has them, which is whole where they are open."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenSlices:
+    """Microbatches may be cut along their sequence, all alike, behind any multiple of `granularity` tokens."""
+
+    tokens: int
+    """Of the sequence of a microbatch."""
+    granularity: int
+    least: int
+    """The fewest slices; 1: a microbatch may stay whole."""
+    most: int
+    """The most slices; no more than there are multiples of the granularity."""
+
+    def has(self, lengths: tuple[int, ...]) -> bool:
+        """Whether these are slices that may be chosen; none are those of a whole microbatch."""
+        if len(lengths) < 2:
+            return not lengths and self.least == 1
+        cuts = all(length > 0 and length % self.granularity == 0 for length in lengths[:-1])
+        return cuts and lengths[-1] > 0 and sum(lengths) == self.tokens and self.least <= len(lengths) <= self.most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +91,8 @@ class OpenLayout:
     """Whether any stage may recompute; then none does in the layouts that a search begins with."""
     heads: tuple[bool, ...] = (False,)
     """Whether the head is split over the ranks; both: that is open, too. What else is given is then for the layers before it."""
+    slices: OpenSlices | None = None
+    """None: as the Workload has them; else it has whole microbatches."""
 
     def __post_init__(self) -> None:
         """Refuse several paths, numbers of stages that differ, and recomputation that is both given and open."""

@@ -207,6 +207,7 @@ class Problem:
             layers_of_stage=self.origin.layers_of_stage,
             recomputed=frozenset(index for index, stage in enumerate(self.stages) if stage.recompute),
             placement=self.placement,
+            slices=self.slices,
         )
 
     @property

@@ -43,6 +43,10 @@ class Layer(BlockCosts):
     """What its stage holds for it all the time: weights, gradients, optimizer state."""
     state_gradient_bytes: int = 0
     """What the gradients of its state take, of a whole microbatch, where that is in slices."""
+    fixed: Fraction = Fraction(0)
+    """Of the durations of a whole microbatch, what each of its slices takes, however short it is."""
+    quadratic: tuple[Fraction, Fraction] = (Fraction(0), Fraction(0))
+    """Of its F and of its B, the share that grows with the square of the tokens (`schedc.lower.slices`)."""
     split_message_bytes: int = 0
     """Of a head that is split over ranks, what each part sends the join of them, and gets back: a few numbers for each token."""
     position: tuple[int, int] | None = None

@@ -27,6 +27,7 @@ from schedc.ir import (
     Workload,
     are_alike,
 )
+from schedc.lower.slices import in_slices
 from schedc.lower.split_head import with_split_head
 from schedc.units import MAX_QUANTITY
 from schedc.verify.problem import verify_problem
@@ -44,6 +45,8 @@ def problem_of(workload: Workload, layout: Layout) -> Problem:
     Raises:
         ValueError: the placement crosses from one rank to another that nothing connects.
     """
+    if not workload.slices:
+        workload = in_slices(workload, layout.slices)
     if layout.split_head:
         workload, layout = with_split_head(workload, layout)
     parts = enumerate(zip(layout.rank_of_stage, layout.layers_of_stage, _static_where_it_counts(workload, layout), strict=True))

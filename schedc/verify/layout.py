@@ -9,8 +9,8 @@ from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
-from schedc.ir import Layout, OpenLayout, Semantics, Workload
-from schedc.verify.violation import Checks, Found, Violation, absent, path_faults
+from schedc.ir import BLOCKS, Layout, OpenLayout, Semantics, Workload
+from schedc.verify.violation import Checks, Found, Violation, absent, path_faults, slice_faults
 
 SHAPE: Checks[[Workload, Layout]] = Checks()
 MEANING: Checks[[Workload, Layout]] = Checks()
@@ -178,6 +178,20 @@ def check_one_path(workload: Workload, layout: Layout) -> Found:
 
 
 @SHAPE
+def check_slices(workload: Workload, layout: Layout) -> Found:
+    """Slices are the workload's, or cut whole microbatches that are alike, of a run whose steps end, in no torch semantics."""
+    if not layout.slices or layout.slices == workload.slices:
+        return
+    if workload.slices:
+        yield "slices", f"found {list(layout.slices)}, the workload has {list(workload.slices)}"
+    yield from slice_faults(layout.slices, len(layout.slices))
+    if any(len(layer.durations_ns(kind)) > 1 for layer in workload.layers for kind in BLOCKS):
+        yield "slices", "expected durations that are one for all microbatches, as these are cut"
+    if workload.semantics is Semantics.TORCH or workload.updates is not None or len(layout.paths) > 1:
+        yield "slices", "expected one path, steps that end before the next begins, and no torch semantics"
+
+
+@SHAPE
 def check_recomputed(workload: Workload, layout: Layout) -> Found:
     """The stages that recompute exist. Torch's runtime has none."""
     for stage in sorted(layout.recomputed):
@@ -217,6 +231,10 @@ def check_open_layout(open_layout: OpenLayout, layout: Layout) -> Found:
             if count > open_layout.chunks:
                 message = f"rank {rank} has {count} stages, expected at most {open_layout.chunks}, the job's chunks"
                 yield "rank_of_stage", message
+    slices = open_layout.slices
+    if slices is not None and not slices.has(layout.slices):
+        each = f"cut at multiples of {slices.granularity} of {slices.tokens} tokens"
+        yield "slices", f"found {list(layout.slices)}, the job gives {slices.least} to {slices.most}, {each}"
     if layout.split_head not in open_layout.heads:
         yield "split_head", f"found {layout.split_head}, the job gives {' or '.join(map(str, open_layout.heads))}"
     bounds = open_layout.layers_of_stage

@@ -46,12 +46,14 @@ def check_microbatch_costs(workload: Workload) -> Found:
 
 @CHECKS
 def check_layer_values(workload: Workload) -> Found:
-    """No layer has fewer than 0 parameters or bytes, nor more parameters of experts than in all."""
+    """No layer has fewer than 0 parameters or bytes, nor more parameters of experts, or of its durations, than in all."""
     for index, layer in enumerate(workload.layers):
         for name in ("parameters", "expert_parameters", "static_bytes", "state_gradient_bytes"):
             value = getattr(layer, name)
             if value < 0:
                 yield f"layers[{index}].{name}", f"expected at least 0, found {value}"
+        if min(layer.fixed, *layer.quadratic) < 0 or layer.fixed + max(layer.quadratic) > 1:
+            yield f"layers[{index}].fixed", f"expected shares from 0, at most 1 in all, found {layer.fixed} and {layer.quadratic}"
         if layer.expert_parameters > max(0, layer.parameters):
             yield f"layers[{index}].expert_parameters", f"expected at most all {layer.parameters}, found {layer.expert_parameters}"
 

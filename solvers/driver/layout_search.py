@@ -9,20 +9,23 @@ import time
 from collections import Counter
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from schedc.analysis.bounds.layouts.layout_bound import layout_bound
 from schedc.compiled.compiler import at_hand, compiled
 from schedc.errors import Infeasible, NoPlanFound, Unsupported
-from schedc.ir import BoundName, OpenLayout, Workload
+from schedc.ir import BoundName, OpenLayout, OpenSlices, Workload
 from schedc.solvers.driver.registry import is_auto, layout_method
 from schedc.solvers.layout.baselines import attempts
 from schedc.solvers.layout.climb import LayoutClimb
+from schedc.solvers.layout.cuts import RULES, SEARCHED_BY, CutSearch, named_cuts
 from schedc.solvers.layout.evaluation.evaluate import kernel_of
 from schedc.solvers.layout.layout_arrays import lay_out
 from schedc.solvers.layout.listed import open_layouts
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from schedc.solvers.driver.layout_work import LayoutOption, LayoutWork
     from schedc.solvers.layout.exact import LayoutsKnown
     from schedc.solvers.layout.layout_arrays import ScheduledLayout
@@ -154,7 +157,7 @@ def search_exactly(work: LayoutWork) -> None:
 def _is_small(workload: Workload, open_layout: OpenLayout) -> bool:
     """Whether the layouts can be looked at one by one; those of chains."""
     microbatches = workload.microbatches
-    if workload.edges or workload.slices or True in open_layout.heads:
+    if workload.edges or workload.slices or open_layout.slices or True in open_layout.heads:
         return False
     if 3 * workload.ranks * microbatches > EXACT_OPS:
         return False
@@ -168,7 +171,7 @@ def run_layout_method(work: LayoutWork) -> None:
     if work.is_over:
         return
     work.settings.on_method(work.method)
-    _wait_for_code(work, split_head=False)
+    _wait_for_code(work, replace(work.open_layout, heads=(False,)))
     begun, before = time.perf_counter(), work.layouts
     stopped = False
 
@@ -192,9 +195,14 @@ def run_layout_method(work: LayoutWork) -> None:
     work.exhausted = not stopped
 
 
-def _wait_for_code(work: LayoutWork, *, split_head: bool) -> None:
+def evaluated_by(workload: Workload, open_layout: OpenLayout) -> Callable[..., Any]:
+    """The kernel that times layouts, or cuts where these are open."""
+    return kernel_of(workload, split_head=True in open_layout.heads) if open_layout.slices is None else SEARCHED_BY
+
+
+def _wait_for_code(work: LayoutWork, open_layout: OpenLayout) -> None:
     """Wait until compiled code is at hand, for a share of the time; without it layouts are evaluated in Python."""
-    form = kernel_of(work.workload, split_head=split_head)
+    form = evaluated_by(work.workload, open_layout)
     if not at_hand(form):
         work.settings.on_method("compiling")
         with work.region(WAIT_SHARE):
@@ -202,18 +210,21 @@ def _wait_for_code(work: LayoutWork, *, split_head: bool) -> None:
 
 
 def seek_layouts(work: LayoutWork, number: int) -> None:
-    """Seek layouts of whole microbatches from the seed with this number; the best of them are options."""
+    """Seek layouts from the seed with this number, or cuts where these are open; the best of them are options."""
     heads = work.open_layout.heads
-    for split_head in heads if not work.workload.slices else ():
-        _seek(work, number, replace(work.open_layout, heads=(split_head,)), 1 / len(heads))
+    if work.open_layout.slices is not None:
+        _seek_cuts(work, work.open_layout.slices, number)
+    elif not work.workload.slices:
+        for split_head in heads:
+            _seek(work, number, replace(work.open_layout, heads=(split_head,)), 1 / len(heads))
 
 
 def _seek(work: LayoutWork, number: int, open_layout: OpenLayout, part: float) -> None:
-    """The same where it is given whether the head is split, for this part of what is given to it."""
+    """Layouts of whole microbatches, where it is given whether the head is split, for this part of what is given to it."""
     workload = work.workload
     if work.is_over:
         return
-    _wait_for_code(work, split_head=open_layout.heads[0])
+    _wait_for_code(work, open_layout)
     if work.is_over:
         return
     work.settings.on_method("layouts")
@@ -265,3 +276,42 @@ def _seek(work: LayoutWork, number: int, open_layout: OpenLayout, part: float) -
                 option.may_take(each.objective_ns)
                 if not work.is_constructive:
                     work.offer(each, "layouts", "layouts")
+
+
+def _seek_cuts(work: LayoutWork, slices: OpenSlices, number: int) -> None:
+    """Seek cuts into slices in the best layout known; the best of them are options."""
+    base = work.best.layout if work.best is not None else next((each.layout for each in work.hopeful()), None)
+    if work.is_over or base is None or slices.most < 2:
+        return
+    _wait_for_code(work, work.open_layout)
+    work.settings.on_method("slices")
+    left, timed = work.left, work.is_timed and not work.is_constructive
+    share = CLIMB_UNITS if left is None or work.is_constructive else CLIMB_SHARE * left
+    begun, before = time.perf_counter(), work.layouts
+    most = max(100, int(share * OPS_PER_UNIT / (RULES * max(LEAST_OPS, work.ops_of_two_chunks))))
+    search = CutSearch(work.workload, base, slices, seed=work.limits.seed + number, plain=not at_hand(SEARCHED_BY))
+
+    def share_left() -> float:
+        spent = (time.perf_counter() - begun) / max(1e-9, share) if timed else search.looks / most
+        return 0.0 if work.interruption.requested else 1 - spent
+
+    found: list[ScheduledLayout] = []
+    with work.region():
+        for cut in named_cuts(work.workload, slices).values():
+            if cut and share_left() > 0:
+                search.value(cut)
+        search.run(share_left, lambda value_ns: work.progress(value_ns, before + len(search.known)))
+    work.layouts = before + len(search.known)
+    with work.region():
+        for each in search.scheduled(MOST_FOUND if work.left != 0 else 1):
+            found.append(each)
+    work.cut_short |= timed
+    work.work += 0.0 if timed else share
+    if found:
+        work.tried("slices", time.perf_counter() - begun, min(found, key=lambda each: each.objective_ns))
+    for each in found:
+        option = work.add(each.name, each.layout)
+        if option is not None:
+            option.may_take(each.objective_ns)
+            if not work.is_constructive:
+                work.offer(each, "rule-table", each.name)

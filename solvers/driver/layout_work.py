@@ -39,6 +39,11 @@ BOUNDS_SHARE = 0.1
 """Of the time or work that a method has for a layout, all its bounds may take this share."""
 
 
+def ops_of_two_chunks(workload: Workload, open_layout: OpenLayout) -> int:
+    """The compute ops of a layout with two stages on each rank, and the most slices that there may be."""
+    return 3 * workload.microbatches * 2 * workload.ranks * (1 if open_layout.slices is None else open_layout.slices.most)
+
+
 @dataclass(slots=True, kw_only=True)
 class LayoutOption:
     """A layout that may be handed to a method, and what is known of it."""
@@ -144,7 +149,7 @@ class LayoutWork(BestKnown):
     @property
     def ops_of_two_chunks(self) -> int:
         """The compute ops of a layout with two stages on each rank."""
-        return 3 * self.workload.microbatches * 2 * self.workload.ranks
+        return ops_of_two_chunks(self.workload, self.open_layout)
 
     def offer(self, found: ScheduledLayout, found_by: str, title: str) -> None:
         """Take it if it is the best so far.
@@ -167,7 +172,7 @@ class LayoutWork(BestKnown):
 
         Bounds that take long are left out if the time is up.
         """
-        key = layout.rank_of_stage, layout.layers_of_stage, layout.recomputed, layout.split_head
+        key = layout.rank_of_stage, layout.layers_of_stage, layout.recomputed, layout.split_head, layout.slices
         if key not in self.options:
             if verify_layout(self.workload, layout):
                 return None

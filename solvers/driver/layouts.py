@@ -26,11 +26,10 @@ from schedc.errors import NoPlanFound, Unsupported
 from schedc.ir import BoundName, OpenLayout, Workload
 from schedc.solvers.common.base import ignore
 from schedc.solvers.common.incumbent import Candidate, Ended
-from schedc.solvers.driver.layout_search import run_layout_method, search_exactly, seek_layouts, try_baselines
+from schedc.solvers.driver.layout_search import evaluated_by, run_layout_method, search_exactly, seek_layouts, try_baselines
 from schedc.solvers.driver.layout_work import LayoutWork
 from schedc.solvers.driver.portfolio import CONSTRUCTIVE_S, solve
 from schedc.solvers.driver.registry import chooses_layout
-from schedc.solvers.layout.evaluation.evaluate import kernel_of
 from schedc.solvers.layout.layout_arrays import ScheduledLayout
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ def solve_layouts(workload: Workload, open_layout: OpenLayout, settings: SearchS
 
 def _run(work: LayoutWork) -> None:
     """All steps."""
-    compile_ahead(kernel_of(work.workload, split_head=True in work.open_layout.heads))
+    compile_ahead(evaluated_by(work.workload, work.open_layout))
     try_baselines(work)
     if chooses_layout(work.method):
         run_layout_method(work)

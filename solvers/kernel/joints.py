@@ -94,14 +94,17 @@ def units_of(problem: Problem, lanes: list[Any], blocks: list[Any]) -> list[Any]
     By the rule the backward of the last slice takes the gradients of all states, and the others give them back; room that is kept
     from their F on has the same effect on what fits, or less.
     """
-    rows = []
+    rows, slices = [], range(len(problem.slices) or 1)
     for lane in lanes:
         stage = problem.stages[lane.stage]
+        state, whole, kept = (
+            [problem.share_bytes(size_bytes, at) for at in slices]
+            for size_bytes in (stage.state_gradient_bytes, stage.activation_bytes, stage.activation_after_input_bytes)
+        )
+        state[-1] = 0
         for block in blocks[lane.first : lane.last]:
-            microbatch = block.microbatch
-            state_bytes = 0 if problem.is_last_slice(microbatch) else problem.share_bytes(stage.state_gradient_bytes, microbatch)
-            held_bytes = problem.share_bytes(stage.activation_bytes, microbatch) + state_bytes
-            rows.append(ROW["units"](held_bytes, problem.share_bytes(stage.activation_after_input_bytes, microbatch)))
+            at = problem.slice_of(block.microbatch)
+            rows.append(ROW["units"](whole[at] + state[at], kept[at]))
     return rows
 
 

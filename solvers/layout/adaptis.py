@@ -33,7 +33,7 @@ from __future__ import annotations
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
-from schedc.errors import NoPlanFound
+from schedc.errors import NoPlanFound, Unsupported
 from schedc.ir import OpenLayout, Workload
 from schedc.solvers.kernel.tables import NEVER
 from schedc.solvers.layout.baselines import baselines, named_layouts, stage_count
@@ -71,6 +71,8 @@ class Adaptis(LayoutMethod, frozen=True):
         plain: bool | None = None,
     ) -> ScheduledLayout:
         """As `LayoutMethod.choose`."""
+        if open_layout.slices is not None:
+            raise Unsupported(f"{workload.name}: adaptis cuts no microbatches into slices; expected them given, or method auto")
         evaluator = LayoutEvaluator(workload, plain=plain)
         generator = _Generator(workload, open_layout, evaluator, stop, report)
         found = list(baselines(workload, open_layout))

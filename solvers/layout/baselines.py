@@ -15,6 +15,7 @@ from schedc.lower.partition import balanced_partition
 from schedc.lower.placement import place, placement_name
 from schedc.lower.split_head import without_head
 from schedc.solvers.heuristics.greedy import Greedy
+from schedc.solvers.layout.cuts import WORK, named_cuts
 from schedc.solvers.layout.layout_arrays import ScheduledLayout, scheduled_layout
 from schedc.solvers.templates import TEMPLATES
 
@@ -58,10 +59,10 @@ def baselines(workload: Workload, open_layout: OpenLayout) -> tuple[ScheduledLay
 def attempts(workload: Workload, open_layout: OpenLayout) -> Iterator[Attempt]:
     """The baselines; not every one works. Where stages are a graph, or microbatches in slices, no template exists."""
     for name, layout in named_layouts(workload, open_layout).items():
-        if workload.edges or workload.slices or layout.split_head:
+        if workload.edges or workload.slices or layout.split_head or layout.slices:
             yield Attempt(name, "greedy", layout, f"{name} greedy", Greedy())
             continue
-        methods = METHODS.get(name.split()[1]) or [method for each in METHODS.values() for method in each]
+        methods = METHODS.get(name.replace(",", "").split()[1]) or [method for each in METHODS.values() for method in each]
         for method in methods:
             title = f"{name} {method}"
             title = f"mist-like ({title})" if title == MIST_LIKE else title
@@ -73,8 +74,16 @@ def named_layouts(workload: Workload, open_layout: OpenLayout) -> dict[str, Layo
 
     Where recomputation is open and memory limited, the balanced and given ones are there twice, without and with all stages
     recomputed: where memory is short, layouts with room are far from those without. Some may be unsound: memory need not hold what
-    they hold, nor every two ranks be connected.
+    they hold, nor every two ranks be connected. Where cuts into slices are open, each is there with those that have a name; where
+    there are several layouts, with those of equal work.
     """
+    if open_layout.slices is not None:
+        whole, cuts = named_layouts(workload, replace(open_layout, slices=None)), named_cuts(workload, open_layout.slices)
+        if len(whole) > 1:
+            cuts = {name: cut for name, cut in cuts.items() if not cut or name.endswith(WORK)}
+        return {
+            f"{name}, {cut_name}": replace(layout, slices=cut) for cut_name, cut in cuts.items() for name, layout in whole.items()
+        }
     if open_layout.heads != (False,):
         heads = {
             head: named_layouts(without_head(workload) if head else workload, replace(open_layout, heads=(False,)))

@@ -30,6 +30,7 @@ WORKLOAD = Workload(
     data_parallel=DataParallel(size=2, zero_stage=1, reduce_scatter_ns=(5, 5), all_gather_ns=(3,)),
 )
 LAYOUT = Layout(layers_of_stage=((0, 1), (1, 3)), rank_of_stage=(0, 1), paths=((0, 1),))
+UNLIKE = replace(LAYER, forward_ns=(1, 2))
 THREE = Layout(layers_of_stage=((0, 1), (1, 2), (2, 3)), rank_of_stage=(0, 1, 2), paths=((0, 1, 2),))
 NUMBERED = tuple(replace(LAYER, position=(index, index + 1)) for index in range(3))
 SHARED = replace(WORKLOAD, layers=NUMBERED, devices=(Device(),) * 2, data_parallel=None)
@@ -94,6 +95,10 @@ BROKEN = [
         LAYOUT,
         "need 15 bytes besides activations",
     ),
+    ("slices", "slices", replace(SHARED, slices=(2, 1), microbatches=2), _layout(slices=(1, 2)), "the workload has [2, 1]"),
+    ("slices", "slices[1]", SHARED, _layout(slices=(3, 0)), "expected a length of at least 1, found 0"),
+    ("slices", "slices", replace(SHARED, layers=(UNLIKE,) * 3), _layout(slices=(3, 1)), "one for all microbatches"),
+    ("slices", "slices", replace(SHARED, semantics=Semantics.TORCH), _layout(slices=(3, 1)), "no torch semantics"),
     ("recomputed", "recomputed", WORKLOAD, _layout(recomputed=frozenset({2})), "stage 2 does not exist"),
     ("recomputed", "recomputed", replace(WORKLOAD, semantics=Semantics.TORCH), _layout(recomputed=frozenset({0})), "torch"),
 ]

@@ -70,6 +70,7 @@ BROKEN = [
     ("layer-values", "layers[1].parameters", _layer(parameters=-1), "expected at least 0, found -1"),
     ("layer-values", "layers[1].static_bytes", _layer(static_bytes=-1), "expected at least 0, found -1"),
     ("layer-values", "layers[1].expert_parameters", _layer(parameters=2, expert_parameters=3), "at most all 2, found 3"),
+    ("layer-values", "layers[1].fixed", _layer(fixed=Fraction(1, 2), quadratic=(Fraction(0), Fraction(2, 3))), "at most 1 in all"),
     ("layer-values", "layers[1].state_gradient_bytes", _layer(state_gradient_bytes=-1), "expected at least 0, found -1"),
     ("edges", "edges[0]", _graph((0, 3), (0, 1), (1, 2)), "layer 3 does not exist"),
     ("edges", "edges[1]", _graph((0, 1), (2, 1)), "leads from layer 2 to layer 1, which is before it"),

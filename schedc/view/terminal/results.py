@@ -86,6 +86,9 @@ def shown_compiled(compiled: Compiled, report: LayoutReport, output: Path, *, in
     title, best = f"{plan.name}: {len(compiled.candidates)} candidates", compiled.chosen or plan.made_by.method
     yield from shown_candidates(compiled.candidates, best, title, problem=plan.problem)
     yield from certificate_lines(plan)
+    if compiled.whole_ns is not None:
+        lengths = ", ".join(map(str, plan.problem.slices))
+        yield f"{len(plan.problem.slices)} slices of {lengths} tokens; whole microbatches take {duration(compiled.whole_ns)}"
     late = ", interrupted" if interrupted and compiled.ended != "interrupted" else ""  # what came when the search was over
     yield f"{written_to(output)} in {compiled.seconds:.2f} s: {compiled.ended}{late}"
 
@@ -102,7 +105,7 @@ def compiled_json(compiled: Compiled) -> dict[str, Any]:
         **picked(
             compiled.plan.certificate, f"{costs} gap bound scope{' delays versions' if compiled.plan.problem.updates else ''}"
         ),
-        **picked(compiled, "layouts seconds ended solver_log"),
+        **picked(compiled, f"layouts seconds ended solver_log{' whole_ns' if compiled.whole_ns is not None else ''}"),
         **picked(compiled.plan.made_by, "method reproducible"),
         "candidates": [
             picked(each, "method why_not seconds" if each.makespan_ns is None else "method makespan_ns objective_ns seconds")
@@ -141,6 +144,7 @@ def layout_json(report: LayoutReport, layout: Layout) -> dict[str, Any]:
             "partition": [last - first for first, last in (layout.layers_of_stage[stage] for stage in layout.paths[0])],
             "placement": layout.placement if layout.placement != "explicit" else layout.rank_of_stage,
             "recompute": [stage in layout.recomputed for stage in range(len(layout.rank_of_stage))],
+            **({"slices": layout.slices} if layout.slices else {}),
             "balanced_partition": report.balanced,
             "stages": [picked(row, "rank layers work_ns activation_bytes static_bytes") for row in report.stages],
         },

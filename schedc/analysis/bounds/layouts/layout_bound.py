@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from schedc.analysis.bounds.layouts.cuts import cuts_bound
 from schedc.analysis.bounds.layouts.graphs import head_in_parts, path_bound
 from schedc.analysis.bounds.layouts.one_stage import one_stage_bound
 from schedc.analysis.bounds.layouts.shared_ranks import graph_bound, shared_ranks_bound
 from schedc.analysis.bounds.lower_bounds import Bound
 from schedc.errors import Infeasible
-from schedc.ir import BoundName, Device, Objective, OpenLayout, Workload, share_bytes
+from schedc.ir import BoundName, Device, Objective, OpenLayout, OpenSlices, Workload, share_bytes
 
 MOST_EXACT = 2**53
 
@@ -24,7 +25,7 @@ def layout_bound(workload: Workload, open_layout: OpenLayout) -> Bound:
     All-gathers, the least of which ends before any forward begins, and reduce-scatters, the least of which begins after its stage's
     last backward, come on top for the makespan: some gather precedes all that is counted, and some scatter follows whatever
     compute is the last. Of layers that are a graph, and where the head is split, only work (`graph_bound`) and the path of a
-    microbatch (`path_bound`) count.
+    microbatch (`path_bound`) count. Where cuts into slices are open: work, and what they make ranks wait (`cuts_bound`).
 
     Args:
         workload: a workload that `schedc.verify.workload` accepts.
@@ -43,6 +44,9 @@ def layout_bound(workload: Workload, open_layout: OpenLayout) -> Bound:
         around_ns = min(parallel.reduce_scatter_ns) + min(parallel.all_gather_ns, default=0)
     if _everything_ns(workload) >= MOST_EXACT:
         return Bound(name=BoundName.LAYOUTS, value_ns=around_ns, detail="too long for exact arithmetic")
+    if open_layout.slices is not None:
+        value_ns = around_ns + _sliced_bound(workload, open_layout, open_layout.slices)
+        return Bound(name=BoundName.LAYOUTS, value_ns=value_ns, detail="all cuts into slices")
     if True in open_layout.heads:
         whole = replace(open_layout, heads=(False,))
         least_ns = around_ns + max(
@@ -63,6 +67,16 @@ def layout_bound(workload: Workload, open_layout: OpenLayout) -> Bound:
         raise Infeasible(f"{workload.name}: {_why_none(workload, open_layout)}")
     detail = "all ranks together" if stages > workload.ranks or one_ns < shared_ns else "one stage on each rank"
     return Bound(name=BoundName.LAYOUTS, value_ns=around_ns + max(one_ns, shared_ns), detail=detail)
+
+
+def _sliced_bound(workload: Workload, open_layout: OpenLayout, slices: OpenSlices) -> int:
+    """No layout with any cut has a smaller objective: all slices take what whole microbatches do, but for rounding, or more."""
+    least_ns = graph_bound(workload, open_layout) if False in open_layout.heads else None
+    if True in open_layout.heads:
+        in_parts_ns = graph_bound(*head_in_parts(workload, open_layout))
+        least_ns = in_parts_ns if least_ns is None else min(least_ns, in_parts_ns)
+    blocks = 3 * workload.microbatches * (2 * len(workload.layers) + workload.ranks)
+    return max((least_ns or 0) - slices.most * blocks, cuts_bound(workload, open_layout, slices))
 
 
 def _why_none(workload: Workload, open_layout: OpenLayout) -> str:
