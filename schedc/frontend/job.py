@@ -200,6 +200,7 @@ def _workload_and_layout(job: JobFile, source: JobSource) -> tuple[Workload, Lay
         semantics=pipeline.semantics,
         objective=job.objective.minimize,
         edges=edges,
+        modules=tuple(module.layers for module in job.module or (() if profile is None else profile.modules)),
         ties=read_ties(job, profile, len(layers), root),
         **read_updates(job, placed, layers, root),
     )

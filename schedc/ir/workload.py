@@ -110,6 +110,8 @@ class Workload:
     """What it takes for each parameter."""
     edges: tuple[Edge, ...] = ()
     """What layers (here no stages) take from each other, where they are a graph; none: each takes the output of the one before."""
+    modules: tuple[int, ...] = ()
+    """How many layers each of its parts has, such as an encoder and a decoder, in their order; none: they are one."""
     slices: tuple[int, ...] = ()
     """The lengths of the slices of each microbatch, as in a Problem; none: microbatches are whole."""
     ties: tuple[TiedWeight, ...] = ()

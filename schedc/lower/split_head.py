@@ -24,7 +24,9 @@ SPLIT = " + split head"
 def without_head(workload: Workload) -> Workload:
     """The workload without its last layer, the head: what a layout divides where that is split."""
     last = len(workload.layers) - 1
-    return replace(workload, layers=workload.layers[:-1], edges=tuple(edge for edge in workload.edges if edge.destination < last))
+    edges = tuple(edge for edge in workload.edges if edge.destination < last)
+    modules = (*workload.modules[:-1], workload.modules[-1] - 1) if workload.modules else ()
+    return replace(workload, layers=workload.layers[:-1], edges=edges, modules=tuple(filter(None, modules)))
 
 
 def workload_in_parts(workload: Workload) -> Workload:

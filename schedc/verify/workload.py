@@ -93,6 +93,13 @@ def check_ties(workload: Workload) -> Found:
 
 
 @CHECKS
+def check_modules(workload: Workload) -> Found:
+    """Modules have all layers."""
+    if workload.modules and (min(workload.modules) < 1 or sum(workload.modules) != len(workload.layers)):
+        yield "modules", f"found {list(workload.modules)}, expected numbers above 0 whose sum is the {len(workload.layers)} layers"
+
+
+@CHECKS
 def check_slices(workload: Workload) -> Found:
     """Slices have a length above 0, and microbatches all of them."""
     yield from slice_faults(workload.slices, workload.microbatches)

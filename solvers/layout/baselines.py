@@ -7,10 +7,10 @@ partition alone adapts, to compute and memory; placement and schedule are those 
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from schedc.ir import Layout, OpenLayout, Placement, Semantics, Workload
+from schedc.ir import Layer, Layout, OpenLayout, Placement, Semantics, Workload
 from schedc.lower.partition import balanced_partition
 from schedc.lower.placement import place, placement_name
 from schedc.lower.split_head import without_head
@@ -24,7 +24,13 @@ if TYPE_CHECKING:
 
     from schedc.solvers.common.base import Construct
 
-METHODS = {"unidirectional": ("1f1b", "zb-h1"), "loop": ("interleaved",), "wave": ("hanayo", "zb-v")}
+METHODS = {
+    "unidirectional": ("1f1b", "zb-h1"),
+    "loop": ("interleaved",),
+    "wave": ("hanayo", "zb-v"),
+    "apart": ("1f1b", "zb-h1"),
+    "together": ("interleaved",),
+}
 """Those that exist for each placement; for one that the job gives: all of them."""
 MIST_LIKE = "balanced unidirectional 1f1b"
 RECOMPUTED = " recomputed"
@@ -70,7 +76,7 @@ def attempts(workload: Workload, open_layout: OpenLayout) -> Iterator[Attempt]:
 
 
 def named_layouts(workload: Workload, open_layout: OpenLayout) -> dict[str, Layout]:
-    """Layouts by name: even and balanced partitions, or the given one, in the known placements, or the given one.
+    """Layouts by name: even and balanced partitions, or the given one, in the known placements, or the given one; and by modules.
 
     Where recomputation is open and memory limited, the balanced and given ones are there twice, without and with all stages
     recomputed: where memory is short, layouts with room are far from those without. Some may be unsound: memory need not hold what
@@ -94,7 +100,7 @@ def named_layouts(workload: Workload, open_layout: OpenLayout) -> dict[str, Layo
             for head, layouts in heads.items()
             for name, layout in layouts.items()
         }
-    found = {}
+    found = _by_modules(workload, open_layout)
     for name, placed in _placements(workload, open_layout).items():
         stages = range(len(placed.rank_of_stage))
         given = frozenset(stage for stage in stages if open_layout.recomputes(stage))
@@ -145,6 +151,48 @@ def _placements(workload: Workload, open_layout: OpenLayout) -> dict[str, Placem
         if not found:
             found["explicit"] = place([stage % ranks for stage in range(stages)], ranks)
     return found
+
+
+def _by_modules(workload: Workload, open_layout: OpenLayout) -> dict[str, Layout]:
+    """Layouts in which no stage has layers of two modules: the last module on other ranks than those before it, or all on all.
+
+    `apart 3`: those before have the first 3 ranks. `together 2`: each module is spread over all ranks, the last one twice. Each
+    module is balanced by itself, without recomputation.
+    """
+    ranks, modules = workload.ranks, workload.modules
+    is_open = open_layout.placement is None and stage_count(workload, open_layout) is None
+    if len(modules) < 2 or not is_open or ranks < 2 or any(open_layout.recompute):
+        return {}
+    starts = (0, *accumulate(modules))
+    last, work = starts[-2], [_work_ns(layer) for layer in workload.layers]
+    share = round(ranks * sum(work[:last]) / max(1, sum(work)))
+    found: dict[str, Layout] = {}
+
+    def add(name: str, *parts: tuple[int, int, list[int]]) -> None:
+        """With these parts of the model: from which layer, before which, and the ranks of its stages."""
+        bounds, of_stage = [], tuple(rank for _, _, own in parts for rank in own)
+        for first, end, own in parts:
+            placed = Placement(rank_of_stage=tuple(own), paths=(tuple(range(len(own))),))
+            part = replace(workload, layers=workload.layers[first:end], edges=(), modules=())
+            bounds += [(first + a, first + b) for a, b in balanced_partition(part, placed, frozenset())]
+        found[f"balanced {name}"] = Layout(
+            rank_of_stage=of_stage,
+            paths=(tuple(range(len(of_stage))),),
+            layers_of_stage=tuple(bounds),
+            placement=placement_name(of_stage, ranks),
+        )
+
+    for count in range(max(1, share - 1, ranks - modules[-1]), min(ranks - 1, share + 1, last) + 1):
+        add(f"apart {count}", (0, last, list(range(count))), (last, starts[-1], list(range(count, ranks))))
+    for chunks in range(1, min(open_layout.chunks - len(modules) + 1, modules[-1] // ranks) + 1):
+        spread = [(first, end, list(range(min(ranks, end - first)))) for first, end in pairwise(starts[:-1])]
+        add(f"together {chunks}", *spread, (last, starts[-1], chunks * list(range(ranks))))
+    return found
+
+
+def _work_ns(layer: Layer) -> int:
+    """The mean of a microbatch."""
+    return sum(sum(values) // len(values) for values in (layer.forward_ns, layer.backward_ns))
 
 
 def _even(layers: int, pieces: int) -> tuple[tuple[int, int], ...]:
