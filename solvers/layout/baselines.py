@@ -173,7 +173,7 @@ def _by_modules(workload: Workload, open_layout: OpenLayout) -> dict[str, Layout
         bounds, of_stage = [], tuple(rank for _, _, own in parts for rank in own)
         for first, end, own in parts:
             placed = Placement(rank_of_stage=tuple(own), paths=(tuple(range(len(own))),))
-            part = replace(workload, layers=workload.layers[first:end], edges=(), modules=())
+            part = replace(workload, layers=workload.layers[first:end], edges=(), modules=(), ties=())
             bounds += [(first + a, first + b) for a, b in balanced_partition(part, placed, frozenset())]
         found[f"balanced {name}"] = Layout(
             rank_of_stage=of_stage,
