@@ -16,7 +16,7 @@ from schedc.ir.costs import FREE
 from schedc.ir.graph import Edge
 from schedc.ir.network import Link, Network, SiteLink
 from schedc.ir.problem import DataParallel, Updates, Versions
-from schedc.ir.workload import Device, Layer, Semantics, Workload
+from schedc.ir.workload import Device, Layer, Semantics, TiedWeight, Workload
 from schedc.verify.workload import verify_workload
 
 LAYER = Layer(forward_ns=(1,), backward_input_ns=(1,), backward_weight_ns=(1,), backward_ns=(2,), position=(0, 1))
@@ -77,6 +77,12 @@ BROKEN = [
     ("edges", "edges[2]", _graph((0, 1), (1, 2), (0, 1)), "the edge from layer 0 to layer 1 is already given by edges[0]"),
     ("edges", "edges[1].message_bytes", _graph((0, 1), (0, 2, 5)), "found 5, expected 0 as of the edge before with the same value"),
     ("edges", "edges", _graph((1, 2)), "none joins layer 1 with layer 0"),
+    (
+        "ties",
+        "ties[0].layers",
+        _workload(ties=(TiedWeight(layers=(0, 2), gradient_bytes=1),)),
+        "expected two of the layers 0 to 1, found (0, 2)",
+    ),
     ("modules", "modules", _workload(modules=(2, 2)), "found [2, 2], expected numbers above 0 whose sum is the 2 layers"),
     ("slices", "slices[1]", _workload(slices=(2, 0, 1)), "expected a length of at least 1, found 0"),
     ("slices", "microbatches", _workload(slices=(2, 1)), "expected a multiple of the 2 slices, found 3; each slice counts"),
