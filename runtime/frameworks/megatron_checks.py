@@ -133,6 +133,8 @@ def warn_of_backwards(plan: Plan, config: Any, together: Sequence[str]) -> None:
 def _check_plan(plan: Plan) -> None:
     """Refuse what no model can run."""
     problem = plan.problem
+    if problem.edges:
+        raise Unsupported(f"plan {plan.name!r}: its stages are a graph, Megatron's are a chain; compile without modules and edges")
     if len(problem.paths) > 1:
         raise Unsupported(
             f"plan {plan.name!r} has two paths (a bidirectional placement), whose replicas of a stage Megatron does not have"

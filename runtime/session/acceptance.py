@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from torch.nn.parameter import is_lazy
 
 from schedc.errors import CheckFailed, InvalidInput, Unsupported
 from schedc.formats.plan.plan_file import read_plan
 from schedc.ir import Kind, Plan
-from schedc.runtime.common.program import ends_of, replicas_of
+from schedc.runtime.common.program import replicas_of
 from schedc.runtime.stage.apart import check_stages
-from schedc.runtime.stage.training import with_loss
+from schedc.runtime.stage.training import is_graph, losses_of, with_loss
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Collection
     from pathlib import Path
 
-    import torch
     from torch import nn
 
     from schedc.runtime.asynchronous.optimizers import StageOptimizers
     from schedc.runtime.common.groups import Groups
+    from schedc.runtime.stage.training import LossFn
 
 
 def read(plan: Path | str | Plan, *, verify: bool, steps: int | None = None) -> Plan:
@@ -35,12 +36,13 @@ def read(plan: Path | str | Plan, *, verify: bool, steps: int | None = None) -> 
     Raises:
         InvalidInput: the file is no plan of a known version, or no period.
         CheckFailed: the plan breaks a rule.
-        Unsupported: its stages are a graph, or its microbatches are in slices.
+        Unsupported: its microbatches are in slices.
     """
     plan = plan if isinstance(plan, Plan) else read_plan(plan)
-    if plan.problem.edges or plan.problem.slices:
-        what = "its stages are a graph" if plan.problem.edges else "its microbatches are in slices"
-        raise Unsupported(f"plan {plan.name!r}: {what}, which the runtime does not execute; expected a chain of whole microbatches")
+    if plan.problem.slices:
+        raise Unsupported(
+            f"plan {plan.name!r}: its microbatches are in slices, which the runtime does not execute; expected whole ones"
+        )
     if verify or steps is not None:
         from schedc.verify.plan.checks import verify_plan
 
@@ -59,7 +61,7 @@ def check_fit(
     plan: Plan,
     *,
     stages: Mapping[int, nn.Module],
-    loss_fn: Callable[[Any, Any], torch.Tensor] | None,
+    loss_fn: LossFn | None,
     groups: Groups,
     replicas: int | None,
     own_hooks: bool,
@@ -105,9 +107,13 @@ def check_fit(
             f"rank {rank} was given the stages {list(expected)} with {found} parameters, expected {planned}, as plan {plan.name!r}"
             " has them: the same in another order"
         )
-    last = sorted(ends_of(problem) & stages.keys())
-    if last and loss_fn is None:
-        raise InvalidInput(f"rank {rank} has the last stage {last[0]}, but was given no loss_fn")
+    for stage, names in losses_of(problem, stages).items():
+        missing = [
+            name for name in names if stage in stages and (name not in loss_fn if isinstance(loss_fn, Mapping) else not loss_fn)
+        ]
+        if missing:
+            what = f"loss {missing[0]!r} of stage" if is_graph(problem, stages) else "last stage"
+            raise InvalidInput(f"rank {rank} has the {what} {stage}, but was given no loss_fn{' of this name' if loss_fn else ''}")
     split = {op.stage for op in plan.ranks[rank].compute if op.kind is Kind.B}
     check_stages(trained, split=split, summed=replicas is not None or bool(replicas_of(problem)))
     if problem.updates is not None:

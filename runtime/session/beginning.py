@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from schedc.errors import InvalidInput
 from schedc.ir import Problem
 from schedc.runtime.common.failure import BatchRefused
-from schedc.runtime.common.program import ends_of, starts_of
+from schedc.runtime.common.program import starts_of
 from schedc.runtime.stage.batches import (
-    Batch,
+    Batches,
     Microbatch,
     Microbatches,
     checked_inputs,
@@ -40,8 +40,8 @@ class Given(NamedTuple):
     """What a rank is given for a call, as `Pipe.step` and `Pipe.evaluate` say."""
 
     call: str
-    inputs: Batch | None
-    targets: Batch | None
+    inputs: Batches | None
+    targets: Batches | None
     weights: Weights | None
     divide_by: float | None
     scale: float = 1.0
@@ -74,11 +74,14 @@ class Beginning:
         self._patience_s = patience_s
         self._words = PeerWords(groups.all, BEGINNING)
 
-    def use(self, problem: Problem) -> None:
-        """From now on calls are for a plan of this problem, of which no step has run."""
-        self._starting, self._ending = (
-            {problem.stages[stage].rank for stage in stages} for stages in (starts_of(problem), ends_of(problem))
-        )
+    def use(self, problem: Problem, ending: Collection[int], cut_by_name: Callable[..., Microbatches] | None = None) -> None:
+        """From now on calls are for a plan of this problem, of which no step has run.
+
+        `ending` are the ranks that compute losses; `cut_by_name` cuts batches where stages are a graph, and any rank may have some.
+        """
+        self._starting, self._ending = {problem.stages[stage].rank for stage in starts_of(problem)}, {*ending}
+        self._cut_by_name = cut_by_name
+        self._given = {*range(problem.ranks)} if cut_by_name else self._starting | self._ending
         self._count = problem.microbatches
         self._samples: int | None = None
         self._has_run = False
@@ -121,13 +124,15 @@ class Beginning:
 
     def _microbatches(self, given: Given, samples: int | None) -> Microbatches:
         rank, count = self._groups.rank, self._count
-        inputs = checked_inputs(given.inputs, count, rank, samples) if rank in self._starting else ()
-        if rank not in self._ending:
-            return Microbatches(inputs, ())
-        if not given.is_even:
+        if rank in self._ending and not given.is_even:
             from schedc.runtime.stage.weighing import check_weights
 
             check_weights(given.weights, given.divide_by, given.scale, rank, count)
+        if self._cut_by_name is not None:
+            return self._cut_by_name(given.inputs, given.targets, bare=given.outputs)
+        inputs = checked_inputs(given.inputs, count, rank, samples) if rank in self._starting else ()
+        if rank not in self._ending:
+            return Microbatches(inputs, ())
         if given.outputs and given.targets is None:
             return Microbatches(inputs, None)
         return Microbatches(inputs, cut(given.targets, count, "targets", rank))
@@ -137,8 +142,8 @@ class Beginning:
         rank, starts = self._groups.rank, self._groups.rank in self._starting
         self._words.finish(self._patience_s)  # what is left of the call before
         if executor is None or not self._has_run:
-            said = self._words.expect(self._starting | self._ending if starts else (), WAITS)
-            if starts or rank in self._ending:
+            said = self._words.expect(self._given if starts else (), WAITS)
+            if rank in self._given:
                 self._words.say(fits, self._starting, SAYS)
             self._words.finish(self._patience_s)
             fits = fits and all(map(bool, said.values()))

@@ -19,7 +19,7 @@ from schedc.runtime.stage.batches import inputs_of
 from schedc.runtime.stage.losses import scalar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, MutableMapping, Sequence
+    from collections.abc import Mapping, MutableMapping, Sequence
 
     from torch import nn
 
@@ -28,10 +28,16 @@ if TYPE_CHECKING:
     from schedc.runtime.session.step import Steps
     from schedc.runtime.stage.batches import Microbatches
     from schedc.runtime.stage.losses import Losses
+    from schedc.runtime.stage.training import LossFn
 
 
-def evaluate(steps: Steps, call: PipeCall, outputs: MutableMapping[int, Any] | None) -> torch.Tensor:
-    """Run the forwards of the plan that runs; as `Pipe.evaluate`, of a call that has begun."""
+def evaluate(
+    steps: Steps, call: PipeCall, outputs: MutableMapping[int, Any] | None, work: type[Forward] | None = None
+) -> torch.Tensor:
+    """Run the forwards of the plan that runs; as `Pipe.evaluate`, of a call that has begun.
+
+    `work` is what the ops compute; None: `Forward`.
+    """
     hooks, wiring = steps.hooks, steps.wiring
     hooks.gather()
     # what is known of boundaries is kept for steps: without a graph tensors are others, and the batch may have another size
@@ -42,7 +48,7 @@ def evaluate(steps: Steps, call: PipeCall, outputs: MutableMapping[int, Any] | N
     def run() -> tuple[torch.Tensor, bool]:
         nonlocal way
         losses = steps.losses_for(call)
-        compute = Forward(steps.plan.problem, steps.stages, steps.loss_fn, call.batch, outputs, losses)
+        compute = (work or Forward)(steps.plan.problem, steps.stages, steps.loss_fn, call.batch, outputs, losses)
         Executor(program=program_of(forward, wiring.rank), wiring=wiring, compute=compute).run()
         here = wiring.finish()
         steps.losses, way = losses.gather(), losses.way()
@@ -97,7 +103,7 @@ class Forward:
     """Of the plan."""
     stages: Mapping[int, nn.Module]
     """Its stages."""
-    loss_fn: Callable[[Any, Any], torch.Tensor] | None
+    loss_fn: LossFn | None
     """Takes a last stage's output and the microbatch's targets."""
     batch: Microbatches
     """This rank's."""
@@ -136,5 +142,5 @@ class Forward:
         if self.batch.targets is None:
             self.losses.add(microbatch, NO_LOSS)
         else:
-            assert self.loss_fn is not None
+            assert callable(self.loss_fn)
             self.losses.add(microbatch, scalar(self.loss_fn(output, self.batch.targets[microbatch])))

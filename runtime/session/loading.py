@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from schedc.errors import InvalidInput, Unsupported
 from schedc.ir import Plan, Problem
@@ -15,7 +15,7 @@ from schedc.runtime.session.acceptance import check_fit
 from schedc.runtime.session.agreement import LOADED, Agreement, agree
 from schedc.runtime.session.pipe import Pipe
 from schedc.runtime.session.step import Steps
-from schedc.runtime.stage.training import with_loss
+from schedc.runtime.stage.training import is_graph, with_loss
 from schedc.runtime.transports.base import QUEUES
 from schedc.runtime.transports.choice import (
     Channels,
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from schedc.runtime.execution.wiring import Wrap
     from schedc.runtime.replicas.pipelines import Pipelines
     from schedc.runtime.session.swap import SwapGroup
+    from schedc.runtime.stage.training import LossFn
     from schedc.runtime.transports.base import ChannelsOf
 
 
@@ -45,7 +46,7 @@ def load(
     plan: Path | str | Plan,
     *,
     stages: Mapping[int, nn.Module],
-    loss_fn: Callable[[Any, Any], torch.Tensor] | None = None,
+    loss_fn: LossFn | None = None,
     timeout_s: float = 60.0,
     pipeline_group: dist.ProcessGroup | None = None,
     observe: Observer | None = None,
@@ -141,6 +142,10 @@ def load(
             fits(found)
             trained = with_loss(found.problem, stages, loss_fn)
             kind.check(found, trained, alone=peers is None)
+            if is_graph(found.problem, stages):
+                from schedc.runtime.session.graph import check_graph
+
+                check_graph(found, kind.runner, kind.training, joint=observe is not None and observe.joint)
             if updating is not None and observe is not None and observe.joint:
                 raise Unsupported(f"a {type(observe).__name__} was given and optimizers; ranks do not adapt where steps overlap")
             request = TransportRequest(channels=channels, queues=queues, hardware=hardware_of(stage_device(stages)))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from schedc.runtime.replicas.buckets import Shard
     from schedc.runtime.session.step import Steps
     from schedc.runtime.session.swap import PlanSwapper, Received, Swap
-    from schedc.runtime.stage.batches import Batch
+    from schedc.runtime.stage.batches import Batches
     from schedc.runtime.stage.weighing import Weights
 
 
@@ -85,8 +85,8 @@ class Pipe:
 
     def step(
         self,
-        inputs: Batch | None = None,
-        targets: Batch | None = None,
+        inputs: Batches | None = None,
+        targets: Batches | None = None,
         *,
         weights: Weights | None = None,
         divide_by: float | None = None,
@@ -95,7 +95,8 @@ class Pipe:
         """Run the plan once: all microbatches forward and backward. Gradients are added to the parameters' `.grad`.
 
         Args:
-            inputs: the batch (samples along dimension 0) or its microbatches; looked at on ranks with a first stage only.
+            inputs: the batch (samples along dimension 0) or its microbatches; looked at on ranks with a first stage only. Where
+                stages are a graph, one for all that begin with the batch, or a dict of one for each of these.
             targets: the same for the loss function; looked at on ranks with a last stage only, as are the others.
             weights: of the microbatches, as many tokens as each has, say; in all pipelines or in none. None: 1 each.
             divide_by: what the sum of all losses, each times its weight, is divided by; None: the sum of all weights.
@@ -131,8 +132,8 @@ class Pipe:
 
     def evaluate(
         self,
-        inputs: Batch | None = None,
-        targets: Batch | None = None,
+        inputs: Batches | None = None,
+        targets: Batches | None = None,
         *,
         weights: Weights | None = None,
         divide_by: float | None = None,
@@ -156,7 +157,11 @@ class Pipe:
 
         with self._closing_on_errors():
             call = self.steps.begin(Given("evaluation", inputs, targets, weights, divide_by, outputs=outputs is not None))
-            return evaluate(self.steps, call, outputs)
+            if not self.steps.is_graph:
+                return evaluate(self.steps, call, outputs)
+            from schedc.runtime.session.graph import GraphForward
+
+            return evaluate(self.steps, call, outputs, GraphForward)
 
     @property
     def losses(self) -> torch.Tensor:

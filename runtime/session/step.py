@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from itertools import permutations
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,10 +14,11 @@ from schedc.runtime.common.program import program_of
 from schedc.runtime.execution.wiring import Wiring
 from schedc.runtime.session.beginning import Beginning, Given, PipeCall
 from schedc.runtime.stage.losses import Losses
+from schedc.runtime.stage.training import is_graph, losses_of
 from schedc.runtime.transports.choice import stage_device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from torch import nn
 
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from schedc.runtime.replicas.copies import TiedSums
     from schedc.runtime.session.retry import StepStart
     from schedc.runtime.session.swap import SwapGroup
-    from schedc.runtime.stage.training import Training
+    from schedc.runtime.stage.batches import Name
+    from schedc.runtime.stage.training import LossFn, Training
     from schedc.runtime.transports.base import ChannelsOf
 
 
@@ -48,7 +50,7 @@ class Steps:
         *,
         training: type[Training],
         runner: type[PipelineRunner],
-        loss_fn: Callable[[Any, Any], torch.Tensor] | None,
+        loss_fn: LossFn | None,
         timeout_s: float,
         observe: Observer | None,
         hooks: ReplicaHooks,
@@ -73,6 +75,10 @@ class Steps:
         """How many steps have been run."""
         self.swap_group = swap_group
         self._timeout_s = timeout_s
+        self.is_graph = is_graph(plan.problem, stages)
+        """Whether stages are called as those of a graph; so are those of all plans that take over."""
+        if self.is_graph:
+            from schedc.runtime.stage.graph import GraphTraining as training
         self._make_training = partial(training, recompute=recompute, replicas=hooks.pipelines)
         self._device = stage_device(stages)
         self.observer, self._now = observe, perf_counter_ns
@@ -92,14 +98,14 @@ class Steps:
     def use(self, plan: Plan) -> None:
         """Run this plan from now on; its wires are laid."""
         self.plan = plan
-        self.beginning.use(plan.problem)
         program = program_of(plan, self.groups.rank)
-        self.ending = _losses_of(plan.problem)
-        """Of each rank that computes losses, the microbatches."""
+        self.ending = _losses_of(plan.problem, losses_of(plan.problem, self.stages))
+        """Of each rank that computes losses, the microbatches; several times where it has several of one."""
         self._looking = min(self.ending)  # looks whether all ranks have called `swap`
         self.offered = False
         """Whether the last step has brought the word that all ranks have called `swap`."""
         self.training = self._make_training(plan, program, self.stages, self.loss_fn)
+        self.beginning.use(plan.problem, self.ending.keys(), getattr(self.training, "cut_by_name", None))  # of a graph
         self.runner.use(plan, program, self.training, self.observer, self.hooks, self._now)
 
     def begin(self, given: Given) -> PipeCall:
@@ -190,9 +196,10 @@ def _wiring_for(channels: ChannelsOf, ranks: int) -> type[Wiring]:
     return FailoverWiring
 
 
-def _losses_of(problem: Problem) -> dict[int, list[int]]:
-    """Of each rank that has a last stage, the microbatches that end there."""
+def _losses_of(problem: Problem, names: Mapping[int, Sequence[Name]]) -> dict[int, list[int]]:
+    """Of each rank that has stages with losses, the microbatches, for each of these `names`."""
     ending: dict[int, list[int]] = {}
     for microbatch in range(problem.microbatches):
-        ending.setdefault(problem.stages[problem.path(microbatch)[-1]].rank, []).append(microbatch)
+        for stage in names.keys() & problem.path(microbatch):
+            ending.setdefault(problem.stages[stage].rank, []).extend([microbatch] * len(names[stage]))
     return ending

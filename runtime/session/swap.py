@@ -263,5 +263,8 @@ def check_same_stages(running: Plan, other: Plan) -> None:
             raise InvalidInput(f"{what} puts stage {stage} on rank {after.rank}, expected rank {before.rank}; {remedy}")
         if after.layers != before.layers:
             raise InvalidInput(f"{what} has the layers {after.layers} in stage {stage}, expected {before.layers}; {remedy}")
+    joined = [[(edge.source, edge.destination, edge.value, edge.has_gradient) for edge in one.edges] for one in (old, new)]
+    if joined[0] != joined[1]:
+        raise InvalidInput(f"{what} has stages that take other values of each other; {remedy}")
     if new.paths != old.paths:
         raise InvalidInput(f"{what} has the paths {new.paths}, expected {old.paths}; {remedy}")

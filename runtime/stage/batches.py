@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -16,6 +17,12 @@ Batch: TypeAlias = torch.Tensor | Sequence[Microbatch]
 """A whole batch, its samples along dimension 0, or its microbatches."""
 
 
+Name: TypeAlias = int | str
+"""Of what takes a batch or targets, where stages are a graph: a stage's number, or a module that `build_stages` knows."""
+Batches: TypeAlias = Batch | Mapping[int, Batch] | Mapping[str, Batch]
+"""A batch for all that take one, or by name."""
+
+
 class Microbatches(NamedTuple):
     """What a rank has of a batch."""
 
@@ -23,9 +30,12 @@ class Microbatches(NamedTuple):
     """Empty where no path begins."""
     targets: Sequence[Microbatch] | None
     """Empty where no path ends; None: only outputs are wanted."""
+    inputs_of: Mapping[Name, Sequence[Microbatch]] = MappingProxyType({})
+    """Instead of `inputs`, where stages are a graph."""
+    targets_of: Mapping[Name, Sequence[Microbatch]] = MappingProxyType({})
 
 
-def cut(batch: Batch | None, microbatches: int, name: str, rank: int) -> Sequence[Microbatch]:
+def cut(batch: Batches | None, microbatches: int, name: str, rank: int) -> Sequence[Microbatch]:
     """The microbatches of a batch; `name` and `rank` say whose they are.
 
     Raises:
@@ -35,6 +45,8 @@ def cut(batch: Batch | None, microbatches: int, name: str, rank: int) -> Sequenc
         raise InvalidInput(
             f"rank {rank}: step needs the {name} on this rank; pass the batch, or a list of {microbatches} microbatches"
         )
+    if isinstance(batch, Mapping):
+        raise InvalidInput(f"rank {rank}: the {name} are a dict, which is for stages that are a graph; pass the batch itself")
     if not isinstance(batch, torch.Tensor):
         if len(batch) != microbatches:
             raise InvalidInput(f"rank {rank}: {len(batch)} microbatches of {name} were given, the plan has {microbatches}")
@@ -47,7 +59,9 @@ def cut(batch: Batch | None, microbatches: int, name: str, rank: int) -> Sequenc
     return batch.chunk(microbatches)
 
 
-def checked_inputs(batch: Batch | None, microbatches: int, rank: int, samples: int | None) -> Sequence[Microbatch]:
+def checked_inputs(
+    batch: Batches | None, microbatches: int, rank: int, samples: int | None, what: str = "inputs"
+) -> Sequence[Microbatch]:
     """The microbatches of a rank's inputs.
 
     Args:
@@ -55,13 +69,14 @@ def checked_inputs(batch: Batch | None, microbatches: int, rank: int, samples: i
         microbatches: how many the plan has.
         rank: this one.
         samples: how many each has along dimension 0; None: any number.
+        what: they are, for messages.
 
     Raises:
         InvalidInput: as `cut`; or one has another number of samples, or is neither a tensor nor a tuple of tensors.
     """
-    found = cut(batch, microbatches, "inputs", rank)
+    found = cut(batch, microbatches, what, rank)
     for number, one in enumerate(found):
-        first = next(iter(tensors_of(one, f"rank {rank}: a microbatch of inputs")), None)
+        first = next(iter(tensors_of(one, f"rank {rank}: a microbatch of {what}")), None)
         if samples is not None and first is not None and first.shape[:1] != (samples,):
             has = first.shape[0] if first.dim() else "no dimension"
             raise InvalidInput(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,7 +41,7 @@ class Losses:
     group: dist.ProcessGroup
     """Of all ranks."""
     expected: Mapping[int, Sequence[int]]
-    """Of each rank that computes losses, the microbatches, ascending."""
+    """Of each rank that computes losses, the microbatches, ascending; one with several losses is there for each, for their sum."""
     timeout_s: float
     """How long to wait."""
     word: int | Callable[[], int] = 0
@@ -54,7 +55,8 @@ class Losses:
         """Post the receives."""
         self._rank = self.group.rank()
         self._words = PeerWords(self.group, LOSSES)
-        self._own: dict[int, torch.Tensor] = {}
+        self._own: list[tuple[int, torch.Tensor]] = []
+        self._microbatches = len({microbatch for microbatches in self.expected.values() for microbatch in microbatches})
         self._copy: tuple[torch.Tensor, torch.Event] | None = None
         self._parts = {
             root: torch.zeros(len(microbatches) + BESIDES, dtype=torch.float64, device="cpu")
@@ -66,10 +68,10 @@ class Losses:
 
     def add(self, microbatch: int, loss: torch.Tensor) -> None:
         """Take the loss of one microbatch; after the last of this rank's, bring them to all ranks."""
-        self._own[microbatch] = loss.detach()
+        self._own.append((microbatch, loss.detach()))
         if len(self._own) < len(self.expected[self._rank]):
             return
-        found = torch.stack([self._own[number] for number in self.expected[self._rank]])
+        found = torch.stack([own for _, own in sorted(self._own, key=itemgetter(0))])
         self._own.clear()
         if found.device.type == "cpu":
             self._send(found)
@@ -90,9 +92,9 @@ class Losses:
             self._copy = None
             self._send(copy)
         self._words.finish(self.timeout_s)
-        losses = torch.zeros(sum(map(len, self.expected.values())), dtype=torch.float64, device="cpu")
+        losses = torch.zeros(self._microbatches, dtype=torch.float64, device="cpu")
         for root, part in self._parts.items():
-            losses[list(self.expected[root])] = part[:-BESIDES]
+            losses.index_add_(0, torch.tensor(self.expected[root], device="cpu"), part[:-BESIDES])
         return losses
 
     def mean(self) -> torch.Tensor:
@@ -119,7 +121,7 @@ class Losses:
         losses.copy_(found)
         own[-BESIDES], own[-BESIDES + 1] = self.own_way
         if self.shares is None:
-            own[-2] = losses.sum() / sum(map(len, self.expected.values()))
+            own[-2] = losses.sum() / self._microbatches
         else:
             own[-2] = sum(self.shares[number] * loss for number, loss in zip(self.expected[self._rank], losses, strict=True))
         own[-1] = self.word() if callable(self.word) else self.word
@@ -143,7 +145,7 @@ def non_finite(
     if bool(finite.all()):
         return NonFiniteLoss(f"{step}: the loss of another pipeline makes the mean over all pipelines {total.item()}; {remedy}")
     wrong = [microbatch for microbatch, good in enumerate(finite.tolist()) if not good]
-    (root,) = (rank for rank, microbatches in ending.items() if wrong[0] in microbatches)
+    root = " or ".join(str(rank) for rank, microbatches in ending.items() if wrong[0] in microbatches)
     more = f" (and of {len(wrong) - 1} more)" if len(wrong) > 1 else ""
     return NonFiniteLoss(
         f"{step}: the loss of microbatch {wrong[0]}{more}, computed on rank {root}, is {losses[wrong[0]].item()}; {remedy}"

@@ -6,9 +6,10 @@ function that is a module has weights and buffers that belong to the last stage,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import nn
@@ -18,12 +19,12 @@ from schedc.ir import WHOLE, Kind, Op, Plan, Problem
 from schedc.runtime.common.program import Instruction, Program, ends_of, replicas_of, starts_of
 from schedc.runtime.stage.apart import check_stages
 from schedc.runtime.stage.autograd import forget_cast_weights
-from schedc.runtime.stage.batches import Microbatches, inputs_of
+from schedc.runtime.stage.batches import Microbatches, Name, inputs_of
 from schedc.runtime.stage.block import StageBlock
 from schedc.runtime.stage.losses import Seeds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from schedc.runtime.common.boundary import Value
     from schedc.runtime.stage.losses import Losses
@@ -51,21 +52,52 @@ def module_of(function: Any) -> nn.Module | None:
     return owner if isinstance(owner, nn.Module) else None
 
 
-def with_loss(problem: Problem, stages: Mapping[int, nn.Module], loss_fn: Any) -> Mapping[int, nn.Module]:
+def is_graph(problem: Problem, stages: Mapping[int, nn.Module]) -> bool:
+    """Whether a rank's stages are called as those of a graph (`stage.graph`); the same on all ranks."""
+    return bool(problem.edges) or any(hasattr(module, "losses_of_model") for module in stages.values())
+
+
+def losses_of(problem: Problem, stages: Mapping[int, nn.Module]) -> Mapping[int, Sequence[Name]]:
+    """Of each stage of the plan that computes losses, their names; a rank's stages say which these are, or it is the last ones."""
+    said = (getattr(module, "losses_of_model", None) for module in stages.values())
+    return next(filter(None, said), {stage: (stage,) for stage in sorted(ends_of(problem))})
+
+
+def with_loss(problem: Problem, stages: Mapping[int, nn.Module], loss_fn: LossFn | None) -> Mapping[int, nn.Module]:
     """A rank's stages, the last ones with the loss function, where that has weights or buffers: what is trained.
 
     Args:
         problem: of the plan.
         stages: this rank's.
         loss_fn: as given to `load`.
+
+    Raises:
+        InvalidInput: a module with weights is the function of several losses of this rank.
     """
-    loss = module_of(loss_fn)
-    if loss is None or next(loss.parameters(), next(loss.buffers(), None)) is None:
-        return stages
-    last = ends_of(problem)
-    return {stage: WithLoss(module, loss) if stage in last else module for stage, module in stages.items()}
+    trained, of_loss = dict(stages), dict[nn.Module, tuple[int, Name]]()
+    for stage, names in losses_of(problem, stages).items():
+        own = []
+        for name in names if stage in stages else ():
+            loss = module_of(by_name(loss_fn, name))
+            if loss is not None and next(loss.parameters(), next(loss.buffers(), None)) is not None:
+                own.append(loss)
+                if is_graph(problem, stages) and of_loss.setdefault(loss, (stage, name)) != (stage, name):
+                    raise InvalidInput(
+                        f"the losses {of_loss[loss][1]} and {name} have one module with weights as loss_fn; give each its own"
+                    )
+        if own:
+            trained[stage] = WithLoss(stages[stage], own[0] if len(own) == 1 else nn.ModuleList(own))
+    return trained if trained != stages else stages
 
 
+def by_name(given: Any, name: Name) -> Any:
+    """Of a dict what has this name, or None; else what is given for all."""
+    return given.get(name) if isinstance(given, Mapping) else given
+
+
+_Loss: TypeAlias = "Callable[[Any, Any], torch.Tensor]"
+LossFn: TypeAlias = "_Loss | Mapping[int, _Loss] | Mapping[str, _Loss]"
+"""What takes a last stage's output and the microbatch's targets; by name, where stages are a graph with several losses."""
 NOTHING = Microbatches((), ())
 
 
@@ -79,7 +111,7 @@ class Training:
     """Of this rank."""
     stages: Mapping[int, nn.Module]
     """This rank's."""
-    loss_fn: Callable[[Any, Any], torch.Tensor] | None
+    loss_fn: LossFn | None
     """Takes a last stage's output and the microbatch's targets."""
     _: KW_ONLY
     recompute: bool | Collection[int] = False
@@ -186,20 +218,25 @@ class Training:
         )
         if last:
             loss, *outputs = block.take()
-            assert loss is not None and self._losses is not None
-            if not loss.requires_grad and any(
-                one is not None and one.requires_grad for one in (*source, *self.stages[op.stage].parameters())
-            ):
-                raise InvalidInput(
-                    f"stage {op.stage}: found a loss without a graph, from which no weight gets a gradient; expected one that"
-                    " depends on the stage's output: not detached, not made under no_grad"
-                )
-            self._seeds[key] = (self._shares_of_loss[op.microbatch].seed(loss, self._starts.pop(key)), *[None] * len(outputs))
-            self._losses.add(op.microbatch, loss)
+            assert loss is not None
+            self._seeds[key] = (self._seed(op, loss, self._starts.pop(key), source), *[None] * len(outputs))
+
+    def _seed(self, op: Op, loss: torch.Tensor, start: float, source: Value) -> torch.Tensor:
+        """Take the loss that F has computed of `source`; the gradient from which its backward starts."""
+        assert self._losses is not None
+        if not loss.requires_grad and any(
+            one is not None and one.requires_grad for one in (*source, *self.stages[op.stage].parameters())
+        ):
+            raise InvalidInput(
+                f"stage {op.stage}: found a loss without a graph, from which no weight gets a gradient; expected one that"
+                " depends on the stage's output: not detached, not made under no_grad"
+            )
+        self._losses.add(op.microbatch, loss)
+        return self._shares_of_loss[op.microbatch].seed(loss, start)
 
     def _loss(self, op: Op, *value: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """A last stage, and the loss of its microbatch; of what has few digits, a second forward is known by the output, too."""
-        assert self.loss_fn is not None and self._batch.targets is not None
+        assert callable(self.loss_fn) and self._batch.targets is not None
         output = self.stages[op.stage](*value)
         loss, start = self._shares_of_loss[op.microbatch].loss(self.loss_fn, output, self._batch.targets[op.microbatch])
         self._starts[op.stage, op.microbatch] = start

@@ -81,6 +81,7 @@ def test_which_modules_are_trained() -> None:
     assert with_loss(problem, stages, lambda y, t: y.mean()) is stages
     assert with_loss(problem, {0: stages[1]}, nn.Linear(1, 1)) == {0: stages[1]}
     loss = nn.Linear(1, 1)
-    for loss_fn in (loss, loss.forward):
+    functions: Any = (loss, loss.forward)
+    for loss_fn in functions:
         modules = with_loss(problem, stages, loss_fn)
         assert [name for name, _ in modules[1].named_parameters()] == ["0.weight", "0.bias", "loss_fn.weight", "loss_fn.bias"]

@@ -34,7 +34,8 @@ def step(stage: nn.Module, loss_fn: Callable[..., Any], microbatches: int, metho
     program = program_of(plan, 0)
     training = Training(plan, program, {0: stage}, loss_fn, recompute={0} if recompute else ())
     losses: Any = SimpleNamespace(add=lambda microbatch, loss: None)
-    training.begin(Microbatches(*(part.chunk(microbatches) for part in batch)), losses)
+    inputs, targets = (part.chunk(microbatches) for part in batch)
+    training.begin(Microbatches(inputs, targets), losses)
     for instruction in program.instructions:
         training.run(instruction, ())
     training.finish()
