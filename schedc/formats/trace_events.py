@@ -43,7 +43,7 @@ COLOURS = {
 """Names of the viewers' own palette."""
 
 
-def trace_events(trace: Trace, *, label: str = "", first_pid: int = 1, pids: int = 1) -> list[Event]:
+def trace_events(trace: Trace, *, label: str = "", first_pid: int = 1, pids: int = 1, slices: int = 0) -> list[Event]:
     """The events of a trace.
 
     Args:
@@ -51,6 +51,7 @@ def trace_events(trace: Trace, *, label: str = "", first_pid: int = 1, pids: int
         label: follows the rank in the name of its process.
         first_pid: the process id of rank 0; viewers treat 0 specially.
         pids: how far the ids of neighbouring ranks are apart, so that several traces can be drawn rank by rank.
+        slices: how many a microbatch has, where microbatches are in slices.
     """
     sent, taken = _times(trace, receives=False), _times(trace, receives=True)
     arrow = {key: first_pid + number * pids for number, key in enumerate(sent)}  # Perfetto takes numbers, or texts in base 16
@@ -60,7 +61,7 @@ def trace_events(trace: Trace, *, label: str = "", first_pid: int = 1, pids: int
         events += process_name(pid, f"rank {rank.rank}{label}")
         events += lane_name(pid, COMPUTE, "compute")
         events += lane_name(pid, WAITING, "waiting")
-        events += _compute_events(rank, pid)
+        events += _compute_events(rank, pid, slices)
         for at, channel in enumerate(rank.channels):
             lane = FIRST_CHANNEL + at
             events += lane_name(pid, lane, f"{channel.name} ({'from' if channel.receives else 'to'} rank {channel.peer})")
@@ -71,7 +72,7 @@ def trace_events(trace: Trace, *, label: str = "", first_pid: int = 1, pids: int
                     for op in channel.transfers
                     if (step.step, op) in sent and (step.step, op) in taken
                 ]
-                events += draw(moves, pid, lane)
+                events += draw(moves, pid, lane, slices)
     return events
 
 
@@ -120,39 +121,40 @@ def slice_event(pid: int, tid: int, name: str, begin_ns: int, end_ns: int, categ
     return {"ph": "X", "pid": pid, "tid": tid, "name": name, "cat": category, "ts": begin_ns / 1000, "dur": duration_us, **more}
 
 
-def _compute_events(rank: RankTrace, pid: int) -> Iterator[Event]:
+def _compute_events(rank: RankTrace, pid: int, slices: int) -> Iterator[Event]:
     for step in rank.steps:
         for op, asked_ns, begun_ns, ended_ns in zip(rank.compute, step.asked_ns, step.begun_ns, step.ended_ns, strict=True):
             arguments = {
                 "step": step.step,
                 "stage": op.stage,
-                "microbatch": op.microbatch,
+                "microbatch": op.microbatch // (slices or 1),
+                **({"slice": op.microbatch % slices} if slices else {}),
                 "waited_us": (begun_ns - asked_ns) / 1000,
             }
             colour = COLOURS[op.kind]
-            yield slice_event(pid, COMPUTE, token(op), begun_ns, ended_ns, op.kind.name, args=arguments, cname=colour)
+            yield slice_event(pid, COMPUTE, token(op, slices), begun_ns, ended_ns, op.kind.name, args=arguments, cname=colour)
             if begun_ns > asked_ns:
-                yield slice_event(pid, WAITING, f"before {token(op)}", asked_ns, begun_ns, "waiting")
+                yield slice_event(pid, WAITING, f"before {token(op, slices)}", asked_ns, begun_ns, "waiting")
 
 
-def _sent(moves: Sequence[TransferEvents], pid: int, tid: int) -> Iterator[Event]:
+def _sent(moves: Sequence[TransferEvents], pid: int, tid: int, slices: int) -> Iterator[Event]:
     """Slices from each send to the take or the next send, and the tails of the arrows."""
     free_ns = 0
     nexts_ns = [move.sent_ns for move in moves[1:]]
     for move, next_ns in zip(moves, [*nexts_ns, None], strict=True):
         begin_ns = max(move.sent_ns, free_ns)
         free_ns = max(begin_ns + 1, move.taken_ns if next_ns is None else min(move.taken_ns, next_ns))
-        yield slice_event(pid, tid, token(move.op), begin_ns, free_ns, "transfer")
+        yield slice_event(pid, tid, token(move.op, slices), begin_ns, free_ns, "transfer")
         yield _arrow(pid, tid, "s", begin_ns, move)
 
 
-def _received(moves: Sequence[TransferEvents], pid: int, tid: int) -> Iterator[Event]:
+def _received(moves: Sequence[TransferEvents], pid: int, tid: int, slices: int) -> Iterator[Event]:
     """Slices from each send, or the take before, to the take, and the heads of the arrows."""
     free_ns = 0
     for move in sorted(moves, key=lambda move: move.taken_ns):  # which need not be the order of the channel
         begin_ns = max(move.sent_ns, free_ns)
         free_ns = max(begin_ns + 1, move.taken_ns)
-        yield slice_event(pid, tid, token(move.op), begin_ns, free_ns, "transfer")
+        yield slice_event(pid, tid, token(move.op, slices), begin_ns, free_ns, "transfer")
         yield _arrow(pid, tid, "f", free_ns - 1, move, bp="e")
 
 

@@ -10,7 +10,7 @@ from schedc.ir.costs import DURATIONS, FREE, BlockCosts, MessageCost
 from schedc.ir.graph import Edge, share_bytes
 from schedc.ir.layout import Layout, OpenLayout, OpenSlices, Placement
 from schedc.ir.network import Link, Network, SiteLink, trunk_name
-from schedc.ir.ops import BLOCKS, KIND_NAMES, WHOLE, Kind, Op, goes_to, parse_op, sent_to, token
+from schedc.ir.ops import BLOCKS, KIND_NAMES, WHOLE, Kind, Op, goes_to, parse_op, sent_to, token, unit
 from schedc.ir.plan import BoundName, Certificate, Channel, Collective, MadeBy, Plan, RankPlan, Scope
 from schedc.ir.problem import (
     MOST_OPS,

@@ -61,12 +61,22 @@ def goes_to(transfer: Op) -> int:
     return WHOLE - 1 - transfer.part
 
 
-def token(op: Op) -> str:
-    """The op's name in plans and messages, `W3.12` or `W3.12/0`; a transfer's, where stages are a graph, `F0.5>3`."""
-    name = f"{KIND_NAMES[op.kind]}{op.stage}.{op.microbatch}"
+def token(op: Op, slices: int = 0) -> str:
+    """The op's name in plans and messages, `W3.12` or `W3.12/0`; a transfer's, where stages are a graph, `F0.5>3`.
+
+    Args:
+        op: it or the transfer.
+        slices: for people, how many slices a microbatch has: `W3.4:0` is of slice 0 of microbatch 4 (`Problem.token`).
+    """
+    name = f"{KIND_NAMES[op.kind]}{op.stage}.{unit(op.microbatch, slices)}"
     if op.part == WHOLE:
         return name
     return f"{name}/{op.part}" if op.part > WHOLE else f"{name}>{goes_to(op)}"
+
+
+def unit(microbatch: int, slices: int) -> str:
+    """The microbatch for people; of so many slices each, `4:0` is slice 0 of microbatch 4."""
+    return f"{microbatch // slices}:{microbatch % slices}" if slices else str(microbatch)
 
 
 def parse_op(text: str) -> Op:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from schedc.ir.costs import BlockCosts
 from schedc.ir.graph import Edge, share_bytes
 from schedc.ir.layout import Layout
-from schedc.ir.ops import BLOCKS, Kind, Op, goes_to
+from schedc.ir.ops import BLOCKS, Kind, Op, goes_to, token
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -278,6 +278,10 @@ class Problem:
         released = self.share_bytes(of.activation_bytes, microbatch) + self.share_bytes(of.recomputed_bytes, microbatch)
         released -= kept if kind is Kind.B else 0
         return released if self.is_last_slice(microbatch) else released + self.share_bytes(of.state_gradient_bytes, microbatch)
+
+    def token(self, op: Op) -> str:
+        """The name of an op or transfer for people: with slices `F3.2:1`, where plan files have the slice's own number."""
+        return token(op, len(self.slices))
 
     def rank_of(self, op: Op) -> int:
         """The rank that executes the op."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from schedc.analysis.comparison.steps import NEVER, Step, planned_step
 from schedc.analysis.simulation.memory import memory_curve
 from schedc.formats.trace_events import Event, counter_events, lane_name, perfetto_json, process_name, slice_event, trace_events
-from schedc.ir import Plan, RankPlan, RankTrace, StepTrace, Trace, token
+from schedc.ir import Plan, RankPlan, RankTrace, StepTrace, Trace
 from schedc.ir.index import tables_of
 
 if TYPE_CHECKING:
@@ -31,7 +31,9 @@ def perfetto_of_plan(plan: Plan, timeline: Timeline) -> bytes:
         plan: a sound plan.
         timeline: of the plan.
     """
-    events = trace_events(_trace(plan.name, plan.ranks, timeline, planned_step(plan.problem, timeline), 0))
+    events = trace_events(
+        _trace(plan.name, plan.ranks, timeline, planned_step(plan.problem, timeline), 0), slices=len(plan.problem.slices)
+    )
     return perfetto_json([*events, *memory_events(plan, timeline), *link_events(plan, timeline, 1 + timeline.ranks)], {})
 
 
@@ -42,8 +44,9 @@ def perfetto_of_comparison(plan: Plan, trace: Trace, comparison: Comparison) -> 
         _trace(plan.name, plan.ranks, timeline, comparison.planned_step, 0),
         _trace(plan.name, trace.ranks, timeline, measured, comparison.shown_step),
     )
-    events = trace_events(traces[0], label=", planned", pids=2)
-    events += trace_events(traces[1], label=", measured", first_pid=2, pids=2)
+    slices = len(plan.problem.slices)
+    events = trace_events(traces[0], label=", planned", pids=2, slices=slices)
+    events += trace_events(traces[1], label=", measured", first_pid=2, pids=2, slices=slices)
     events += memory_events(plan, timeline, pids=2)
     events += memory_events(plan, measured.timeline, first_pid=2, pids=2)
     return perfetto_json([*events, *link_events(plan, timeline, 1 + 2 * timeline.ranks)], {})
@@ -101,14 +104,16 @@ def memory_events(plan: Plan, timeline: Timeline, *, first_pid: int = 1, pids: i
 def link_events(plan: Plan, timeline: Timeline, pid: int) -> Iterator[Event]:
     """What occupies links, trunks and the lanes of collectives, as planned, and what is under way on each link: one process."""
     yield from process_name(pid, "links, planned")
-    tables = tables_of(plan.problem)
+    problem = plan.problem
+    tables = tables_of(problem)
     of_collectives = [int(tables.collective_resource[span.rank]) for span in timeline.collectives]
     for resource in sorted({*timeline.resource.tolist(), *of_collectives} - {-1}):
         yield from lane_name(pid, resource + 1, tables.resources[resource].label)
     for transfer in timeline.sent.tolist():
         start_ns, left_ns = int(timeline.transfer_start_ns[transfer]), int(timeline.transfer_left_ns[transfer])
         if left_ns > start_ns:
-            name = token(timeline.named_ops[timeline.sender[transfer]])
+            to = timeline.to_stage[transfer] >= 0
+            name = problem.token(timeline.transfer_names[transfer] if to else timeline.named_ops[timeline.sender[transfer]])
             yield slice_event(pid, int(timeline.resource[transfer]) + 1, name, start_ns, left_ns, "transfer")
     for resource, span in zip(of_collectives, timeline.collectives, strict=True):
         if span.end_ns > span.start_ns:
@@ -116,7 +121,7 @@ def link_events(plan: Plan, timeline: Timeline, pid: int) -> Iterator[Event]:
     under_way: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
     for message in timeline.transfers:
         changes = under_way.setdefault((message.source, message.destination), [])
-        size_bytes = plan.problem.message_bytes(message.op)
+        size_bytes = problem.message_bytes(message.op)
         changes += [(message.start_ns, 1, size_bytes), (message.arrival_ns, -1, -size_bytes)]
     for (source, destination), changes in sorted(under_way.items()):
         name = f"under way {source}>{destination}"

@@ -17,7 +17,6 @@ from suite.example_counts import examples
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.formats.plan.plan_file import write_plan
-from schedc.ir.ops import token
 from schedc.solvers.heuristics.greedy import Greedy
 from schedc.view.perfetto import perfetto_of_plan
 
@@ -82,7 +81,7 @@ def test_it_has_every_op_and_what_ranks_hold(case: tuple[Problem, Schedule]) -> 
         here = [event for event in events if event["pid"] == 1 + rank]
         drawn = [(event["name"], event["ts"], event["dur"]) for event in here if event["ph"] == "X" and event["tid"] == 1]
         planned = zip(order, timeline.start_ns(rank), timeline.end_ns(rank), strict=True)
-        expected = [(token(op), start / 1000, (end - start) / 1000) for op, start, end in planned]
+        expected = [(plan.problem.token(op), start / 1000, (end - start) / 1000) for op, start, end in planned]
         assert drawn == expected
         held = [event["args"]["bytes"] for event in here if event["ph"] == "C"]
         assert max(held) == peak_bytes(*case)[rank]

@@ -14,7 +14,7 @@ import numpy as np
 
 from schedc.analysis.attribution.waits import Awaited, Waits, waits_of
 from schedc.errors import InvalidInput
-from schedc.ir import Op, Plan, Problem, StepTrace, Trace, token
+from schedc.ir import Op, Plan, Problem, StepTrace, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -262,20 +262,20 @@ def check_trace(plan: Plan, trace: Trace) -> None:
     if len(trace.ranks) != len(plan.ranks):
         raise InvalidInput(f"the trace has {len(trace.ranks)} ranks, expected the {len(plan.ranks)} of the plan")
     for planned, found in zip(plan.ranks, trace.ranks, strict=True):
-        _check_equal(planned.compute, found.compute, f"rank {planned.rank} ran")
+        _check_equal(plan.problem, planned.compute, found.compute, f"rank {planned.rank} ran")
         channels = {(channel.name, channel.peer): channel.transfers for channel in found.channels}
         for channel in planned.channels:
             moved = channels.pop((channel.name, channel.peer), ())
-            _check_equal(channel.transfers, moved, f"rank {planned.rank} moved on {channel.name}")
+            _check_equal(plan.problem, channel.transfers, moved, f"rank {planned.rank} moved on {channel.name}")
         for name, peer in channels:
             raise InvalidInput(f"rank {planned.rank} has a channel {name} with rank {peer} in the trace, and none in the plan")
 
 
-def _check_equal(planned: Sequence[Op], found: Sequence[Op], what: str) -> None:
+def _check_equal(problem: Problem, planned: Sequence[Op], found: Sequence[Op], what: str) -> None:
     if tuple(planned) == tuple(found):
         return
     at = next(
         (at for at, (one, other) in enumerate(zip(planned, found, strict=False)) if one != other), min(len(planned), len(found))
     )
-    shown = [token(ops[at]) if at < len(ops) else "nothing more" for ops in (found, planned)]
+    shown = [problem.token(ops[at]) if at < len(ops) else "nothing more" for ops in (found, planned)]
     raise InvalidInput(f"{what} {shown[0]} at place {at}, expected {shown[1]}; the trace is not of this plan")

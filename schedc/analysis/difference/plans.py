@@ -24,6 +24,7 @@ PlanFacts: TypeAlias = "dict[tuple[str, At], Any]"
 
 _LINK, _COLLECTIVES, _PARTS = "costs.links[]", "costs.data_parallel", "costs.parts"
 _PEAK, _LIMIT = "certificate.peak_activation_bytes", "costs.memory_limit_bytes"
+_EDGES = "pipeline.edges"
 _LISTS = ("costs.links", _PARTS)
 """Facts about which entries a list has, and in which order."""
 _KEYS_OF_STAGE = {
@@ -32,7 +33,7 @@ _KEYS_OF_STAGE = {
 }
 _PIPELINE = (
     *("ranks", "microbatches", "placement", "split_backward", "cut_blocks", "in_order", "paths", "path_of"),
-    *("edges", "slices"),
+    "slices",
 )
 _OF_STAGES = (
     *("costs.durations_ns.", "costs.activation", "costs.recomputed_bytes", "costs.static_bytes", "costs.message_bytes"),
@@ -50,7 +51,7 @@ class FactChange:
     key: str
     """As in the plan's file; `[]` is where `at` goes: `costs.durations_ns.F[]`."""
     at: At = None
-    """The stage or the rank; of a link `3>4`, of parts `W3`; None: the fact is the whole plan's."""
+    """The stage or the rank; of a link or an edge `3>4`, of parts `W3`; None: the fact is the whole plan's."""
     before: Any
     """The value in the first plan; None also where it has no such value."""
     after: Any
@@ -112,11 +113,12 @@ def diff_plans(before: Plan, after: Plan) -> PlanDifference:
 def facts_of(plan: Plan) -> PlanFacts:
     """Every fact of the plan but its queues."""
     problem, parallel = plan.problem, plan.problem.data_parallel
-    links = [(f"{link.source}>{link.destination}", link) for link in problem.links]
+    links, edges = ([(f"{each.source}>{each.destination}", each) for each in many] for many in (problem.links, problem.edges))
     parts = [(f"{KIND_NAMES[parts.kind]}{parts.stage}", parts.shares) for parts in plan.parts]
     facts: PlanFacts = {
         ("pipeline.stages", None): len(problem.stages),
         ("costs.links", None): tuple(place for place, _ in links),
+        (_EDGES, None): tuple(place for place, _ in edges),
         (_COLLECTIVES, None): parallel is not None,
         (_PARTS, None): tuple(place for place, _ in parts),
         ("ranks", None): tuple(rank.rank for rank in plan.ranks),
@@ -124,8 +126,9 @@ def facts_of(plan: Plan) -> PlanFacts:
     }
     for index, stage in enumerate(problem.stages):
         facts |= {(_KEYS_OF_STAGE.get(name, f"costs.{name}[]"), index): value for name, value in _fields(stage)}
-    for place, link in links:
-        facts |= {(f"{_LINK}.{name}", place): value for name, value in _fields(link) if name not in ("source", "destination")}
+    for key, entries in ((_LINK, links), (f"{_EDGES}[]", edges)):
+        for place, entry in entries:
+            facts |= {(f"{key}.{name}", place): value for name, value in _fields(entry, "source", "destination")}
     single = [(f"{'pipeline' if name in _PIPELINE else 'costs'}.{name}", value) for name, value in _fields(problem, "name")]
     sections = ((_COLLECTIVES, parallel), ("certificate", plan.certificate), ("made_by", plan.made_by))
     for section, values in (*sections, ("pipeline.updates", problem.updates)):
@@ -141,7 +144,7 @@ def facts_of(plan: Plan) -> PlanFacts:
 
 def _fields(thing: Any, *others: str) -> list[tuple[str, Any]]:
     """The fields of a dataclass with their values, but for the origin, lists of others and those that are named; of None, none."""
-    left_out = ("stages", "links", "data_parallel", "updates", "origin", *others)
+    left_out = ("stages", "links", "edges", "data_parallel", "updates", "origin", *others)
     return [] if thing is None else [(each.name, getattr(thing, each.name)) for each in fields(thing) if each.name not in left_out]
 
 
@@ -186,6 +189,9 @@ def _stated(before: Plan, after: Plan, changes: Sequence[FactChange]) -> list[Fa
     """The changes without those that follow from another one."""
     same_ranks = before.problem.ranks == after.problem.ranks
     of_stages, of_links = _stages_alike(before, after), _links_compared(before, after)
+    ours, theirs = ({(edge.source, edge.destination) for edge in plan.problem.edges} for plan in (before, after))
+    same_stages = len(before.problem.stages) == len(after.problem.stages)
+    of_edges = {f"{source}>{to}" for source, to in ours & theirs} if same_stages else set()
     stated = []
     for change in changes:
         key, at = change.key, change.at
@@ -196,6 +202,8 @@ def _stated(before: Plan, after: Plan, changes: Sequence[FactChange]) -> list[Fa
             or (key == "pipeline.path_of" and before.problem.microbatches != after.problem.microbatches)
             or (key in _LISTS and set(change.before) != set(change.after))  # the entries themselves differ
             or (key.startswith(_LINK) and at not in of_links)
+            or (key.startswith(f"{_EDGES}[]") and at not in of_edges)
+            or (key == _EDGES and len(before.problem.stages) != len(after.problem.stages))
             or (key.startswith((_PEAK, _LIMIT)) and not same_ranks)
         )
         if not follows:

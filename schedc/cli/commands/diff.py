@@ -28,7 +28,7 @@ def diff_command(
         show(difference_json(difference))
     else:
         name = first.name if first.name == second.name else f"{first.name} → {second.name}"
-        for line in difference_lines(difference, name):
+        for line in difference_lines(difference, name, len(first.problem.slices)):
             typer.echo(one_line(line))
     if not difference.is_empty:
         raise typer.Exit(1)

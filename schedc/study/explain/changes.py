@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from schedc.errors import InvalidInput
 from schedc.frontend.job import Job, checked_job
 from schedc.frontend.job_source import source_of_table
-from schedc.ir import Kind, Link, Problem
+from schedc.ir import DURATIONS, Kind, Link, Problem, are_alike
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,17 +99,20 @@ def more_memory(problem: Problem, rank: int) -> Change | None:
 
 
 def one_more_microbatch(problem: Problem) -> Change | None:
-    """The step with one more microbatch; None: microbatches differ, so nobody knows what one more costs."""
-    durations = (
-        values
-        for stage in problem.stages
-        for values in (stage.forward_ns, stage.backward_input_ns, stage.backward_weight_ns, stage.backward_ns)
-    )
-    count = len(problem.paths)
-    if any(len(values) > 1 for values in durations) or problem.path_of != tuple(m % count for m in range(problem.microbatches)):
+    """The step with one more microbatch, in slices as the others; None: they differ, so nobody knows what one more costs."""
+    more, count = len(problem.slices) or 1, len(problem.paths)
+    if not are_alike(problem) or problem.path_of != tuple(m % count for m in range(problem.microbatches)):
         return None
-    more = replace(problem, microbatches=problem.microbatches + 1, path_of=(*problem.path_of, problem.microbatches % count))
-    return Change(kind=ChangeKind.MICROBATCH, text="one more microbatch", problem=more, only_helps=False)
+    stages = list(problem.stages)
+    for index, stage in enumerate(stages):
+        several = {name: values for kind, name in DURATIONS.items() if len(values := stage.durations_ns(kind)) > 1}
+        if several and more == 1:
+            return None
+        again: dict[str, Any] = {name: (*values, *values[:more]) for name, values in several.items()}
+        stages[index] = replace(stage, **again)
+    path_of = (*problem.path_of, *(problem.microbatches % count for _ in range(more)))
+    longer = replace(problem, microbatches=problem.microbatches + more, path_of=path_of, stages=tuple(stages))
+    return Change(kind=ChangeKind.MICROBATCH, text="one more microbatch", problem=longer, only_helps=False)
 
 
 def other_choices(job: Job, problem: Problem) -> tuple[list[Change], list[str]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from schedc.ir import WHOLE, Channel, Collective, Kind, Op, Plan, Problem, sent_to, token
+from schedc.ir import WHOLE, Channel, Collective, Kind, Op, Plan, Problem, sent_to
 from schedc.verify.violation import Checks, Found
 
 if TYPE_CHECKING:
@@ -157,19 +157,21 @@ def check_transfers(plan: Plan, needs: Mapping[Op, Need]) -> Found:
         for index, op in enumerate(end.channel.transfers):
             need = needs.get(op)
             if need is None:
-                message = f"{token(op)} is needed by no other rank"
+                message = "is needed by no other rank"
             elif pair != (need.source, need.destination):
-                message = f"{token(op)} goes from rank {need.source} to rank {need.destination}, not from {pair[0]} to {pair[1]}"
+                message = f"goes from rank {need.source} to rank {need.destination}, not from {pair[0]} to {pair[1]}"
             elif (receives, op) in carried:
-                message = f"{token(op)} is a duplicate"
+                message = "is a duplicate"
             else:
                 carried.add((receives, op))
                 continue
-            yield f"{end.place}.transfers[{index}]", message
+            yield f"{end.place}.transfers[{index}]", f"{plan.problem.token(op)} {message}"
     for need in needs.values():
         for receives, rank, does in ((False, need.source, "sends"), (True, need.destination, "receives")):
             if (receives, need.op) not in carried:
-                message = f"no channel {does} {token(need.op)}, which rank {need.destination} needs from rank {need.source}"
+                message = (
+                    f"no channel {does} {plan.problem.token(need.op)}, which rank {need.destination} needs from rank {need.source}"
+                )
                 yield f"ranks[{rank}].channels", message
 
 
@@ -190,7 +192,7 @@ def check_channel_pairs(plan: Plan, _: Mapping[Op, Need]) -> Found:
         at = next(
             (index for index, (a, b) in enumerate(zip(sent, received, strict=False)) if a != b), min(len(sent), len(received))
         )
-        found, expected = (token(ops[at]) if at < len(ops) else "its end" for ops in (received, sent))
+        found, expected = (plan.problem.token(ops[at]) if at < len(ops) else "its end" for ops in (received, sent))
         message = f"found {found}, but {sending[pair].place} has {expected} at this position; expected two equal lists"
         yield f"{end.place}.transfers[{at}]", message
 
@@ -209,7 +211,7 @@ def check_transfer_order(plan: Plan, needs: Mapping[Op, Need]) -> Found:
             if after < before:
                 does = "is produced" if after[0] < before[0] else "is of an edge"
                 index = after[2]
-                message = f"{token(end.channel.transfers[index])} {does} before the transfer in front of it"
+                message = f"{plan.problem.token(end.channel.transfers[index])} {does} before the transfer in front of it"
                 yield f"{end.place}.transfers[{index}]", message
 
 
@@ -229,7 +231,7 @@ def check_post_before(plan: Plan, needs: Mapping[Op, Need]) -> Found:
             elif index and post < posts[index - 1]:
                 message = f"found {post} behind {posts[index - 1]}, expected ascending indices"
             elif op in needs and post > needs[op].consumer:
-                message = f"{token(op)} is posted before op {post}, after op {needs[op].consumer}, which waits for it"
+                message = f"{plan.problem.token(op)} is posted before op {post}, after op {needs[op].consumer}, which waits for it"
             else:
                 continue
             yield f"{end.place}.post_before[{index}]", message

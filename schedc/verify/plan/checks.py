@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedc.ir import BoundName, Objective, Plan, Scope, token
+from schedc.ir import BoundName, Objective, Plan, Scope
 from schedc.verify.plan.channels import CHANNELS, needs_of
 from schedc.verify.plan.memory import as_run, peaks_of
 from schedc.verify.plan.period import repeat
@@ -122,7 +122,7 @@ def check_memory_limit(plan: Plan, replayed: Replay) -> Found:
         if limit is not None and peak.size_bytes > limit:
             message = f"the rank holds {peak.size_bytes} bytes, {peak.waiting_bytes} of them values that wait for others"
             place = f"ranks[{rank}].compute[{peak.at}]"
-            yield place, f"{message}, at {token(plan.ranks[rank].compute[peak.at])}; its limit is {limit} bytes"
+            yield place, f"{message}, at {plan.problem.token(plan.ranks[rank].compute[peak.at])}; its limit is {limit} bytes"
 
 
 @CERTIFICATE

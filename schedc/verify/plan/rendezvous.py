@@ -20,7 +20,7 @@ from __future__ import annotations
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from schedc.ir import Op, Plan, token
+from schedc.ir import Op, Plan
 from schedc.verify.cycles import edges_between, shortest_cycle, stuck_nodes
 from schedc.verify.plan.channels import channel_ends
 from schedc.verify.violation import Checks, Found
@@ -52,10 +52,10 @@ def check_rendezvous(plan: Plan, needs: Mapping[Op, Need]) -> Found:
     if cycle is None:
         return
     cycle = [nodes[index] for index in cycle]
-    names = [token(op) for rank in plan.ranks for op in rank.compute]
+    names = [plan.problem.token(op) for rank in plan.ranks for op in rank.compute]
     places = [f"ranks[{rank.rank}].compute[{index}]" for rank in plan.ranks for index in range(len(rank.compute))]
     for op, need in needs.items():
-        names.append(f"[{token(op)} from rank {need.source} to {need.destination}]")
+        names.append(f"[{plan.problem.token(op)} from rank {need.source} to {need.destination}]")
         places.append(f"ranks[{need.destination}].channels")
     shown = " -> ".join(names[node] for node in [*cycle, cycle[0]])
     yield places[min(cycle)], f"these wait for each other indefinitely, each for the one before it (transfers in brackets): {shown}"

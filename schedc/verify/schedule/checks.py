@@ -11,7 +11,7 @@ from fractions import Fraction
 from math import ceil
 from typing import TYPE_CHECKING
 
-from schedc.ir import BLOCKS, KIND_NAMES, WHOLE, Kind, Op, Problem, Schedule, token
+from schedc.ir import BLOCKS, KIND_NAMES, WHOLE, Kind, Op, Problem, Schedule, token, unit
 from schedc.verify.cycles import shortest_cycle
 from schedc.verify.schedule.order import ends_of_blocks, first_blocked, needs, waiting_graph
 from schedc.verify.schedule.updates import PERIOD, RUN, run_of, version_bytes_along
@@ -80,7 +80,7 @@ def check_op_rank(problem: Problem, schedule: Schedule) -> Found:
     for rank, order in enumerate(schedule.orders):
         for index, op in enumerate(order):
             if 0 <= op.stage < len(rank_of) and rank_of[op.stage] != rank:
-                yield _place(rank, index), f"{token(op)} belongs on rank {rank_of[op.stage]}, found on {rank}"
+                yield _place(rank, index), f"{problem.token(op)} belongs on rank {rank_of[op.stage]}, found on {rank}"
 
 
 @CHECKS
@@ -91,7 +91,8 @@ def check_split_backward(problem: Problem, schedule: Schedule) -> Found:
     for rank, order in enumerate(schedule.orders):
         for index, op in enumerate(order):
             if op.kind in (Kind.B, Kind.W):
-                message = f"{token(op)}: the problem does not split the backward; expected BW{op.stage}.{op.microbatch}"
+                fused = problem.token(op._replace(kind=Kind.BW))
+                message = f"{problem.token(op)}: the problem does not split the backward; expected {fused}"
                 yield _place(rank, index), message
 
 
@@ -114,7 +115,7 @@ def check_parts(problem: Problem, schedule: Schedule) -> Found:
         for index, op in enumerate(order):
             if op.part >= 0 and op.part >= (count := declared.get((op.kind, op.stage), 0)):
                 found = f"{count} parts are declared" if count else "no parts are declared"
-                yield _place(rank, index), f"{token(op)}: {found} for {KIND_NAMES[op.kind]} of stage {op.stage}"
+                yield _place(rank, index), f"{problem.token(op)}: {found} for {KIND_NAMES[op.kind]} of stage {op.stage}"
 
 
 @CHECKS
@@ -126,7 +127,8 @@ def check_part_order(problem: Problem, schedule: Schedule) -> Found:
             if op.part >= 0:
                 block = (op.kind, op.stage, op.microbatch)
                 if op.part < latest.get(block, 0):
-                    message = f"{token(op)} is after {token(op._replace(part=latest[block]))}; parts run in ascending order"
+                    last = problem.token(op._replace(part=latest[block]))
+                    message = f"{problem.token(op)} is after {last}; parts run in ascending order"
                     yield _place(rank, index), message
                 latest[block] = max(op.part, latest.get(block, 0))
 
@@ -138,14 +140,14 @@ def check_coverage(problem: Problem, schedule: Schedule) -> Found:
     for rank, order in enumerate(schedule.orders):
         for index, op in enumerate(order):
             if op in first:
-                yield _place(rank, index), f"{token(op)} is a duplicate, first at {_place(*first[op])}"
+                yield _place(rank, index), f"{problem.token(op)} is a duplicate, first at {_place(*first[op])}"
             else:
                 first[op] = (rank, index)
     counts = {(parts.kind, parts.stage): len(parts.shares) for parts in reversed(schedule.parts)}
     for stage, microbatch in problem.blocks():
         if not counts and _whole(first, stage, microbatch) in _COMPLETE:
             continue
-        place, name = f"ranks[{problem.stages[stage].rank}].compute", f"{stage}.{microbatch}"
+        place, name = f"ranks[{problem.stages[stage].rank}].compute", f"{stage}.{unit(microbatch, len(problem.slices))}"
         present = set()
         for kind in BLOCKS:
             whole = (kind, stage, microbatch, WHOLE) in first
@@ -183,7 +185,10 @@ def check_need_order(problem: Problem, schedule: Schedule) -> Found:
         last, first = ends.last[producer], ends.first[consumer]
         if first < last and first >= 0 and ends.rank[first] == ends.rank[last]:
             rank = ends.rank[first]
-            yield _place(rank, first - ends.offset[rank]), f"{token(ops[first])} is before {token(ops[last])}, which it needs"
+            yield (
+                _place(rank, first - ends.offset[rank]),
+                f"{problem.token(ops[first])} is before {problem.token(ops[last])}, which it needs",
+            )
 
 
 @CHECKS
@@ -199,7 +204,7 @@ def check_deadlock(problem: Problem, schedule: Schedule) -> Found:
     if cycle is None:
         return
     ops = [op for order in schedule.orders for op in order]
-    tokens = [token(ops[nodes[index]]) for index in (*cycle, cycle[0])]
+    tokens = [problem.token(ops[nodes[index]]) for index in (*cycle, cycle[0])]
     node = nodes[cycle[0]]
     rank = ends.rank[node]
     message = f"each of these ops waits for the one before it, in a cycle: {' -> '.join(tokens)}"
@@ -227,7 +232,10 @@ def check_microbatch_order(problem: Problem, schedule: Schedule) -> Found:
                 continue
             before = latest.setdefault((path, op.stage), op)
             if op.microbatch < before.microbatch:
-                yield _place(rank, index), f"{token(op)} is after {token(before)}; microbatches enter in the order of their numbers"
+                yield (
+                    _place(rank, index),
+                    f"{problem.token(op)} is after {problem.token(before)}; microbatches enter in the order of their numbers",
+                )
             else:
                 latest[path, op.stage] = op
 
@@ -263,7 +271,9 @@ def check_memory_limit(problem: Problem, schedule: Schedule) -> Found:
                 held += 0 if kind == Kind.BW else after if kind == Kind.B else -after
         if first is not None:
             index, op, bytes_held = first
-            message = f"{token(op)} makes the rank hold {bytes_held} bytes, its limit is {limit} bytes, its peak {peak} bytes"
+            message = (
+                f"{problem.token(op)} makes the rank hold {bytes_held} bytes, its limit is {limit} bytes, its peak {peak} bytes"
+            )
             yield _place(rank, index), message
 
 

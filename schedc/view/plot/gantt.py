@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from schedc.ir import Kind, Plan
+from schedc.ir import Kind, Plan, unit
 from schedc.view.plot.figure import STYLE, TIMES, legend_above, new_figure, picture, unit_of
 from schedc.view.terminal.gantt import chunk_of_stage
 
@@ -98,7 +98,8 @@ def _draw_ops(axes: Axes, plan: Plan, timeline: Timeline, size: float, points: f
     starts, ends = timeline.starts_ns / size, timeline.ends_ns / size
     kinds, stages = timeline.ops[:, 0], timeline.ops[:, 1]
     microbatches, widths = timeline.ops[:, 2], (ends - starts) * points
-    fonts = {kind: _font(microbatches[kinds == kind], widths[kinds == kind], row_points) for kind in Kind}
+    longest = unit(int(microbatches.max(initial=0)), len(plan.problem.slices))
+    fonts = {kind: _font(longest, widths[kinds == kind], row_points) for kind in Kind}
     smallest = min((font for font in fonts.values() if font), default=0.0)  # one size looks calm
     for kind in Kind:
         of_kind = np.flatnonzero(kinds == kind)
@@ -116,7 +117,7 @@ def _draw_ops(axes: Axes, plan: Plan, timeline: Timeline, size: float, points: f
             )
             text_colour = "black" if white > 0.3 else TEXT[kind]
             for op in which.tolist():
-                label = str(timeline.ops[op, 2])
+                label = unit(int(timeline.ops[op, 2]), len(plan.problem.slices))
                 if font and widths[op] >= 0.99 * _width(label, font):
                     x = (starts[op] + ends[op]) / 2
                     axes.text(x, rows[op], label, ha="center", va="center_baseline", fontsize=font, color=text_colour, zorder=4)
@@ -131,11 +132,11 @@ def _lighter(kind: Kind, chunk: int) -> tuple[float, float, float]:
     return red, green, blue
 
 
-def _font(microbatches: NDArray[np.int64], widths: NDArray[np.float64], row_points: float) -> float:
-    """The size at which the longest number fits into most ops of a kind, so that few lack one; 0: too small to be read."""
+def _font(longest: str, widths: NDArray[np.float64], row_points: float) -> float:
+    """The size at which the longest label fits into most ops of a kind, so that few lack one; 0: too small to be read."""
     if not len(widths):
         return 0.0
-    most = float(np.median(widths)) / _width(str(microbatches.max()), 1.0)
+    most = float(np.median(widths)) / _width(longest, 1.0)
     font = min(MOST_POINTS, 0.62 * row_points, most)
     return font if font >= LEAST_POINTS else 0.0
 

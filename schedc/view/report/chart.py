@@ -36,6 +36,7 @@ def chart_data(plan: Plan) -> dict[str, Any]:
         "name": plan.name,
         "ranks": problem.ranks,
         "microbatches": problem.microbatches,
+        "slices": len(problem.slices),
         "stages": [
             {"rank": stage.rank, "chunk": chunk, "layers": None if stage.layers is None else [stage.layers[0], stage.layers[1] - 1]}
             for stage, chunk in zip(problem.stages, chunk_of_stage(problem), strict=True)
@@ -69,6 +70,7 @@ def step_data(plan: Plan, name: str, timeline: Timeline, waits: Waits) -> dict[s
         "awaited": packed(np.where(waits.cause == Awaited.ALL_GATHER, waits.awaited, -1)),
         "producer": packed(producer),
         "consumer": packed(timeline.first_taker[sent]),
+        "toStage": packed(timeline.to_stage[sent]),
         "taken": packed(place[timeline.taken]),
         "taker": packed(timeline.taker),
         "resource": packed(timeline.resource[sent]),

@@ -18,6 +18,7 @@ from schedc.view.report.figures import Figures, Measured, figures_of
 from schedc.view.report.html import Markup, element, html, text
 from schedc.view.report.sections import CAUSE_WORDS, percent, worth
 from schedc.view.terminal.comparison import accounts_panel, delays_panel, iteration_panel
+from schedc.view.terminal.gantt import counts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -42,18 +43,23 @@ def report_html(plan: Plan, timeline: Timeline, measured: Measured | None = None
     """
     figures = figures_of(plan, timeline, measured, compilation)
     problem, made = plan.problem, plan.made_by
-    counts = f"{counted(problem.ranks, 'rank')}, {counted(len(problem.stages), 'stage')} ({problem.placement})"
-    counts += f", {counted(problem.microbatches, 'microbatch')}"
+    ranks, microbatches = counts_of(problem).split(", ")
+    counts = f"{ranks}, {counted(len(problem.stages), 'stage')} ({problem.placement}), {microbatches}"
     stacks = [
         [sections.links_panel(figures), sections.path_panel(figures)],
-        [sections.stages_panel(figures), sections.certificate_panel(figures), sections.made_by_panel(figures)],
+        [
+            sections.stages_panel(figures),
+            sections.edges_panel(figures),
+            sections.certificate_panel(figures),
+            sections.made_by_panel(figures),
+        ],
     ]
     columns = element("div", *(element("div", *_panels(stack)) for stack in stacks), class_="columns")
     grouped = [html(sections.ranks_panel(figures)), columns]
     steps = [step_data(plan, "planned", timeline, figures.waits)]
     if measured is not None:
         comparison = measured.comparison
-        beside = _panels([iteration_panel(measured.trace, comparison), delays_panel(comparison)])
+        beside = _panels([iteration_panel(measured.trace, comparison), delays_panel(problem, comparison)])
         grouped = [element("div", *beside, class_="columns"), html(accounts_panel(comparison)), *grouped]
         shown = comparison.measured_step
         steps.append(step_data(plan, "measured", shown.timeline, shown.waits))

@@ -10,6 +10,7 @@ from schedc.ir import KIND_NAMES, Certificate, Scope
 from schedc.spelling import counted
 from schedc.view.document import Bar, Block, Column, Facts, Fold, Keys, Line, Panel, Table, duration, left, right, size
 from schedc.view.report.figures import ALLOWED, Figures
+from schedc.view.terminal.edges import EDGE_HEADERS, EDGE_NOTE, edge_rows
 from schedc.view.terminal.plan import STAGE_HEADERS, stage_rows
 
 if TYPE_CHECKING:
@@ -171,6 +172,14 @@ def stages_panel(figures: Figures) -> Panel | None:
     table = Table(title="Stages that are alike in one row", columns=[*left(first), *right(*others)], rows=rows)
     note = "Static: what a stage holds all the time. Capacity: what its rank can hold in all, static and activations."
     return _with_note("Stages", note, table, f"All {len(problem.stages)} stages") if rows else None
+
+
+def edges_panel(figures: Figures) -> Panel | None:
+    """What stages give each other, where they are a graph."""
+    rows = edge_rows(figures.plan.problem)
+    columns = [*left(*EDGE_HEADERS[:2]), *right(*EDGE_HEADERS[2:4]), *left(EDGE_HEADERS[4])]
+    table = Table(title="Edges of a kind in one row", columns=columns, rows=rows)
+    return _with_note("Edges of the graph", EDGE_NOTE, table, f"All {len(rows)} rows") if rows else None
 
 
 def _with_note(title: str, note: str, table: Table, summary: str) -> Panel:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from schedc.io.location import one_line
-from schedc.ir import KIND_NAMES, Plan, Problem, Trace, token
+from schedc.ir import KIND_NAMES, Plan, Problem, Trace
 from schedc.spelling import counted, ranges
 from schedc.view.document import (
     Bar,
@@ -26,7 +26,7 @@ from schedc.view.document import (
     plain,
     right,
 )
-from schedc.view.terminal.gantt import Window, legend, rank_spans, row_of, ruler, spread_ranks
+from schedc.view.terminal.gantt import Window, counts_of, legend, rank_spans, row_of, ruler, spread_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -65,7 +65,7 @@ def shown_comparison(plan: Plan, trace: Trace, comparison: Comparison, written: 
         columns=[*right("rank"), *left(""), *right(*(header for _, header, *_ in PARTS))],
         rows=[("" if name == "measured" else str(rank), name, *_times(account)) for rank, name, account in _accounts(comparison)],
     )
-    yield from _delays(comparison)
+    yield from _delays(plan.problem, comparison)
     yield ""
     blocks, links = comparison.blocks, comparison.links
     stages = [str(block.stage) if at == 0 or block.stage != blocks[at - 1].stage else "" for at, block in enumerate(blocks)]
@@ -126,8 +126,7 @@ def comparison_json(plan: Plan, trace: Trace, comparison: Comparison) -> dict[st
 def _verdict(plan: Plan, trace: Trace, comparison: Comparison) -> Iterator[Block]:
     measured, steps = comparison.measured, [step for step, _ in comparison.steps]
     recorded = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
-    head = f"{plan.name}: {counted(len(plan.ranks), 'rank')}, {counted(plan.problem.microbatches, 'microbatch')},"
-    yield Line(f"{head} by {plan.made_by.method}; recorded {recorded}", "bold")
+    yield Line(f"{plan.name}: {counts_of(plan.problem)}, by {plan.made_by.method}; recorded {recorded}", "bold")
     found = f"measured {duration(measured.median_ns)} ({_off(measured.median_ns, comparison.predicted_ns)})"
     over = f"{duration(measured.low_ns)} to {duration(measured.high_ns)} over {counted(measured.count, 'step')}"
     yield f"iteration: predicted {duration(comparison.predicted_ns)}, {found}, {over}"
@@ -163,29 +162,31 @@ def _lanes(problem: Problem, comparison: Comparison, width: int) -> Iterator[Str
         yield Strip([(f"not shown: {problem.ranks - len(ranks)} of {problem.ranks} ranks; --perfetto FILE writes all", "dim")])
 
 
-def _delays(comparison: Comparison) -> Iterator[Block]:
+def _delays(problem: Problem, comparison: Comparison) -> Iterator[Block]:
     """What was late and why, the step's end first."""
     end, worst = comparison.end, comparison.worst
-    yield Line(f"the last op, {_ended(end)}", "bold")
-    yield from (f"  {_signed(cause.added_ns)} {_cause(cause)}" for cause in end.causes[:MOST_CAUSES])
+    yield Line(f"the last op, {_ended(problem, end)}", "bold")
+    yield from (f"  {_signed(cause.added_ns)} {_cause(problem, cause)}" for cause in end.causes[:MOST_CAUSES])
     rest_ns = sum(cause.added_ns for cause in end.causes[MOST_CAUSES:])
     if rest_ns:
         yield f"  {_signed(rest_ns)} all else on its critical chain, slack of the plan that was used up included"
-    yield Line(f"the worst-placed op, {_ended(worst)}", "bold")
-    yield f"  first cause: {_first(worst)}"
+    yield Line(f"the worst-placed op, {_ended(problem, worst)}", "bold")
+    yield f"  first cause: {_first(problem, worst)}"
     by_cause: dict[str, list[Delay]] = {}
     for rank in comparison.ranks:
         if rank.worst.rank != worst.rank:
-            by_cause.setdefault(_first(rank.worst), []).append(rank.worst)
-    for first, delays in sorted(by_cause.items(), key=lambda entry: entry[0] != _first(worst)):
-        yield Line(f"  {_all_ended(delays)}; first cause: {'the same' if first == _first(worst) else first}", "dim")
+            by_cause.setdefault(_first(problem, rank.worst), []).append(rank.worst)
+    for first, delays in sorted(by_cause.items(), key=lambda entry: entry[0] != _first(problem, worst)):
+        yield Line(
+            f"  {_all_ended(problem, delays)}; first cause: {'the same' if first == _first(problem, worst) else first}", "dim"
+        )
 
 
-def _all_ended(delays: Sequence[Delay]) -> str:
+def _all_ended(problem: Problem, delays: Sequence[Delay]) -> str:
     """What the worst-placed ops of some ranks, one each, have in common."""
     if len(delays) == 1:
         (delay,) = delays
-        return f"rank {delay.rank}: {token(delay.op)} ended {_late(delay.late_ns)}"
+        return f"rank {delay.rank}: {problem.token(delay.op)} ended {_late(delay.late_ns)}"
     least_ns, most_ns = min(delay.late_ns for delay in delays), max(delay.late_ns for delay in delays)
     head = f"ranks {', '.join(ranges(delay.rank for delay in delays))}: the worst-placed op of each ended"
     if least_ns == most_ns or most_ns <= 0:
@@ -213,17 +214,17 @@ def iteration_panel(trace: Trace, comparison: Comparison) -> Panel:
     return Panel("Planned against measured", [Facts(rows)])
 
 
-def delays_panel(comparison: Comparison) -> Panel:
+def delays_panel(problem: Problem, comparison: Comparison) -> Panel:
     """What was late and why: the last op, and of each rank the op that ended latest against the plan."""
     end, worst = comparison.end, comparison.worst
-    causes = [(_cause(cause), _signed(cause.added_ns)) for cause in end.causes]
+    causes = [(_cause(problem, cause), _signed(cause.added_ns)) for cause in end.causes]
     delays = [rank.worst for rank in comparison.ranks]
-    rows = [(f"rank {delay.rank}", token(delay.op), _signed(delay.late_ns), _first(delay)) for delay in delays]
+    rows = [(f"rank {delay.rank}", problem.token(delay.op), _signed(delay.late_ns), _first(problem, delay)) for delay in delays]
     columns = [*left("rank", "op"), *right("late"), Column("first cause", kind="text")]
     blocks: list[Block] = [
-        f"The last op, {_ended(end)}.",
+        f"The last op, {_ended(problem, end)}.",
         Table(title="What its critical chain, as measured, added", columns=[*left("where"), *right("added")], rows=causes),
-        f"The worst-placed op of all, {_ended(worst)}; first cause: {_first(worst)}.",
+        f"The worst-placed op of all, {_ended(problem, worst)}; first cause: {_first(problem, worst)}.",
         Fold("The worst-placed op of each rank", [Table(title="Per rank", columns=columns, rows=rows)]),
     ]
     return Panel("What was late and why", blocks)
@@ -267,8 +268,8 @@ def _off(found_ns: int, planned_ns: int, space: str = "") -> str:
     return f"{(found_ns / planned_ns - 1) * 100:+.1f}{space}%" if planned_ns else "–"
 
 
-def _cause(cause: Cause) -> str:
-    op = "" if cause.op is None else token(cause.op)
+def _cause(problem: Problem, cause: Cause) -> str:
+    op = "" if cause.op is None else problem.token(cause.op)
     if cause.what == "compute" and cause.op is not None:
         return f"{KIND_NAMES[cause.op.kind]} of stage {cause.op.stage} on rank {cause.rank} ({op})"
     if cause.what == "transfer":
@@ -278,17 +279,17 @@ def _cause(cause: Cause) -> str:
     return f"rank {cause.rank} between its ops (before {op})"
 
 
-def _first(delay: Delay) -> str:
+def _first(problem: Problem, delay: Delay) -> str:
     """Where a delay came in."""
     if delay.late_ns <= 0:
         return "none, it was in time"
     if delay.first is None:
         return "none, many that add less than a tenth each"
-    return f"{_cause(delay.first)}, {_signed(delay.first.added_ns)}"
+    return f"{_cause(problem, delay.first)}, {_signed(delay.first.added_ns)}"
 
 
-def _ended(delay: Delay) -> str:
-    return f"{token(delay.op)} on rank {delay.rank}, ended {_late(delay.late_ns)}"
+def _ended(problem: Problem, delay: Delay) -> str:
+    return f"{problem.token(delay.op)} on rank {delay.rank}, ended {_late(delay.late_ns)}"
 
 
 def _late(late_ns: int) -> str:

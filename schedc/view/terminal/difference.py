@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MOST_LINES = 8
 """In one section: a pull request is read as a whole."""
 SECTIONS = ("layout", "cuts", "certificate", "memory", "costs", "made_by")
-_NOUNS = {"links": "link", "memory_limit_bytes": "rank", "peak_activation_bytes": "rank", "parts": "block"}
+_NOUNS = {"links": "link", "edges": "edge", "memory_limit_bytes": "rank", "peak_activation_bytes": "rank", "parts": "block"}
 """What the place of a list's entry is; elsewhere it is a stage."""
 _FIRST = ("ranks", "microbatches", "stages", "placement", "makespan_ns", "stage_span_ns", "lower_bound_ns", "gap", "bound", "scope")
 """The facts that readers look for first, in this order; the others come after them by name."""
@@ -48,15 +48,15 @@ def difference_json(difference: PlanDifference) -> dict[str, Any]:
     }
 
 
-def difference_lines(difference: PlanDifference, name: str) -> list[str]:
-    """The difference in words; `name` is the job's."""
+def difference_lines(difference: PlanDifference, name: str, slices: int = 0) -> list[str]:
+    """The difference in words; `name` is the job's, of whose microbatches each has so many slices."""
     if difference.is_empty:
         return [f"{name}: the plans are equal"]
     keys = {change.key for change in difference.certificate}
     follows = "certificate.bubble_ratio" if "certificate.makespan_ns" in keys else ""  # says nothing new then
     sections = {
         "layout": _change_lines(difference.layout),
-        "orders": [*_order_lines(difference), *_change_lines(difference.cuts)],
+        "orders": [*_order_lines(difference, slices), *_change_lines(difference.cuts)],
         "certificate": _change_lines([change for change in difference.certificate if change.key != follows]),
         "memory": _change_lines(difference.memory),
         "costs": _change_lines(difference.costs),
@@ -71,7 +71,7 @@ def difference_lines(difference: PlanDifference, name: str) -> list[str]:
     return lines
 
 
-def _order_lines(difference: PlanDifference) -> list[str]:
+def _order_lines(difference: PlanDifference, slices: int) -> list[str]:
     """The ranks by how much moved on them, the most first; then those where only transfers differ, on one line."""
     if difference.not_compared:
         return [f"not compared: {difference.not_compared}"]
@@ -79,7 +79,7 @@ def _order_lines(difference: PlanDifference) -> list[str]:
     others = [order.rank for order in difference.orders if order not in computing]
     said: dict[str, list[RankOrder]] = {}
     for order in sorted(computing, key=lambda order: (-order.moved, order.rank)):
-        said.setdefault(_order_text(order), []).append(order)
+        said.setdefault(_order_text(order, slices), []).append(order)
     most = MOST_LINES - bool(others)
     shown = list(said.items())[: most if len(said) <= most else most - 1]
     left_out = [order for orders in list(said.values())[len(shown) :] for order in orders]
@@ -93,13 +93,13 @@ def _order_lines(difference: PlanDifference) -> list[str]:
     return lines
 
 
-def _order_text(order: RankOrder) -> str:
+def _order_text(order: RankOrder, slices: int) -> str:
     said = []
     if order.first is not None:
         where = f"{counted(abs(order.first_places), 'place')} {'earlier' if order.first_places < 0 else 'later'}"
         farthest = f", by at most {counted(order.most_places, 'place')}" if order.most_places > abs(order.first_places) else ""
         first = "the first is " if order.moved > 1 else ""
-        said.append(f"{order.moved} of {order.ops} ops moved{farthest}, {first}{token(order.first)}: {where}")
+        said.append(f"{order.moved} of {order.ops} ops moved{farthest}, {first}{token(order.first, slices)}: {where}")
     if order.fused or order.split:
         counts = [f"{count} {word}" for count, word in ((order.fused, "fused"), (order.split, "split")) if count]
         said.append(f"backwards: {' and '.join(counts)}")
@@ -137,6 +137,10 @@ def _subject(key: str, places: Sequence[At]) -> str:
 
 def _values(change: FactChange) -> str:
     before, after = _value(change.key, change.before), _value(change.key, change.after)
+    if change.key == "pipeline.edges" and set(change.before) != set(change.after):
+        both = ((change.before, change.after), (change.after, change.before))
+        gone, new = (_few([edge for edge in one if edge not in other]) for one, other in both)
+        return ", ".join(f"{edges} {what}" for edges, what in ((new, "added"), (gone, "removed")) if edges)
     if before == after:  # the text is rounded, or one value for all microbatches became a list of the same value
         before, after = str(change.before), str(change.after)
         if len(before) + len(after) > _LONGEST:
@@ -145,6 +149,12 @@ def _values(change: FactChange) -> str:
     if change.key.startswith("certificate.") and change.key.endswith("_ns") and change.before:
         share = f" ({change.after / change.before - 1:+.2%})"
     return f"{before} → {after}{share}"
+
+
+def _few(places: Sequence[str]) -> str:
+    """The first of them."""
+    left_out = f" and {len(places) - MOST_LINES} more" if len(places) > MOST_LINES else ""
+    return ", ".join(places[:MOST_LINES]) + left_out
 
 
 def _value(key: str, value: Any) -> str:
@@ -181,5 +191,4 @@ def _numbered(noun: str, places: Iterable[At]) -> str:
     given = list(places)
     texts = [str(place) for place in given if not isinstance(place, int)]
     texts += ranges(place for place in given if isinstance(place, int))
-    left_out = f" and {len(texts) - MOST_LINES} more" if len(texts) > MOST_LINES else ""
-    return f"{noun}{'s' * (len(given) > 1)} {', '.join(texts[:MOST_LINES])}{left_out}"
+    return f"{noun}{'s' * (len(given) > 1)} {_few(texts)}"

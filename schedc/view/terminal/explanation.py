@@ -7,9 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from schedc.ir import Op, Plan, token
-from schedc.spelling import counted, ranges
+from schedc.spelling import ranges
 from schedc.study.explain.changes import ChangeKind
 from schedc.view.document import Block, Column, Line, Table, duration, number, picked, plain, right
+from schedc.view.terminal.gantt import counts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,8 +34,7 @@ def shown_explanation(plan: Plan, explanation: Explanation) -> Iterator[Block]:
     """All of it, to be shown in at most `WIDTH` columns."""
     problem = plan.problem
     makespan = f"makespan {_time(explanation.timeline.makespan_ns)}{_better(explanation)}"
-    counts = f"{counted(problem.ranks, 'rank')}, {counted(problem.microbatches, 'microbatch')}"
-    yield Line(f"{plan.name}: {counts}, by {plan.made_by.method}; {makespan}", "bold")
+    yield Line(f"{plan.name}: {counts_of(problem)}, by {plan.made_by.method}; {makespan}", "bold")
     yield Line("\nThe critical path", "bold")
     yield _path_table(explanation)
     more = f": the {MOST_RANKS} ranks with most of it (--json has all)" if problem.ranks > MOST_RANKS else ""

@@ -10,8 +10,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from schedc.ir import Kind, Problem
+from schedc.ir import Kind, Problem, unit
 from schedc.ir.index import tables_of
+from schedc.spelling import counted
 from schedc.view.document import Strip
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def legend(problem: Problem, timelines: Iterable[Timeline]) -> Strip:
     for kind in used:
         parts += [(f"3{FILLS[kind][0] * 2}", STYLES[kind][0]), (f" {NAMES[kind]}   ", "")]
     parts.append(("3: microbatch   · idle", "dim"))
+    parts += [("\n3:1: slice 1 of microbatch 3", "dim")] if problem.slices else []
     for chunk in range(1, min(4, max(chunk_of_stage(problem)) + 1)):
         parts.append((f"\nchunk {chunk + 1}:", ""))
         for kind in used:
@@ -95,6 +97,13 @@ def legend(problem: Problem, timelines: Iterable[Timeline]) -> Strip:
     return Strip(parts)
 
 
+def counts_of(problem: Problem) -> str:
+    """What a plan is of, in words: `8 ranks, 16 microbatches in 4 slices`."""
+    slices = len(problem.slices)
+    in_slices = f" in {counted(slices, 'slice')}" if slices else ""
+    return f"{counted(problem.ranks, 'rank')}, {counted(problem.microbatches // (slices or 1), 'microbatch')}{in_slices}"
+
+
 def ruler(window: Window, label: str) -> Parts:
     """The scale: where the window begins and ends."""
     return [("├" + label[: window.width - 2].center(window.width - 2, "─") + "┤", "dim")]
@@ -103,10 +112,11 @@ def ruler(window: Window, label: str) -> Parts:
 def rank_spans(problem: Problem, timeline: Timeline, rank: int) -> list[Span]:
     """The compute ops of one rank."""
     ops, chunks = timeline.ops[timeline.begin[rank] : timeline.begin[rank + 1]].tolist(), chunk_of_stage(problem)
-    spans = []
+    spans, slices = [], len(problem.slices)
     for (kind, stage, microbatch, _), start_ns, end_ns in zip(ops, timeline.start_ns(rank), timeline.end_ns(rank), strict=True):
         chunk = chunks[stage]
-        spans.append(Span(start_ns, end_ns, str(microbatch), FILLS[Kind(kind)][chunk % 4], STYLES[Kind(kind)][chunk % 2]))
+        label = unit(microbatch, slices)
+        spans.append(Span(start_ns, end_ns, label, FILLS[Kind(kind)][chunk % 4], STYLES[Kind(kind)][chunk % 2]))
     return spans
 
 
@@ -120,7 +130,7 @@ def link_spans(problem: Problem, timeline: Timeline) -> dict[int, list[Span]]:
             kind, stage, microbatch, _ = timeline.ops[timeline.sender[transfer]].tolist()
             chunk, backward = chunks[stage], int(kind != Kind.F)
             fill = FILLS[Kind.B if backward else Kind.F][chunk % 4]
-            span = Span(start_ns, left_ns, str(microbatch), fill, LINK_STYLES[backward][chunk % 2])
+            span = Span(start_ns, left_ns, unit(microbatch, len(problem.slices)), fill, LINK_STYLES[backward][chunk % 2])
             spans.setdefault(int(timeline.resource[transfer]), []).append(span)
     for number, collectives in collective_spans(problem, timeline, "trunk").items():
         spans.setdefault(number, []).extend(collectives)
@@ -179,7 +189,8 @@ def row_of(window: Window, spans: Iterable[Span]) -> Parts:
         cells = window.cell_of(end_ns) - first
         if cells <= 0:
             continue
-        text = label if len(label) < cells else ""  # a label leaves room for at least one character that tells the kind
+        fitting = (text for text in (label, label.partition(":")[0], "") if len(text) < cells)
+        text = next(fitting)  # a label leaves room for at least one character that tells the kind
         row += [("·" * (first - drawn), "dim"), (text.ljust(cells, fill), style)]
         drawn = first + cells
     return [*row, ("·" * (window.width - drawn), "dim")]

@@ -9,13 +9,15 @@ from schedc.analysis.simulation.memory import memory_curve, peak_bytes
 from schedc.errors import InvalidInput
 from schedc.ir import Plan, Problem, Resource
 from schedc.ir.index import tables_of
-from schedc.spelling import counted
-from schedc.view.document import Block, Line, Picture, Strip, Table, duration, right, size
+from schedc.lower.split_head import SPLIT
+from schedc.view.document import Block, Column, Line, Picture, Strip, Table, duration, right, size
+from schedc.view.terminal.edges import EDGE_HEADERS, edge_rows
 from schedc.view.terminal.gantt import (
     Parts,
     Span,
     Window,
     collective_spans,
+    counts_of,
     held_spans,
     legend,
     link_spans,
@@ -79,8 +81,7 @@ def shown_plan(
     title = f" {duration(shown_ns[0])} to {duration(shown_ns[1])} "
     whole = shown_ns == (0, timeline.makespan_ns)
     rows.insert(0, _Row("", lambda window: ruler(window, title), "" if whole else "in this time:"))
-    counts = f"{counted(problem.ranks, 'rank')}, {counted(problem.microbatches, 'microbatch')}"
-    yield Line(f"{plan.name}: {counts}, by {plan.made_by.method}", "bold")
+    yield Line(f"{plan.name}: {counts_of(problem)}, by {plan.made_by.method}", "bold")
     yield from certificate_lines(plan)
     yield Picture(lambda _: [legend(problem, (timeline,))])
     yield Picture(partial(_drawn, rows, shown_ns))
@@ -89,6 +90,12 @@ def shown_plan(
     cells = [row.cells if row not in hidden else ("…",) for row in stages if row not in hidden[1:]]
     if cells:
         yield Table(columns=right(*STAGE_HEADERS), rows=cells)
+    edges = edge_rows(problem, ranks)
+    if len(edges) > MOST_STAGES and ranks is None:
+        left_out.append(f"{len(edges) - MOST_STAGES} of {len(edges)} rows of edges")
+        edges = edges[:MOST_STAGES]
+    if edges:
+        yield Table(columns=[*right(*EDGE_HEADERS[:-1]), Column(EDGE_HEADERS[-1], wrap="cut")], rows=edges)
     if hidden:
         left_out.append(f"{sum(row.stages for row in hidden)} of {len(problem.stages)} stages")
     if left_out:
@@ -168,11 +175,13 @@ class StageRun(NamedTuple):
 
 
 def stage_rows(problem: Problem, stages: Iterable[int]) -> list[StageRun]:
-    """The rows of these stages, ascending; none where no more is known of the problem's than their ranks.
+    """The rows of these stages, ascending; none of a chain where no more is known of the problem's than their ranks.
 
     Stages are alike that follow each other, on the ranks and in the layers, and have the same in all else.
     """
-    if all(stage.layers is None and not stage.recompute and stage.static_bytes is None for stage in problem.stages):
+    if problem.is_chain and all(
+        stage.layers is None and not stage.recompute and stage.static_bytes is None for stage in problem.stages
+    ):
         return []
     capacities = [_capacity_bytes(problem, rank) for rank in range(problem.ranks)]
     runs: list[list[int]] = []
@@ -202,7 +211,15 @@ def _continues(problem: Problem, capacities: Sequence[int | None], run: Sequence
     else:
         follow = one.layers[1] == other.layers[0] and one.layers[1] - one.layers[0] == other.layers[1] - other.layers[0]
     alike = (one.recompute, one.static_bytes, capacities[one.rank]) == (other.recompute, other.static_bytes, capacities[other.rank])
-    return follow and alike
+    return follow and alike and _of_head(problem, run[-1]) == _of_head(problem, index)
+
+
+def _of_head(problem: Problem, index: int) -> str:
+    """Which part of a split head the stage is; of the others nothing."""
+    behind = len(problem.stages) - 1 - index
+    if not problem.placement.endswith(SPLIT) or behind > problem.ranks:
+        return ""
+    return f"head, 1/{problem.ranks}" if behind else "join of the head"
 
 
 def _row(problem: Problem, capacities: Sequence[int | None], run: Sequence[int]) -> StageRun:
@@ -211,6 +228,7 @@ def _row(problem: Problem, capacities: Sequence[int | None], run: Sequence[int])
     if first.layers is not None and last.layers is not None:
         each = f", {first.layers[1] - first.layers[0]} each" if len(run) > 1 else ""
         layers = _span(first.layers[0], last.layers[1] - 1) + each
+    layers = _of_head(problem, run[0]) + " each" * (len(run) > 1) if _of_head(problem, run[0]) else layers
     sizes = (size(each) for each in (first.static_bytes, capacities[first.rank]))
     cells = (_span(run[0], run[-1]), _span(first.rank, last.rank), layers, "yes" if first.recompute else "no", *sizes)
     return StageRun(len(run), cells)

@@ -7,7 +7,7 @@ function linkOf(chart, step, transfer) { return chart.resources[step.resource[tr
 // An event for people: an op, the message of an op, a collective.
 function eventName(step, event) {
   if (event.op !== undefined) return tokenOf(step, event.op);
-  if (event.transfer !== undefined) return `the message of ${tokenOf(step, step.producer[event.transfer])}`;
+  if (event.transfer !== undefined) return `the message of ${transferName(step, event.transfer)}`;
   return `${step.collectives[event.collective][0]}${step.collectives[event.collective][1]}`;
 }
 
@@ -16,7 +16,7 @@ function describeOp(chart, step, op) {
   const { chunk, layers } = chart.stages[stage];
   const several = chart.stages.filter((each) => each.rank === step.rankOf[op]).length > 1;
   const rows = [
-    ["what", `${KIND_WORDS[step.kind[op]]}, microbatch ${step.microbatch[op]}${step.part[op] < 0 ? "" : `, part ${step.part[op]}`}`],
+    ["what", `${KIND_WORDS[step.kind[op]]}, microbatch ${unitOf(step, op).replace(":", ", slice ")}${step.part[op] < 0 ? "" : `, part ${step.part[op]}`}`],
     ["where", `rank ${step.rankOf[op]}, stage ${stage}${several ? ` (chunk ${chunk + 1})` : ""}`
       + (layers ? `, ${layers[0] === layers[1] ? `layer ${layers[0]}` : `layers ${layers[0]} to ${layers[1]}`}` : "")],
     ["time", `${duration(step.start[op])} to ${duration(step.end[op])}, takes ${duration(step.end[op] - step.start[op])}`],
@@ -43,7 +43,7 @@ function waitedFor(chart, step, op) {
     ["transmission", Math.max(free, step.left[transfer]) - Math.max(free, step.sendStart[transfer])],
     ["latency", Math.max(free, step.arrival[transfer]) - Math.max(free, step.left[transfer])],
   ].filter(([, ns]) => ns > 0);
-  const made = tokenOf(step, step.producer[transfer]);
+  const made = transferName(step, transfer);
   const divided = parts.length === 1 ? `, ${parts[0][0]}` : `: ${parts.map(([what, ns]) => `${what} ${duration(ns)}`).join(", ")}`;
   return `the transfer of ${made} over ${linkOf(chart, step, transfer)}, ${duration(idle)}${parts.length ? divided : ""}`;
 }
@@ -53,15 +53,17 @@ function describeTransfer(chart, step, transfer) {
   const queued = before(step, { transfer });
   const taken = step.start[to];
   const early = taken - step.arrival[transfer];
+  const others = Array.from(step.taker).filter((op, need) => step.taken[need] === transfer && op !== to);
+  const also = others.length ? `; then by ${others.map((op) => tokenOf(step, op)).join(", ")}` : "";
   const rows = [
     ["what", `${step.kind[from] === 0 ? "activation" : "gradient"} of ${tokenOf(step, from)}, ${size(step.bytes[transfer])}`],
     ["where", `rank ${step.rankOf[from]} to rank ${step.rankOf[to]}, over ${linkOf(chart, step, transfer)}`],
     ["time", `${duration(step.ready[transfer])} to ${duration(step.arrival[transfer])}: queue ${duration(step.queueNs[transfer])},`
       + ` transmission ${duration(step.occupancyNs[transfer])}, latency ${duration(step.latencyNs[transfer])}`],
     ["waited for", queued.op !== undefined ? `${tokenOf(step, from)}, which made it` : `${eventName(step, queued)}, which left the link before it`],
-    ["taken by", `${tokenOf(step, to)}, ${early > 0 ? `${duration(early)} after it came` : "as soon as it came"}`],
+    ["taken by", `${tokenOf(step, to)}, ${early > 0 ? `${duration(early)} after it came` : "as soon as it came"}${also}`],
   ];
-  return { title: `${tokenOf(step, from)} → rank ${step.rankOf[to]}`, step: step.name, rows };
+  return { title: `${transferName(step, transfer)} → rank ${step.rankOf[to]}`, step: step.name, rows };
 }
 
 function describeCollective(chart, step, at) {

@@ -296,7 +296,7 @@ class Painter {
 // The long and the short name of what is in a lane.
 function namesOf(lane) {
   const { step } = lane;
-  if (lane.type === "rank") return (op) => [tokenOf(step, op), String(step.microbatch[op])];
-  if (lane.type === "link") return (transfer) => [tokenOf(step, step.producer[transfer]), String(step.microbatch[step.producer[transfer]])];
+  if (lane.type === "rank") return (op) => [tokenOf(step, op), unitOf(step, op)];
+  if (lane.type === "link") return (transfer) => [transferName(step, transfer), unitOf(step, step.producer[transfer])];
   return (at) => [`${step.collectives[at][0]}${step.collectives[at][1]}`, String(step.collectives[at][1])];
 }

@@ -6,7 +6,7 @@ const eventOf = ({ lane, span }) => ({ [{ rank: "op", link: "transfer", collecti
 class Report {
   constructor(data) {
     this.chart = data.chart;
-    this.steps = data.steps.map(readStep);
+    this.steps = data.steps.map((step) => readStep(step, data.chart.slices));
     this.sets = this.steps.map((step) => allLanes(this.chart, step));
     this.canvas = document.getElementById("chart");
     this.tooltip = document.getElementById("tooltip");

@@ -7,7 +7,7 @@ const BY_MESSAGE = 2;
 const BY_ALL_GATHER = 3;
 
 // A step: ops are numbered flat, rank after rank; transfers by their place in the columns.
-function readStep(data) {
+function readStep(data, slices) {
   const column = Object.fromEntries(
     Object.entries(data).filter(([, value]) => typeof value === "string").filter(([key]) => key !== "name")
       .map(([key, value]) => [key, readColumn(value)]),
@@ -43,25 +43,38 @@ function readStep(data) {
     if (takes[op] < 0 || arrival[transfer] > arrival[takes[op]]) takes[op] = transfer;
   }
   return {
-    ...column, name: data.name, endNs: data.endNs, count, sent, start, end, rankOf, sends, takes,
+    ...column, name: data.name, slices, endNs: data.endNs, count, sent, start, end, rankOf, sends, takes,
     ready, sendStart, left, arrival, collectives: data.collectives,
   };
 }
 
-// The name of an op, as in the plan's file: F3.12, W3.12/0.
-function tokenOf(step, op) {
-  const part = step.part[op] < 0 ? "" : `/${step.part[op]}`;
-  return `${KINDS[step.kind[op]]}${step.stage[op]}.${step.microbatch[op]}${part}`;
+// The microbatch of an op; of microbatches in slices with the slice: 4:0.
+function unitOf(step, op) {
+  const { slices, microbatch } = step;
+  return slices ? `${Math.floor(microbatch[op] / slices)}:${microbatch[op] % slices}` : String(microbatch[op]);
+}
+
+// The name of an op: F3.12, W3.12/0, F3.4:0.
+function tokenOf(step, op, part = step.part[op] < 0 ? "" : `/${step.part[op]}`) {
+  return `${KINDS[step.kind[op]]}${step.stage[op]}.${unitOf(step, op)}${part}`;
+}
+
+// The name of a transfer: that of its op; where stages are a graph, with the stage that it goes to: F3.12>5.
+function transferName(step, transfer) {
+  const op = step.producer[transfer];
+  return step.toStage[transfer] < 0 ? tokenOf(step, op) : tokenOf(step, op, `>${step.toStage[transfer]}`);
 }
 
 // The op of a name, or -1.
 function findOp(step, text) {
-  const match = /^(F|BW|B|W|U)(\d+)\.(\d+)(?:\/(\d+))?$/i.exec(text.trim());
-  if (!match) return -1;
+  const match = /^(F|BW|B|W|U)(\d+)\.(\d+)(?::(\d+))?(?:\/(\d+))?$/i.exec(text.trim());
+  if (!match || (match[4] !== undefined) !== (step.slices > 0)) return -1;
   const kind = KINDS.indexOf(match[1].toUpperCase());
+  const microbatch = step.slices ? Number(match[3]) * step.slices + Number(match[4]) : Number(match[3]);
+  if (step.slices && Number(match[4]) >= step.slices) return -1;
   for (let op = 0; op < step.count; op += 1) {
-    if (step.kind[op] === kind && step.stage[op] === Number(match[2]) && step.microbatch[op] === Number(match[3])
-      && (match[4] === undefined || step.part[op] === Number(match[4]))) return op;
+    if (step.kind[op] === kind && step.stage[op] === Number(match[2]) && step.microbatch[op] === microbatch
+      && (match[5] === undefined || step.part[op] === Number(match[5]))) return op;
   }
   return -1;
 }
