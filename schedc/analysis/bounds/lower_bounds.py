@@ -20,6 +20,7 @@ from schedc.analysis.bounds.idle_gaps_chunks import chunk_idle_gap_bound, chunk_
 from schedc.analysis.bounds.one_machine import Backward, Task, mixture_bound
 from schedc.analysis.bounds.period import period_bounds
 from schedc.analysis.bounds.residency import residency_bound_of_rank, slices_as_microbatches, without_recomputed_bytes
+from schedc.analysis.bounds.slices import waits_for_slices
 from schedc.analysis.bounds.warm_up import wave_tasks
 from schedc.ir import BoundName, Objective, Problem, Resource
 
@@ -95,9 +96,12 @@ def _work(frames: Sequence[Frame]) -> Bound:
 
     Proof: a rank runs one block at a time; see `one_machine_bound`. A backward counts as two tasks, its gradient part, which the
     path back must follow, and the rest, which nothing but the reduce-scatter need follow; fused or split, that much work of it
-    is done by those times. What splitting costs, and that a fused one has no rest that could wait, is in `mixture_bound`.
+    is done by those times. What splitting costs, and that a fused one has no rest that could wait, is in `mixture_bound`. And for
+    the makespan of slices, what a rank waits for a slice (`waits_for_slices`).
     """
-    return _largest(BoundName.WORK, (candidate for frame in frames for candidate in _by_resource(_rank_tasks(frame))))
+    works = (candidate for frame in frames for candidate in _by_resource(_rank_tasks(frame)))
+    waits = (wait for frame in frames if frame.observer is None for wait in waits_for_slices(frame.problem))
+    return _largest(BoundName.WORK, chain(works, waits))
 
 
 def _link(frames: Sequence[Frame]) -> Bound:

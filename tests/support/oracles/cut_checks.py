@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from oracles.brute_force import SearchTooLarge, optimum
 from oracles.fuzz_checks import Finding
 from schedc.analysis.bounds.layouts.layout_bound import layout_bound
+from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.ir import Device, Layer, Layout, MessageCost, Network, Objective, OpenLayout, OpenSlices, Placement, Workload
 from schedc.lower.problem import problem_of
 from schedc.solvers.kernel.tables import NEVER
@@ -108,6 +109,7 @@ def check_cuts(number: int, counts: Counter[str]) -> list[Finding]:
         recomputed=frozenset(at for at in range(len(open_layout.layers_of_stage)) if open_layout.recomputes(at)),
     )
     optima: dict[tuple[int, ...], int] = {}
+    findings: list[Finding] = []
     too_large = 0
     for cut in cuts_of(slices):
         layout = replace(base, slices=cut)
@@ -125,14 +127,17 @@ def check_cuts(number: int, counts: Counter[str]) -> list[Finding]:
             continue
         if least_ns is not None:
             optima[cut] = least_ns
+            own_ns = best_bound(problem).value_ns
+            counts["cuts whose own bound is the optimum"] += own_ns == least_ns
+            if own_ns > least_ns:
+                findings.append(Finding("bound of a cut: too high", f"{own_ns} ns, but {least_ns} ns is possible, cut {cut}"))
     counts["cuts too large for brute force"] += too_large
     if not optima:
         counts["problems without a cut that could be solved"] += 1
-        return []
+        return findings
     counts["problems compared"] += 1
     best = min(optima, key=optima.__getitem__)
     bound_ns = layout_bound(workload, open_layout).value_ns
-    findings = []
     if bound_ns > optima[best]:
         findings.append(Finding("bound over cuts: too high", f"{bound_ns} ns, but {optima[best]} ns is possible, cut {best}"))
     if too_large:
