@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from copy import deepcopy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch import nn
@@ -12,34 +12,25 @@ from torch.nn.parameter import is_lazy
 
 from schedc.errors import InvalidInput
 from schedc.ir import Plan, Problem
-from schedc.runtime.common.boundary import tensors_of
 from schedc.runtime.session.acceptance import read
+from schedc.runtime.session.layers import Layers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    import torch
+    from schedc.formats.graph_entries import LayerEdge, ModuleEntry
 
 
-class Layers(nn.Sequential):
-    """Layers in a row as one stage: each takes the tensors that the one before gives, as one stage those of another."""
-
-    ties_of_ranks: Mapping[str, str]
-    """For `load`. Of weights that layers of other ranks share: the name here by that in the whole model, the same on all ranks."""
-    layers_of_model: tuple[str, ...]
-    """For `load`. What each layer of the list is that `build_stages` was given."""
-
-    def forward(self, *values: torch.Tensor) -> object:
-        """What the last layer gives."""
-        *before, last = self
-        for layer in before:
-            values = tensors_of(layer(*values), "what a layer gives")
-        return last(*values)
-
-
-def build_stages(layers: Iterable[nn.Module], plan: Path | str | Plan, rank: int | None = None) -> dict[int, Layers]:
-    """This rank's stages for `load`, by index: of each the layers that the plan gives it, one after another.
+def build_stages(
+    layers: Iterable[nn.Module],
+    plan: Path | str | Plan,
+    rank: int | None = None,
+    *,
+    modules: Sequence[ModuleEntry | Mapping[str, Any]] = (),
+    edges: Sequence[LayerEdge | Mapping[str, Any]] = (),
+) -> dict[int, Layers]:
+    """This rank's stages for `load`, by index: of each the layers that the plan gives it.
 
     Args:
         layers: the whole model in the order of the forward, as the job's profile or partition counts it: a list of modules, or an
@@ -47,6 +38,10 @@ def build_stages(layers: Iterable[nn.Module], plan: Path | str | Plan, rank: int
             ranks share a weight, `load` ties its copies, as `schedc.runtime.training.ties.tie_weights` does.
         plan: the plan file, or the plan.
         rank: in the pipeline; None: `torch.distributed`'s.
+        modules: where the layers are a graph, as the job's `[[module]]` or the profile.json has them: dicts with the same keys, or
+            as `schedc.runtime.profiling.ModuleEntry`. A layer takes then what its edges carry, one value after another, as the
+            profiler calls it. Batches, targets and loss functions may be dicts by the names of modules.
+        edges: likewise, as `[[edge]]` has them.
 
     Returns:
         The stages, of the modules themselves. Where two of them have the same layers (both paths of a bidirectional placement), the
@@ -54,7 +49,8 @@ def build_stages(layers: Iterable[nn.Module], plan: Path | str | Plan, rank: int
 
     Raises:
         InvalidInput: the file is no plan of a known version, does not say which layers a stage has, or is for other layers or
-            ranks.
+            ranks, or another graph.
+        Unsupported: the plan has a bidirectional placement, and the layers are a graph.
     """
     plan, given = read(plan, verify=False), list(layers)
     known = bounds_of_stages(plan, "compile it with a profile.json or pipeline.partition")
@@ -64,13 +60,22 @@ def build_stages(layers: Iterable[nn.Module], plan: Path | str | Plan, rank: int
     rank = dist.get_rank() if rank is None else rank
     if not 0 <= rank < plan.problem.ranks:
         raise InvalidInput(f"this is rank {rank}, plan {plan.name!r} is for the ranks 0 to {plan.problem.ranks - 1}")
+    graph = None
+    if modules or edges:
+        from schedc.runtime.session.graph_building import GraphLayers, LayerGraph
+
+        graph = LayerGraph(modules, edges, plan, known)
     kinds = tuple(map(_kind, given))
     ties = _ties(given, [(each, stage.rank) for each, stage in zip(known, plan.problem.stages, strict=True)])
     stages: dict[int, Layers] = {}
     copied: dict[int, object] = {}  # one for all stages: a weight that two of them share has one copy
     for stage in plan.problem.stages_on(rank):
         first, last = known[stage]
-        own = Layers(*given[first:last])
+        own = (
+            Layers(*given[first:last])
+            if graph is None or graph.is_chain
+            else GraphLayers(*given[first:last]).wire(graph, stage, first)
+        )
         stages[stage] = deepcopy(own, copied) if any(known[stage] == known[other] for other in stages) else own
         stages[stage].layers_of_model = kinds
         names = {weight: name for name, weight in own.named_parameters()}

@@ -3,10 +3,10 @@
 Takes the rank's stages, loss functions and a step's microbatches by name; gives a value for each message of an op. A block's inputs
 are the tensors of all its edges, one after another; its outputs are its losses, then its values. Only jobs with a graph import it.
 
-How a stage is called, and what it gives, is in docs/graphs.md. What `build_stages` makes of layers has two attributes more:
-`begins`, the names of the batches that it gets as a dict `inputs`, and `losses_of_model`, the names of the losses of all stages, by
-stage; it gives its values and what its losses are computed of in one dict. The state of a slice would be one more value: of a
-message from the stage to itself, behind those of the edges.
+How a stage is called, and what it gives, is in docs/graphs.md. What `build_stages` makes of layers takes a tuple of tensors for
+each edge, and has two attributes more: `begins`, the names of the batches that it gets as a dict `inputs`, and `losses_of_model`,
+the names of the losses of all stages, by stage; it gives its values and what its losses are computed of in one dict. The state of a
+slice would be one more value: of a message from the stage to itself, behind those of the edges.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class StageCall:
         """Call it for a microbatch.
 
         Args:
-            taken: the tensors of each edge in.
+            taken: the tensors of each edge in, in the order of the edges.
             batch: of the microbatch, by the names in `begins`.
             targets: by those in `targets`.
 
@@ -66,18 +66,12 @@ class StageCall:
         Raises:
             InvalidInput: it gives something else, or a value that requires grad over an edge without gradient.
         """
-        positional, named = tuple[torch.Tensor, ...](), dict[str, object]()
-        if len(taken) == 1:
-            positional = tuple(taken[0])
-        else:
-            named = {
-                f"stage_{source}": each[0] if len(each) == 1 else tuple(each)
-                for source, each in zip(self.sources, taken, strict=True)
-            }
-        if self._named and self.begins:
+        named: dict[str, object] = {}
+        positional: Sequence[Any] = taken
+        if self._named:
             named["inputs"] = {name: inputs_of(batch[name]) for name in self.begins}
-        elif self.begins:
-            positional = inputs_of(batch[self.stage])
+        else:
+            positional = inputs_of(batch[self.stage]) if self.begins else [tensor for each in taken for tensor in each]
         if self.stage in self.targets[len(self.losses) :]:
             named["targets"] = targets[self.stage]
         found = self.module(*positional, **named)

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from runs.harness import SAMPLES, TOKENS, WIDTH, load, loss_fn, relative_error, said, weights_of
+import schedc.runtime
+from runs.harness import SAMPLES, TOKENS, WIDTH, Layer, load, loss_fn, relative_error, said, weights_of
 from schedc.errors import SchedcError
+from schedc.runtime.session.building import bounds_of_stages
 from schedc.runtime.session.online import ChoosingPipe
 from schedc.runtime.training.ties import tie_weights
 
@@ -64,17 +66,15 @@ class Node(nn.Module):
         given |= {value: (self.gives[str(value)](hidden), ids) for value, back in self.values.items() if back}
         return given, None if self.head is None else self.head(hidden)
 
-    def forward(self, *positional: torch.Tensor, **named: Any) -> Any:
+    def forward(self, *positional: torch.Tensor) -> Any:
         """As the runtime calls it."""
-        if len(self.into) == 1:
-            assert not named
-            taken = {self.into[0]: positional}
-        else:
-            assert [*named] == [f"stage_{source}" for source in self.into]
-            taken = {
-                source: one if isinstance(one, tuple) else (one,) for source, one in zip(self.into, named.values(), strict=True)
-            }
-        given, output = self.compute(taken, positional[0] if not self.into else None)
+        tensors, taken = iter(positional), {}
+        for source in self.into:
+            first = next(tensors)
+            taken[source] = (first, next(tensors)) if first.is_floating_point() else (first,)
+        rest = [*tensors]
+        assert len(rest) == (not self.into)
+        given, output = self.compute(taken, rest[0] if rest else None)
         if output is not None:
             return output
         plain = {value: one[0] if len(one) == 1 else one for value, one in given.items()}
@@ -179,7 +179,7 @@ def refused(rank: int, plan: Plan, mistake: str) -> str:
         if stage == 1 and mistake in WRONG:
             module.register_forward_hook(lambda _module, _inputs, given: WRONG[mistake](given))
         if mistake == "an input changed in place" and stage == 2:
-            module.register_forward_pre_hook(_changed, with_kwargs=True)
+            module.register_forward_pre_hook(_changed)
     try:
         with load(plan, own, **options) as pipe:
             pipe.step(*batch)
@@ -194,7 +194,97 @@ WRONG: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _changed(_module: nn.Module, positional: Any, named: Any) -> None:
-    for tensor in (*positional, *(one for each in named.values() for one in (each if isinstance(each, tuple) else (each,)))):
+def _changed(_module: nn.Module, taken: tuple[torch.Tensor, ...]) -> None:
+    for tensor in taken:
         if not tensor.is_floating_point():
             tensor.add_(1)
+
+
+class Patches(nn.Linear):
+    """Begins the encoder with pixels."""
+
+
+class Words(nn.Embedding):
+    """Begins the text, and passes the ids on."""
+
+    def forward(self, ids: torch.Tensor) -> Any:
+        return {"output": super().forward(ids), "ids": ids}
+
+
+class Joined(Layer):
+    """Takes the words, then the encoder's output."""
+
+    def forward(self, words: torch.Tensor, images: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(torch.cat((images, words), dim=1))
+
+
+class Near(Layer):
+    """Takes the text's output, and the ids of words."""
+
+    def forward(self, text: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(text + ids.sum(1)[:, None, None] / TOKENS)
+
+
+MODULES: list[dict[str, Any]] = [
+    {"name": "vision", "layers": 2, "inputs": []},
+    {"name": "words", "layers": 1, "inputs": []},
+    {"name": "text", "layers": 3, "inputs": ["words", "vision"]},
+    {"name": "head", "layers": 1, "inputs": ["text"]},
+    {"name": "near", "layers": 2, "inputs": ["text"]},
+]
+EDGES: list[dict[str, Any]] = [{"source": "words", "destination": "near", "value": "ids", "message": "1 KB", "gradient": False}]
+
+
+def vision_layers() -> list[nn.Module]:
+    """A vision-language model that predicts two tokens; its two heads and its embedding are one weight."""
+    torch.manual_seed(5)
+    words, heads = Words(TOKENS, WIDTH), [nn.Linear(WIDTH, TOKENS) for _ in range(2)]
+    for head in heads:
+        head.weight = words.weight
+    layers = [Patches(4, WIDTH), Layer(), words, Joined(), Layer(), Layer(), heads[0], Near(), heads[1]]
+    return [layer.double() for layer in layers]
+
+
+def vision_losses(
+    layers: Sequence[nn.Module], batch: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
+) -> torch.Tensor:
+    """The sum of its losses, without a pipeline."""
+    patches, encoder, words, joined, first, second, head, near, last = layers
+    embedded = words(batch["words"])
+    text = second(first(joined(embedded["output"], encoder(patches(batch["vision"])))))
+    nearer: torch.Tensor = LOSSES["near"](last(near(text, embedded["ids"])), targets["near"])
+    return nearer + LOSSES["head"](head(text), targets["head"])
+
+
+LOSSES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "head": loss_fn,
+    "near": lambda logits, targets: 0.3 * loss_fn(logits, targets),
+}
+
+
+def vision_errors(rank: int, plans: Sequence[Plan], **options: Any) -> float | str:
+    """Two steps of each of the plans: the largest relative error of a loss or a gradient."""
+    whole, errors = vision_layers(), [0.0]
+    stages = schedc.runtime.build_stages(vision_layers(), plans[0], rank, modules=MODULES, edges=EDGES)
+    first = {stage: known[0] for stage, known in enumerate(bounds_of_stages(plans[0], ""))}
+    with load(plans[0], stages, loss_fn=LOSSES, **options) as pipe:
+        for number in range(2 * len(plans)):
+            generator, count = torch.Generator().manual_seed(number), SAMPLES * pipe.plan.problem.microbatches
+            batch = {"vision": torch.randn(count, 2, 4, generator=generator, dtype=torch.float64)}
+            batch["words"] = torch.randint(TOKENS, (count, 3), generator=generator)
+            targets = {name: torch.randint(TOKENS, (count, 5), generator=generator) for name in LOSSES}
+            for weight in (*weights_of(dict(enumerate(whole))), *weights_of(stages)):
+                weight.grad = None
+            expected = vision_losses(whole, batch, targets)
+            torch.autograd.backward(expected)
+            outputs: dict[int, Any] = {}
+            errors.append(relative_error(pipe.evaluate(batch, targets, outputs=outputs), expected.detach()))
+            assert {name for each in outputs.values() for name in each} <= {*LOSSES}
+            errors.append(relative_error(pipe.step(batch, targets), expected.detach()))
+            for stage, module in stages.items():
+                for layer, own in enumerate(module, first[stage]):
+                    for one, same in zip(own.parameters(), whole[layer].parameters(), strict=True):
+                        errors.append(relative_error(one.grad, same.grad))
+            if number == 1 and len(plans) > 1:
+                pipe.swap(plans[1])
+    return max(errors)
