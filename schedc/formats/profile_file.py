@@ -15,6 +15,7 @@ which only whole backwards were measured has `backward` alone; jobs that take it
 
 from __future__ import annotations
 
+from itertools import accumulate
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
@@ -201,14 +202,43 @@ def stage_profile_json(problem: Problem) -> bytes:
 
     A stage whose microbatches differ gets the median; one that recomputes, the most that it holds between its blocks. Of a
     bidirectional placement's two stages of one piece, the one on the first path counts. Where no backward may be split and the
-    problem has no W, nothing is known of B and W apart, and the file says so.
+    problem has no W, nothing is known of B and W apart, and the file says so. A graph is there with its edges, each stage a module.
+    Of microbatches in slices the durations are those of all slices together, with the share of them that is quadratic which fits
+    the slices best, where these take nothing besides (`fixed` is 0).
     """
-    layers = [_layer(problem.stages[stage], stage, problem.split_backward) for stage in problem.paths[0]]
-    return profile_json(layers, model=problem.name, exact=True).encode()
+    layers = [_layer(problem, stage) for stage in problem.paths[0]]
+    modules = [ModuleEntry(name=f"stage{stage}", layers=1, inputs=()) for stage in problem.paths[0] if problem.edges]
+    number = {stage: place for place, stage in enumerate(problem.paths[0])}
+    edges = [
+        LayerEdge(
+            source=number[edge.source],
+            destination=number[edge.destination],
+            value=f"value{edge.value}",
+            message_bytes=edge.message_bytes,
+            gradient=edge.has_gradient,
+            gradient_message_bytes=edge.gradient_message_bytes if edge.gradient_message_bytes != edge.message_bytes else None,
+        )
+        for edge in problem.edges
+    ]
+    return profile_json(layers, modules=modules, edges=edges, model=problem.name, exact=True).encode()
 
 
-def _layer(stage: Stage, number: int, split: bool) -> LayerEntry:
-    time_ns = {kind: round(median(stage.durations_ns(kind))) for kind in BLOCKS}
+def _quadratic(lengths: Sequence[int], slices_ns: Sequence[int]) -> float:
+    """The share of a microbatch's duration that is quadratic, by the least squares of its slices' durations from those it gives."""
+    whole, whole_ns = sum(lengths), sum(slices_ns)
+    linear = [length / whole for length in lengths]
+    apart = [((end / whole) ** 2 - (end / whole - x) ** 2) - x for end, x in zip(accumulate(lengths), linear, strict=True)]
+    squares = sum(each * each for each in apart)
+    if not squares or not whole_ns:
+        return 0.0
+    return min(1.0, max(0.0, sum((ns / whole_ns - x) * a for ns, x, a in zip(slices_ns, linear, apart, strict=True)) / squares))
+
+
+def _layer(problem: Problem, number: int) -> LayerEntry:
+    stage, split, parts = problem.stages[number], problem.split_backward, len(problem.slices) or 1
+    slices_ns = {kind: [round(median(_of(problem, stage, kind, part))) for part in range(parts)] for kind in BLOCKS}
+    time_ns = {kind: sum(values) for kind, values in slices_ns.items()}
+    forward, backward = (_quadratic(problem.slices, slices_ns[kind]) for kind in (Kind.F, Kind.B))
     is_fused = not split and not any(stage.backward_weight_ns)
     is_sum = time_ns[Kind.BW] == time_ns[Kind.B] + time_ns[Kind.W]
     layers = "" if stage.layers is None else f", layers {stage.layers[0]} to {stage.layers[1] - 1}"
@@ -224,4 +254,12 @@ def _layer(stage: Stage, number: int, split: bool) -> LayerEntry:
         activation_after_input_bytes=None if is_fused else stage.activation_after_input_bytes,
         message_bytes=stage.message_bytes,
         gradient_message_bytes=None if stage.gradient_message_bytes == stage.message_bytes else stage.gradient_message_bytes,
+        state_gradient_bytes=stage.state_gradient_bytes or None,
+        quadratic=QuadraticEntry(forward=forward, backward_input=backward) if problem.slices else None,
     )
+
+
+def _of(problem: Problem, stage: Stage, kind: Kind, part: int) -> Sequence[int]:
+    """The durations of a slice, of all microbatches."""
+    values = stage.durations_ns(kind)
+    return values if len(values) == 1 else values[part :: len(problem.slices) or 1]

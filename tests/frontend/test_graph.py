@@ -12,6 +12,7 @@ import pytest
 from inputs.jobs import write_job
 
 from schedc.errors import InvalidInput
+from schedc.formats.profile_file import stage_profile_json
 from schedc.frontend.job import load_job
 from schedc.ir import BLOCKS, DataParallel, Kind
 from schedc.verify.problem import verify_problem
@@ -198,3 +199,28 @@ def test_tied_weights_that_cannot_be(tmp_path: Path, rest: str, found: str, expe
     with pytest.raises(InvalidInput) as said:
         load_job(write_job(tmp_path, job))
     assert found in str(said.value) and expected in str(said.value)
+
+
+@pytest.mark.parametrize(
+    "rest", [VISION + TEXT + IDS, "[slices]\ncount = 3\nquadratic = 0.4\n", IDS + "[slices]\nlengths = [1, 2, 5]\n"]
+)
+def test_the_stages_of_a_plan_are_a_profile(tmp_path: Path, rest: str) -> None:
+    """What `compare --profile` writes: the job with it has the same edges and slices, and durations but for what is rounded."""
+    rest = rest.replace('"vision.0"', "0").replace('"text.1"', "3").replace(VISION + TEXT, "")
+    problem = problem_of(tmp_path, rest)
+    (tmp_path / "stages.json").write_bytes(stage_profile_json(problem))
+    begin, profile, end = (
+        JOB.partition("[profile]\n")[0],
+        '[profile]\npath = "stages.json"\n',
+        "[topology.within]" + JOB.partition("[topology.within]")[2],
+    )
+    slices = "[slices]" + rest.partition("[slices]")[2] if "[slices]" in rest else ""
+    again = load_job(
+        write_job(tmp_path, (begin + profile + end).format(rest=slices.replace("quadratic = 0.4\n", ""), microbatches=3))
+    ).problem
+    assert edges_of(again) == edges_of(problem)
+    assert again.slices == problem.slices
+    for stage, other in zip(again.stages, problem.stages, strict=True):
+        for kind in BLOCKS:
+            pairs = zip(stage.durations_ns(kind), other.durations_ns(kind), strict=True)
+            assert all(abs(one - two) <= 0.002 * sum(other.durations_ns(kind)) for one, two in pairs)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from schedc.analysis.comparison.steps import transfers_of_links
 from schedc.analysis.comparison.times import Spread, spread_of
-from schedc.ir import BLOCKS, Kind, Link, Problem, Stage
+from schedc.ir import BLOCKS, DURATIONS, Kind, Link, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockCost:
-    """The blocks of one kind of one stage, over all recorded steps and microbatches."""
+    """The blocks of one kind of one stage, of one slice if there are some, over all recorded steps and microbatches."""
 
     stage: int
     kind: Kind
+    slice: int = 0
     planned_ns: int
     """Where the microbatches differ, the median."""
     measured: Spread
@@ -58,11 +59,13 @@ def block_costs(problem: Problem, timeline: Timeline, steps: Sequence[Step]) -> 
     blocks, block_of = np.unique(timeline.ops[:, [1, 0, 2]], axis=0, return_inverse=True)  # by stage, kind, microbatch
     took_ns = [np.bincount(block_of.reshape(-1), step.timeline.ends_ns - step.timeline.starts_ns) for step in steps]
     result = []
-    for stage, kind in np.unique(blocks[:, :2], axis=0).tolist():
-        of_kind = np.flatnonzero((blocks[:, 0] == stage) & (blocks[:, 1] == kind))
+    of_slice = blocks[:, 2] % (len(problem.slices) or 1)
+    for stage, kind, part in np.unique(np.column_stack([blocks[:, :2], of_slice]), axis=0).tolist():
+        of_kind = np.flatnonzero((blocks[:, 0] == stage) & (blocks[:, 1] == kind) & (of_slice == part))
         planned_ns = [problem.duration_ns(Kind(kind), stage, microbatch) for microbatch in blocks[of_kind, 2].tolist()]
         measured = spread_of(int(time_ns) for times_ns in took_ns for time_ns in times_ns[of_kind])
-        result.append(BlockCost(stage=stage, kind=Kind(kind), planned_ns=round(median(planned_ns)), measured=measured))
+        block = BlockCost(stage=stage, kind=Kind(kind), slice=part, planned_ns=round(median(planned_ns)), measured=measured)
+        result.append(block)
     return tuple(result)
 
 
@@ -105,23 +108,31 @@ def link_costs(timeline: Timeline, steps: Sequence[Step]) -> tuple[LinkTransfers
 def measured_problem(problem: Problem, blocks: Sequence[BlockCost], links: Sequence[LinkTransfers]) -> Problem:
     """The problem with measured costs: one duration for all microbatches of a block, sizes and limits as they are.
 
+    Of microbatches in slices each slice has its own.
+
     Of the backwards a stage may have run B and W apart, or BW, or both; what it has not run is the plan's, scaled as that which it
     has. Stages of two paths with the same weights are measured together, weighted by their microbatches, as a profile has one
     entry for both. Links keep their occupancy, as messages of one size do not tell it from latency: what they took more or less is
     put on the latency, and only where that would fall below nothing on the occupancy.
     """
-    found = {(block.stage, block.kind): block.measured for block in blocks}
+    found = {(block.stage, block.kind, block.slice): block.measured for block in blocks}
     stages = list(problem.stages)
     for path in problem.paths:
         for place, stage in enumerate(path):
             twins = [other[place] for other in problem.paths if len(other) == len(path)]
-            times_ns = {}
-            for kind in BLOCKS:
-                spreads = [found[twin, kind] for twin in twins if (twin, kind) in found]
-                if spreads:
-                    total = sum(spread.count for spread in spreads)
-                    times_ns[kind] = round(sum(spread.median_ns * spread.count for spread in spreads) / total)
-            stages[stage] = _measured_stage(problem.stages[stage], times_ns)
+            made: dict[Kind, list[int]] = {kind: [] for kind in BLOCKS}
+            for part in range(len(problem.slices) or 1):
+                times_ns = {}
+                for kind in BLOCKS:
+                    spreads = [found[twin, kind, part] for twin in twins if (twin, kind, part) in found]
+                    if spreads:
+                        total = sum(spread.count for spread in spreads)
+                        times_ns[kind] = round(sum(spread.median_ns * spread.count for spread in spreads) / total)
+                for kind, time_ns in _measured_blocks(problem, stage, part, times_ns).items():
+                    made[kind].append(time_ns)
+            again = problem.microbatches // len(problem.slices) if problem.slices else 1
+            measured_ns: dict[str, Any] = {DURATIONS[kind]: tuple(times_ns * again) for kind, times_ns in made.items()}
+            stages[stage] = replace(problem.stages[stage], **measured_ns)
     costs = {(cost.source, cost.destination): cost for cost in links}
     measured = (
         _measured_link(link, cost) if (cost := costs.get((link.source, link.destination))) is not None else link
@@ -130,8 +141,10 @@ def measured_problem(problem: Problem, blocks: Sequence[BlockCost], links: Seque
     return replace(problem, stages=tuple(stages), links=tuple(measured))
 
 
-def _measured_stage(stage: Stage, times_ns: Mapping[Kind, int]) -> Stage:
-    planned_ns = {kind: round(median(stage.durations_ns(kind))) for kind in BLOCKS}
+def _measured_blocks(problem: Problem, stage: int, part: int, times_ns: Mapping[Kind, int]) -> dict[Kind, int]:
+    """What all kinds of blocks of a stage take, of one slice if there are some; `times_ns`: of those that were run."""
+    of_slice = range(part, problem.microbatches, len(problem.slices) or 1)
+    planned_ns = {kind: round(median(problem.duration_ns(kind, stage, each) for each in of_slice)) for kind in BLOCKS}
     split_ns = planned_ns[Kind.B] + planned_ns[Kind.W]
     made = dict(times_ns)
     if Kind.BW not in made and Kind.B in made:
@@ -143,13 +156,7 @@ def _measured_stage(stage: Stage, times_ns: Mapping[Kind, int]) -> Stage:
             made |= {kind: round(planned_ns[kind] * made[Kind.BW] / fused_ns) for kind in (Kind.B, Kind.W)}
         else:
             made |= {Kind.B: made[Kind.BW], Kind.W: 0}
-    return replace(
-        stage,
-        forward_ns=(made[Kind.F],),
-        backward_input_ns=(made[Kind.B],),
-        backward_weight_ns=(made[Kind.W],),
-        backward_ns=(made[Kind.BW],),
-    )
+    return made
 
 
 def _measured_link(link: Link, cost: LinkTransfers) -> Link:

@@ -72,7 +72,10 @@ def shown_comparison(plan: Plan, trace: Trace, comparison: Comparison, written: 
     yield Table(
         title="blocks, over all recorded steps",
         columns=right("stage", "block", "planned", "measured", "difference", "most between", "samples"),
-        rows=[(at, block.kind.name, *_cells(block.planned_ns, block.measured)) for at, block in zip(stages, blocks, strict=True)],
+        rows=[
+            (at, block.kind.name + (f" :{block.slice}" if plan.problem.slices else ""), *_cells(block.planned_ns, block.measured))
+            for at, block in zip(stages, blocks, strict=True)
+        ],
         may_go=("samples",),
     )
     if links:
