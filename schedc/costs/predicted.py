@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 from schedc.costs.architecture import Architecture, Setting, vision_parameters
 from schedc.costs.devices import ROOFLINE, Accelerator, Efficiency, device_named
 from schedc.costs.layers import architecture_of, graph_of, layers_of, merged
+from schedc.costs.operators.operator import GRADIENT_BYTES
 from schedc.errors import InvalidInput
 from schedc.io.location import show
+from schedc.units import format_bytes
 
 if TYPE_CHECKING:
     from schedc.formats.graph_entries import LayerEdge, ModuleEntry
@@ -104,6 +106,11 @@ def predicted(
             f" {vision_parameters(vision):,} of the parameters make tokens of them"
         )
     modules, edges = graph_of(architecture, setting)
+    if architecture.tied:
+        rows, first = -(-architecture.vocabulary // tp), 0 if not modules else modules[0].layers
+        size, last = format_bytes(rows * architecture.hidden * GRADIENT_BYTES), sum(layer.repeat for layer in layers) - 1
+        keys = f'first = {first}, last = {last}, gradient = "{size}"'
+        notes.append(f"embedding and head share a matrix; where they are on two ranks, the job's [[tied]] has its sum: {keys}")
     return Predicted(
         architecture=architecture,
         device=where,

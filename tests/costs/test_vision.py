@@ -171,11 +171,14 @@ def test_a_profile_with_images_is_a_graph_that_jobs_take(tmp_path: Path, capsys:
     ]
     (ids,) = found["edges"]
     assert ids == {"source": "vision.0", "destination": "text", "value": "ids", "message": "16 KiB", "gradient": False}
-    assert "2 of 448 × 672 pixels, 384 tokens each" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "2 of 448 × 672 pixels, 384 tokens each" in said
+    assert 'the job\'s [[tied]] has its sum: first = 34, last = 71, gradient = "1.159 GiB"' in " ".join(said.split())
     last = next(layer for layer in found["layers"] if layer["name"] == "projector")
     assert last["message"] == "3 MiB"  # 2 × 384 tokens of 2,048 elements of 2 B
     pipeline = 'ranks = 4\nmicrobatches = 4\nplacement = "unidirectional"\npartition = [17, 17, 19, 19]'
-    (tmp_path / "job.toml").write_text(f'[pipeline]\n{pipeline}\n[profile]\npath = "profile.json"\n')
+    tied = 'first = 34\nlast = 71\ngradient = "1.159 GiB"'
+    (tmp_path / "job.toml").write_text(f'[pipeline]\n{pipeline}\n[profile]\npath = "profile.json"\n[[tied]]\n{tied}\n')
     problem = read_job(tmp_path / "job.toml").problem
     assert problem.edges
     assert "modules" not in costs(tmp_path, "qwen2.5-vl-3b", "--sequence", "2048")
