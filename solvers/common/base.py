@@ -113,9 +113,12 @@ class Climbing:
 
 
 class SolverStatus(StrEnum):
-    """How a solver ended, in CP-SAT's words."""
+    """How a solver ended, in CP-SAT's words, and one more."""
 
     OPTIMAL = "OPTIMAL"
+    RELAXED = "RELAXED"
+    """The model is solved, and its bound is proven; but every schedule known takes longer than the model says, or does not fit: the
+    model leaves something out, or its grid is coarser than the durations."""
     FEASIBLE = "FEASIBLE"
     INFEASIBLE = "INFEASIBLE"
     UNKNOWN = "UNKNOWN"
@@ -123,7 +126,11 @@ class SolverStatus(StrEnum):
     @property
     def is_final(self) -> bool:
         """Whether the question is settled, so that no clock and no race of threads had a part in it."""
-        return self in (SolverStatus.OPTIMAL, SolverStatus.INFEASIBLE)
+        return self not in (SolverStatus.FEASIBLE, SolverStatus.UNKNOWN)
+
+    def of_schedule(self, model_ns: float, best_ns: int) -> SolverStatus:
+        """What it says of the best schedule known, where the model's best takes `model_ns` by the model."""
+        return SolverStatus.RELAXED if self is SolverStatus.OPTIMAL and model_ns < best_ns else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

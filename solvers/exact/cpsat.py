@@ -125,6 +125,7 @@ def solve_cpsat(
         found_ns = simulate(problem, found).objective_ns(problem.objective)
         if found_ns < best_ns and not verify_schedule(problem, found) and exceeded_limit(problem, found) is None:
             best, best_ns = found, found_ns
+        name = SolverStatus(name).of_schedule(int(solver.objective_value) * grid.tick_ns, best_ns)
     if name == "MODEL_INVALID":
         raise Defect(f"cpsat: the model is invalid: {variables.model.validate()}")
     if name == SolverStatus.INFEASIBLE:

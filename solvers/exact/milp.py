@@ -170,6 +170,7 @@ def solve_milp(
             found_ns = simulate(problem, found).objective_ns(problem.objective)
             if found_ns < best_ns:
                 best, best_ns = found, found_ns
+        status = status.of_schedule(round(info.objective_function_value) * grid.tick_ns, best_ns)
     log = (
         f"solver HiGHS {highs.version()}, PuLP {pulp.__version__}",
         f"parameters {' '.join(f'{name}: {value}' for name, value in options.items())}",

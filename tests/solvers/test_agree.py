@@ -27,7 +27,7 @@ MOST_STATES = 3_000
 
 def milp(problem: Problem) -> Solved:
     found = solve_milp(problem, Greedy(n_sub=1)(problem), limits=NO_LIMITS)
-    assert found.status == "OPTIMAL"
+    assert found.status in ("OPTIMAL", "RELAXED")  # on a coarser grid than the durations
     assert verify_schedule(problem, found.schedule) == ()
     assert found.lower_bound_ns <= found.objective_ns
     return found

@@ -292,7 +292,7 @@ def _cheap(problem: Problem, checks: Checks) -> list[_Known]:
             _check_timing(problem, schedule, timeline, checks)
             if not has_room(problem, schedule):  # for values that wait
                 checks.counts["values that wait are too much"] += 1
-                if name != "random":
+                if name != "random" and name not in TEMPLATES:
                     checks.fail(f"{name.partition('{')[0]}: values that wait are too much", peak_bytes(problem, schedule))
                 continue
             objective_ns = timeline.objective_ns(problem.objective)
@@ -556,12 +556,15 @@ def _solvers(problem: Problem, known: list[_Known], checks: Checks) -> None:
             checks.fail(
                 f"solver {name}: bound too high", f"{found.lower_bound_ns} ns, but {least.name} or the optimum {least_ns} ns"
             )
-    both = [found for found in solved.values() if found.status == "OPTIMAL" and found.lower_bound_ns > 0]
+    both = [found for found in solved.values() if found.status in ("OPTIMAL", "RELAXED") and found.lower_bound_ns > 0]
     makespan_ns = simulate(problem, start.schedule).makespan_ns
     grid = grid_of(problem, makespan_ns)
     if len(both) == 2 and grid.exact and makespan_ns <= MOST_TICKS * grid.tick_ns:  # else MILP's grid is coarser than CP-SAT's
         checks.counts["cpsat and milp optimal"] += 1
-        if both[0].lower_bound_ns != both[1].lower_bound_ns:
+        waits = bool(problem.edges) and any(
+            limit is not None for limit in problem.memory_limit_bytes
+        )  # MILP's model has less of that
+        if both[0].lower_bound_ns < both[1].lower_bound_ns or (both[0].lower_bound_ns > both[1].lower_bound_ns and not waits):
             checks.fail("cpsat against milp", f"{both[0].lower_bound_ns} against {both[1].lower_bound_ns} ns")
 
 
