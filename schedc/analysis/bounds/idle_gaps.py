@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedc.ir import Resource
-
 if TYPE_CHECKING:
     from schedc.analysis.bounds.heads_and_tails import Frame
 
 
 def idle_gap_bound_of_rank(frame: Frame, rank: int) -> int:
-    """The least span of the frame, by the idle time of one rank; 0 unless the rank has one stage and there is one path, a chain.
+    """The least span of the frame, by the idle time of one rank; 0 unless the rank has one stage and there is one path.
 
     Proof. Let gap j reach from the j-th end of a forward on the rank to the j-th start of a backward, whichever microbatches
     these are. Each microbatch's backward starts at least `away` after its forward ended, so the gap is at least so long. Let x
@@ -39,8 +37,9 @@ def idle_gap_bound_of_rank(frame: Frame, rank: int) -> int:
     cost. So the gap costs no less than that length times W's cost, and no less than its idle time as counted above, where a W
     counts for no more than BW − B: less its cost. As gaps are disjoint, no W is paid for twice.
     """
-    problem, classes, here = frame.problem, frame.classes, frame.way.positions_on.get(Resource.of_rank(rank), [])
+    problem, classes = frame.problem, frame.classes
     path = classes[0].microbatches.path
+    here = [at for at in classes[0].positions() if problem.stages[path[at]].rank == rank]
     if len(here) != 1 or len(problem.stages_on(rank)) != 1 or any(each.microbatches.path != path for each in classes):
         return 0
     at = here[0]
@@ -57,7 +56,7 @@ def idle_gap_bound_of_rank(frame: Frame, rank: int) -> int:
     costs = [each.microbatches.costs[at] for each in classes]
     forward_ns, gradient_ns = max(cost.forward_ns for cost in costs), max(cost.gradient_ns for cost in costs)
     rest_ns = max(cost.backward_ns - cost.gradient_ns for cost in costs)
-    away_ns = min(each.microbatches.gradient_begin_ns[at] - each.microbatches.forward_end_ns[at] for each in classes)
+    away_ns = min(each.microbatches.round_trip_ns[at] - each.microbatches.costs[at].forward_ns for each in classes)
     price, per = min(cost.split_price for cost in costs).as_integer_ratio()
 
     def least_cost_ns(j: int) -> int:

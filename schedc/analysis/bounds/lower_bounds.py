@@ -81,10 +81,10 @@ def best_bound(problem: Problem) -> Bound:
 
 
 def _frames(problem: Problem) -> tuple[Sequence[Frame], Sequence[Frame]]:
-    """The frames; and those for what walks along a chain, in which slices are microbatches: none of a graph."""
+    """The frames; and those for what counts microbatches, in which slices are some."""
     problem = without_recomputed_bytes(problem)
     frames = frames_of(problem)
-    return frames, () if problem.edges else frames_of(slices_as_microbatches(problem)) if problem.slices else frames
+    return frames, frames_of(slices_as_microbatches(problem)) if problem.slices else frames
 
 
 def _simple(frames: Sequence[Frame]) -> tuple[Bound, ...]:
@@ -133,7 +133,7 @@ def _idle_gaps(frames: Sequence[Frame], until: Until) -> Bound:
     """Per rank, or busy link, its work and the idle time that memory forces on it while microbatches are away.
 
     In the frame of an observer it is the only rank: no bound of another one holds there. Links count where ranks hold several
-    chunks: the busiest ones and trunks, each under the memory limit of each rank. 0 for graphs.
+    chunks: the busiest ones and trunks, each under the memory limit of each rank; not of graphs.
 
     Proof: at `idle_gap_bound_of_rank` and in `idle_gaps_chunks`.
     """
@@ -145,8 +145,10 @@ def _idle_gaps(frames: Sequence[Frame], until: Until) -> Bound:
                 continue
             for rank in range(problem.ranks) if frame.observer is None else (frame.observer,):
                 yield idle_gap_bound_of_rank(frame, rank), f"rank {rank}"
+                if problem.edges:
+                    continue
                 yield chunk_idle_gap_bound_of_rank(frame, rank, until), f"rank {rank}"
-            if len(problem.stages) == problem.ranks:
+            if problem.edges or len(problem.stages) == problem.ranks:
                 continue
             busy_ns: Counter[Resource] = Counter()
             for resource, task in _link_tasks(frame):
@@ -155,7 +157,7 @@ def _idle_gaps(frames: Sequence[Frame], until: Until) -> Bound:
                 for rank in range(problem.ranks) if work_ns else ():
                     yield chunk_idle_gap_bound(frame, resource, rank, until), resource.text
 
-    return _largest(BoundName.IDLE_GAPS, candidates(), otherwise="several paths" if frames else "a graph of stages")
+    return _largest(BoundName.IDLE_GAPS, candidates(), otherwise="several paths")
 
 
 def _path(frames: Sequence[Frame]) -> Bound:
@@ -176,13 +178,9 @@ def _path(frames: Sequence[Frame]) -> Bound:
 def _warm_up(frames: Sequence[Frame], until: Until) -> Bound:
     """The work and link bounds, with heads and tails that know how many microbatches memory, stages and links let through before.
 
-    0 for graphs.
-
     Proof: `warm_up`. A rank whose limit holds c activations idles in the warm-up once c forwards are done, until a gradient
     has come back; and likewise for each wave of c microbatches, and in the cool-down.
     """
-    if not frames:
-        return Bound(name=BoundName.WARM_UP, value_ns=0, detail="a graph of stages")
     problem = frames[0].problem
     if len(frames) * sum(len(problem.paths[path]) for path in problem.path_of) > WAVE_BLOCKS:
         frames = [max(frames, key=lambda frame: _work([frame]).value_ns)]

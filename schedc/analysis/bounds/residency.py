@@ -116,7 +116,7 @@ def without_recomputed_bytes(problem: Problem) -> Problem:
 def slices_as_microbatches(problem: Problem) -> Problem:
     """The problem in which each slice is a microbatch, and has the sizes of the smallest one; itself where there are none.
 
-    For bounds that walk along a chain of whole microbatches. Proof: the times of a schedule here keep all needs there, which are
+    For bounds that count microbatches. Proof: the times of a schedule here keep all needs there, which are
     fewer; transfers take no longer there, and no rank holds more.
     """
     if not problem.slices:
@@ -134,7 +134,15 @@ def slices_as_microbatches(problem: Problem) -> Problem:
         )
         for stage in problem.stages
     )
-    return replace(problem, slices=(), stages=stages)
+    edges = tuple(
+        replace(
+            edge,
+            message_bytes=problem.share_bytes(edge.message_bytes, least),
+            gradient_message_bytes=None if (back := edge.gradient_message_bytes) is None else problem.share_bytes(back, least),
+        )
+        for edge in problem.edges
+    )
+    return replace(problem, slices=(), stages=stages, edges=edges)
 
 
 def residency_bound_of_rank(frame: Frame, rank: int) -> int:

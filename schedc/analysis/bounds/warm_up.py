@@ -1,18 +1,22 @@
 """Heads and tails that know how many microbatches came before: the waves that memory, stages and links let through.
 
-Takes the frames of one path; gives, per position of the path and per place j in line, the least time before the j-th forward or
-backward can start or end there, and the least time that must follow the j-th from last. The microbatches need not come in any
-particular order: "the j-th" is the j-th smallest of the times, whichever microbatch it belongs to. If every microbatch's time at
-one place is at least c after its time at another, the j-th smallest there is at least c after the j-th smallest here.
+Takes the frames of one path, a chain or a graph; gives, per position of the path and per place j in line, the least time before the
+j-th forward or backward can start or end there, and the least time that must follow the j-th from last. The microbatches need not
+come in any particular order: "the j-th" is the j-th smallest of the times, whichever microbatch it belongs to. If every
+microbatch's time at one place is at least c after its time at another, the j-th smallest there is at least c after the j-th
+smallest here.
 
 With activation a and limit L a rank holds at most c = L // a activations of a stage, so its n-th forward cannot start before
 the (n − c)-th backward there has ended. With remainder k, at most c' = 1 + (L − a) // k are not wholly released when a forward
 starts, so the n-th cannot start before the (n − c')-th W has ended. Durations are the least over the path's microbatches.
+In a graph, stages of the rank from which edges with gradients lead to this one hold all of their activations as long as it does:
+they count in a.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import count
 from operator import add, lt, sub
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,14 +25,17 @@ from schedc.analysis.bounds.one_machine import Backward, Task
 from schedc.ir import Problem, Resource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from schedc.analysis.bounds.heads_and_tails import HeadsAndTails
+    from schedc.analysis.bounds.heads_and_tails import HeadsAndTails, Hop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:
-    """The stages of one path inside a frame, with the least costs over the microbatches that take it."""
+    """The stages of one path inside a frame, with the least costs over the microbatches that take it.
+
+    Each is behind those that it takes from: the edges of F lead onward, and those of gradients back.
+    """
 
     microbatches: int
     forward_ns: list[int]
@@ -38,10 +45,12 @@ class _Line:
     """B and W together; BW where they may not be apart."""
     rest_ns: list[int]
     """What is left of the backward after its gradient part, if it is counted."""
-    forward_hops: list[tuple[int, int]]
-    """Per stage, (occupancy, latency) of the transfer to the next one; one entry fewer than stages."""
-    gradient_hops: list[tuple[int, int]]
-    """Per stage, (occupancy, latency) of the gradient that comes to it from the next one."""
+    takes: list[list[tuple[int, int, Hop]]]
+    """Per stage, the stages whose F its F needs, with the number of the edge, and its hop."""
+    returns: list[list[tuple[int, int, Hop]]]
+    """Per stage, the stages whose gradient its backward needs."""
+    edges: int
+    """How many there are, of either kind."""
     slots: list[int]
     """Per stage, how many activations fit at once; the number of microbatches if all do."""
     slots_until_weight: list[int]
@@ -80,18 +89,24 @@ def wave_tasks(problem: Problem, alike: Sequence[HeadsAndTails], until: Until) -
         line,
         forward_ns=line.gradient_ns,
         gradient_ns=line.forward_ns,
-        forward_hops=line.gradient_hops,
-        gradient_hops=line.forward_hops,
+        takes=_turned(line.returns),
+        returns=_turned(line.takes),
         before_ns=list(map(add, line.rest_ns, line.after_ns)),
     )
     tails = _waves(mirrored, until)
     # Where fusing gains nothing, nobody looks at what follows a sent gradient.
     sent_tails_ns = _sent_tails(line, tails) if any(map(lt, line.fused_ns, line.split_ns)) else tails.forward_start_ns
-    count = line.microbatches
+    place = {position: at for at, position in enumerate(first.positions())}
+    sent: list[list[tuple[Resource, bool, int, list[int], Hop]]] = [[] for _ in place]
+    for forward, sender, receivers, hop in first.microbatches.trip.messages:
+        to = [place[each] for each in receivers if each in place]
+        if sender in place and to and hop.resource is not None:
+            sent[min(place[sender], *to)].append((hop.resource, forward, place[sender], to, hop))
+    microbatches = line.microbatches
     for at, position in enumerate(first.positions()):
         rank = Resource.of_rank(problem.stages[first.microbatches.path[position]].rank)
-        for j in range(count):
-            from_last = count - 1 - j
+        for j in range(microbatches):
+            from_last = microbatches - 1 - j
             yield rank, Task(heads.forward_start_ns[at][j], line.forward_ns[at], tails.gradient_start_ns[at][from_last])
             gradient_ns, after_ns = line.gradient_ns[at], line.after_ns[at]
             head_ns, later_head_ns = heads.gradient_start_ns[at][j], heads.gradient_end_ns[at][j]
@@ -115,15 +130,13 @@ def wave_tasks(problem: Problem, alike: Sequence[HeadsAndTails], until: Until) -
                 yield rank, Task(head_ns, gradient_ns, tail_ns)
                 if line.rest_ns[at]:
                     yield rank, Task(later_head_ns, line.rest_ns[at], after_ns)
-            if at == len(line.forward_hops):
-                continue
-            forward_hop, gradient_hop = first.microbatches.forward[position], first.microbatches.backward[position]
-            if forward_hop.resource is not None:
-                tail_ns = forward_hop.latency_ns + tails.gradient_end_ns[at + 1][from_last]
-                yield forward_hop.resource, Task(heads.forward_end_ns[at][j], forward_hop.occupancy_ns, tail_ns)
-            if gradient_hop.resource is not None:
-                tail_ns = gradient_hop.latency_ns + tails.forward_end_ns[at][from_last]
-                yield gradient_hop.resource, Task(heads.gradient_end_ns[at + 1][j], gradient_hop.occupancy_ns, tail_ns)
+        for resource, forward, sender, to, hop in sent[at]:
+            begin_ns, follow_ns = heads.gradient_end_ns[sender], [tails.forward_end_ns[each] for each in to]
+            if forward:
+                begin_ns, follow_ns = heads.forward_end_ns[sender], [tails.gradient_end_ns[each] for each in to]
+            for j in range(microbatches):
+                tail_ns = hop.latency_ns + max(each[microbatches - 1 - j] for each in follow_ns)
+                yield resource, Task(begin_ns[j] + hop.queued_ns, hop.occupancy_ns, tail_ns)
 
 
 def _line(problem: Problem, alike: Sequence[HeadsAndTails]) -> _Line:
@@ -134,11 +147,23 @@ def _line(problem: Problem, alike: Sequence[HeadsAndTails]) -> _Line:
     backward_ns = [min(cost.backward_ns for cost in here) for here in costs]
     counted = [first.counted[at] for at in positions]
     slots, slots_until_weight = [], []
+    trip, held = first.microbatches.trip, [{at} for at in range(len(first.microbatches.path))]
+    for at, here in enumerate(trip.returns if problem.edges else ()):
+        for other, _, _ in here:
+            held[other] |= held[at]
     for at in positions:
-        stage = problem.stages[first.microbatches.path[at]]
-        limit, whole, after = problem.memory_limit_bytes[stage.rank], stage.activation_bytes, stage.activation_after_input_bytes
+        stage, with_it = problem.stages[trip.stages[at]], [problem.stages[trip.stages[each]] for each in held[at]]
+        limit, after = problem.memory_limit_bytes[stage.rank], stage.activation_after_input_bytes
+        whole = sum(each.activation_bytes for each in with_it if each.rank == stage.rank)
         slots.append(microbatches if limit is None or whole == 0 else max(1, limit // whole))
         slots_until_weight.append(microbatches if limit is None or after == 0 else max(1, 1 + (limit - whole) // after))
+    place, number = {position: at for at, position in enumerate(positions)}, count()
+
+    def inside(edges: Iterable[tuple[int, Hop]]) -> list[tuple[int, int, Hop]]:
+        return [(place[each], next(number), hop) for each, hop in edges if each in place]
+
+    takes = [inside(trip.takes[at]) for at in positions]
+    returns = [inside((other, back) for other, _, back in trip.returns[at]) for at in positions]
     return _Line(
         microbatches=microbatches,
         forward_ns=[min(cost.forward_ns for cost in here) for here in costs],
@@ -146,8 +171,9 @@ def _line(problem: Problem, alike: Sequence[HeadsAndTails]) -> _Line:
         fused_ns=[min(cost.fused_ns for cost in here) for here in costs],
         split_ns=[min(cost.total_split_ns for cost in here) for here in costs],
         rest_ns=[rest if counts else 0 for rest, counts in zip(map(sub, backward_ns, gradient_ns), counted, strict=True)],
-        forward_hops=[(hop.occupancy_ns, hop.latency_ns) for hop in first.microbatches.forward[first.begin :]],
-        gradient_hops=[(hop.occupancy_ns, hop.latency_ns) for hop in first.microbatches.backward[first.begin :]],
+        takes=takes,
+        returns=returns,
+        edges=next(number),
         slots=slots,
         slots_until_weight=slots_until_weight,
         before_ns=[first.gather_ns[at] for at in positions],
@@ -155,8 +181,17 @@ def _line(problem: Problem, alike: Sequence[HeadsAndTails]) -> _Line:
     )
 
 
+def _turned(edges: list[list[tuple[int, int, Hop]]]) -> list[list[tuple[int, int, Hop]]]:
+    """The same edges, at their other ends."""
+    found: list[list[tuple[int, int, Hop]]] = [[] for _ in edges]
+    for at, here in enumerate(edges):
+        for other, number, hop in here:
+            found[other].append((at, number, hop))
+    return found
+
+
 def _waves(line: _Line, until: Until) -> _Waves:
-    """Let the microbatches in one after another: along the line (F at each stage, `forward_hops` between them), and back.
+    """Let the microbatches in one after another: along the line (F at each stage), and back.
 
     Each end is the later of: its own start, and the end before it, plus its duration (a rank runs one at a time, and the argument
     holds for interrupted blocks: those that ended j-th or earlier, but started k-th or later, ran after the k-th start); and the
@@ -170,15 +205,14 @@ def _waves(line: _Line, until: Until) -> _Waves:
         gradient_end_ns=[[] for _ in range(size)],
     )
     forward_start_ns, forward_end_ns, gradient_start_ns, gradient_end_ns = waves
-    sent_onward_ns, sent_back_ns = [0] * size, [0] * size
+    sent_ns = [0] * line.edges
     for j in range(line.microbatches):
         check(until)
         for at in range(size):
             start_ns = line.before_ns[at]
-            if at > 0:
-                occupancy_ns, latency_ns = line.forward_hops[at - 1]
-                sent_onward_ns[at] = max(sent_onward_ns[at], forward_end_ns[at - 1][j]) + occupancy_ns
-                start_ns = max(start_ns, sent_onward_ns[at] + latency_ns)
+            for other, number, hop in line.takes[at]:
+                sent_ns[number] = max(sent_ns[number], forward_end_ns[other][j] + hop.queued_ns) + hop.occupancy_ns
+                start_ns = max(start_ns, sent_ns[number] + hop.latency_ns)
             done = j + 1 - line.slots[at]  # this many must have come back before the (j+1)-th may enter
             if done > 0:
                 start_ns = max(start_ns, gradient_end_ns[at][done - 1])
@@ -193,10 +227,9 @@ def _waves(line: _Line, until: Until) -> _Waves:
             )
         for at in reversed(range(size)):
             start_ns = forward_end_ns[at][j]
-            if at < size - 1:
-                occupancy_ns, latency_ns = line.gradient_hops[at]
-                sent_back_ns[at] = max(sent_back_ns[at], gradient_end_ns[at + 1][j]) + occupancy_ns
-                start_ns = max(start_ns, sent_back_ns[at] + latency_ns)
+            for other, number, hop in line.returns[at]:
+                sent_ns[number] = max(sent_ns[number], gradient_end_ns[other][j] + hop.queued_ns) + hop.occupancy_ns
+                start_ns = max(start_ns, sent_ns[number] + hop.latency_ns)
             if j > 0:
                 start_ns = max(start_ns, gradient_start_ns[at][j - 1])
             gradient_start_ns[at].append(start_ns)
@@ -212,14 +245,14 @@ def _sent_tails(line: _Line, tails: _Waves) -> list[list[int]]:
     backward, or the gradient part of a split one, had released memory; and what follows the weights.
     """
     found: list[list[int]] = []
+    sends, sent_ns = _turned(line.returns), [0] * line.edges
     for at, after_ns in enumerate(line.after_ns):
         times_ns: list[int] = []
-        least_ns, arrived_ns = after_ns, 0
-        occupancy_ns, latency_ns = line.gradient_hops[at - 1] if at else (0, 0)
+        least_ns = after_ns
         for j in range(line.microbatches):
-            if at:
-                arrived_ns = max(arrived_ns, tails.forward_end_ns[at - 1][j]) + occupancy_ns
-                least_ns = max(least_ns, arrived_ns + latency_ns)
+            for other, number, hop in sends[at]:
+                sent_ns[number] = max(sent_ns[number], tails.forward_end_ns[other][j] + hop.queued_ns) + hop.occupancy_ns
+                least_ns = max(least_ns, sent_ns[number] + hop.latency_ns)
             if j >= line.slots[at]:
                 least_ns = max(least_ns, tails.gradient_end_ns[at][j - line.slots[at]])
             times_ns.append(least_ns)

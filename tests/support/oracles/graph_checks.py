@@ -17,8 +17,12 @@ from oracles.brute_force import SearchTooLarge, best_schedule
 from oracles.fuzz_checks import Finding
 from schedc.analysis.bounds.lower_bounds import lower_bounds
 from schedc.analysis.simulation.memory import exceeded_limit
+from schedc.analysis.simulation.simulate import simulate
+from schedc.errors import Unsupported
+from schedc.ir.plan import BoundName
 from schedc.ir.problem import Objective
 from schedc.solvers.common.base import NO_LIMITS, Limits
+from schedc.solvers.driver.registry import constructive
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.exact.milp import solve_milp
 from schedc.solvers.exact.refute import refute
@@ -34,6 +38,8 @@ MOST_STATES = 8_000
 """Brute force gives up on larger searches."""
 STARTS = 40
 """As many random schedules are drawn for the solvers to start from, until one fits the limits; else they start from the best."""
+LEAST_BLOCKS = 33
+"""Of a larger graph."""
 WITH_TRUNKS = 6
 """Every problem whose number this divides has trunks that links share."""
 
@@ -95,6 +101,49 @@ def check_graph(number: int, counts: Counter[str]) -> list[Finding]:
     if one < least_ns:
         counts[f"cpsat proves less{_why_less(problem)}"] += 1
     return findings
+
+
+def check_bounds(number: int, counts: Counter[str]) -> list[Finding]:
+    """Analytic bounds of one tiny graph above what brute force finds; and of a larger one, how far methods are above the bounds.
+
+    A tenth of the numbers has a larger one. Gaps are summed in thousandths of a percent, as counts are integers.
+    """
+    problem, findings = small_graph(number), []
+    try:
+        least_ns, _ = best_schedule(problem, most_states=MOST_STATES)
+    except SearchTooLarge:
+        least_ns = None
+    counts["compared with brute force"] += least_ns is not None
+    for bound in lower_bounds(problem):
+        if least_ns is not None and bound.value_ns > least_ns:
+            findings.append(Finding(f"{bound.name}: too high", f"{bound.value_ns} ns, but {least_ns} ns is possible"))
+    if number % 10:
+        return findings
+    random, blocks = Random(f"larger {number}"), 0
+    while blocks < LEAST_BLOCKS:
+        problem = graph_problem(random, most_ranks=4, most_stages=8, most_microbatches=16, most_ops=300, edges=True)
+        blocks = sum(1 for _ in problem.blocks())
+    made = {name: _reached_ns(problem, name) for name in ("greedy", "rule-table")}
+    reached_ns = min((each_ns for each_ns in made.values() if each_ns is not None), default=None)
+    if reached_ns is None:
+        return findings
+    values_ns = {bound.name: bound.value_ns for bound in lower_bounds(problem)}
+    best_ns = max(values_ns.values())
+    others_ns = max(value_ns for name, value_ns in values_ns.items() if name not in (BoundName.WARM_UP, BoundName.IDLE_GAPS))
+    if best_ns > reached_ns:
+        findings.append(Finding("a bound of a larger graph: too high", f"{values_ns}, but {reached_ns} ns is possible"))
+    counts["larger graphs"] += 1
+    counts["larger graphs: raised by warm-up or idle gaps"] += best_ns > others_ns
+    counts["larger graphs: gaps without these, in 0.001 %"] += round(1e5 * (reached_ns - others_ns) / reached_ns)
+    counts["larger graphs: gaps with these, in 0.001 %"] += round(1e5 * (reached_ns - best_ns) / reached_ns)
+    return findings
+
+
+def _reached_ns(problem: Problem, name: str) -> int | None:
+    try:
+        return simulate(problem, constructive(name)(problem)).objective_ns(problem.objective)
+    except Unsupported:
+        return None
 
 
 def _is_valid(problem: Problem, schedule: Schedule) -> bool:
