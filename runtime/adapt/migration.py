@@ -415,8 +415,8 @@ def _check(pipe: Pipe, running: Plan, plan: Plan) -> None:
     old, new = running.problem, plan.problem
     if type(pipe.hooks) is not ReplicaHooks or old.data_parallel is not None or new.data_parallel is not None:
         raise Unsupported(f"layers of replicas do not migrate while they train; {move}")
-    if pipe.steps.is_graph or new.edges:
-        raise Unsupported(f"layers of stages that are a graph do not migrate; {move}")
+    if pipe.steps.is_graph or new.edges or new.slices:
+        raise Unsupported(f"layers of stages that are a graph, or run in slices, do not migrate; {move}")
     if pipe.swap_group is not None:
         raise Unsupported("a swap_group was given; pipelines that move together do not migrate layers")
     if pipe.steps.ties:

@@ -3,8 +3,7 @@
 Takes a Plan; gives its wires (one for each channel, seen from both ends) and each rank's Program. Knows nothing of torch.
 A *message* is what crosses an edge between two stages for one microbatch: a value of the one, or the gradient of it. Each stage of
 a chain has one edge, to the next; of a graph any number (`Problem.edges`). Messages between stages of a rank are handed over there.
-The state that a slice of a microbatch leaves to the next would be one, too: from a stage to itself, of the slice that gives it, on
-no wire; `_Messages` is where it would be named.
+The state that a slice of a microbatch leaves to the next is none: it stays with what the ops compute (`runtime.stage.slices`).
 """
 
 from __future__ import annotations
@@ -31,7 +30,8 @@ class Message(NamedTuple):
     first of them; each has a gradient of its own."""
     microbatch: int
     boundary: int
-    """Which value it is: of a chain its stage, of a graph the first of the edges that carry it. The same for its gradients."""
+    """Which value it is, of tensors that are alike in all microbatches: of a chain its stage, of a graph the first of the edges
+    that carry it, times the number of slices, plus the slice. The same for its gradients."""
 
 
 class Slot(NamedTuple):
@@ -239,7 +239,7 @@ class _Messages:
     """What each op needs and gives, by the edges of its microbatch's path."""
 
     def __init__(self, problem: Problem) -> None:
-        self._path_of, self._is_chain = problem.path_of, problem.is_chain
+        self._path_of, self._is_chain, self._slices = problem.path_of, problem.is_chain, max(1, len(problem.slices))
         self._needed: dict[tuple[int, bool, int], list[tuple[int, int, int]]] = {}
         """By path, whether it is a backward, and stage, the ends and the boundary of the messages; so the next."""
         self._given: dict[tuple[int, bool, int], list[tuple[int, int, int]]] = {}
@@ -277,7 +277,8 @@ class _Messages:
             return ()
         backward, microbatch = op.kind is not Kind.F, op.microbatch
         found = table.get((self._path_of[microbatch], backward, op.stage), ())
-        return tuple(Message(backward, source, destination, microbatch, boundary) for source, destination, boundary in found)
+        count, own = self._slices, microbatch % self._slices
+        return tuple(Message(backward, one, other, microbatch, boundary * count + own) for one, other, boundary in found)
 
 
 def _proofs(

@@ -133,8 +133,11 @@ def warn_of_backwards(plan: Plan, config: Any, together: Sequence[str]) -> None:
 def _check_plan(plan: Plan) -> None:
     """Refuse what no model can run."""
     problem = plan.problem
-    if problem.edges:
-        raise Unsupported(f"plan {plan.name!r}: its stages are a graph, Megatron's are a chain; compile without modules and edges")
+    if problem.edges or problem.slices:
+        raise Unsupported(
+            f"plan {plan.name!r}: its stages are a graph, or its microbatches in slices, and Megatron has a chain of whole ones;"
+            " compile without modules, edges, a split head and slices"
+        )
     if len(problem.paths) > 1:
         raise Unsupported(
             f"plan {plan.name!r} has two paths (a bidirectional placement), whose replicas of a stage Megatron does not have"

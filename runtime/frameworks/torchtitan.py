@@ -91,8 +91,11 @@ def check_job(plan: Plan, *, parallel_dims: Any, training: Any, parallelism: Any
         SchedcError: says why.
     """
     problem, name = plan.problem, plan.name
-    if problem.edges:
-        raise Unsupported(f"plan {name!r}: its stages are a graph, and torchtitan's are a chain; compile without modules and edges")
+    if problem.edges or problem.slices:
+        raise Unsupported(
+            f"plan {name!r}: its stages are a graph, or its microbatches in slices, and torchtitan has a chain of whole ones;"
+            " compile without modules, edges, a split head and slices"
+        )
     if problem.paths != (tuple(range(len(problem.stages))),):
         raise Unsupported(
             f"plan {name!r}: torchtitan's stages are one path in their order; compile without bidirectional placement"

@@ -36,13 +36,8 @@ def read(plan: Path | str | Plan, *, verify: bool, steps: int | None = None) -> 
     Raises:
         InvalidInput: the file is no plan of a known version, or no period.
         CheckFailed: the plan breaks a rule.
-        Unsupported: its microbatches are in slices.
     """
     plan = plan if isinstance(plan, Plan) else read_plan(plan)
-    if plan.problem.slices:
-        raise Unsupported(
-            f"plan {plan.name!r}: its microbatches are in slices, which the runtime does not execute; expected whole ones"
-        )
     if verify or steps is not None:
         from schedc.verify.plan.checks import verify_plan
 

@@ -67,8 +67,9 @@ class PipeCall(NamedTuple):
 class Beginning:
     """One rank's side of it."""
 
-    def __init__(self, groups: Groups, all_see: Callable[[bool], bool] | None, patience_s: float) -> None:
-        """Take the ranks, `SwapGroup.all_see` where there is one, and how long to wait for a rank."""
+    def __init__(self, groups: Groups, all_see: Callable[[bool], bool] | None, patience_s: float, sequence_dim: int = 1) -> None:
+        """Take the ranks, `SwapGroup.all_see` where there is one, how long to wait for a rank, and along what slices are cut."""
+        self._sequence_dim = sequence_dim
         self._groups = groups
         self._all_see = all_see
         self._patience_s = patience_s
@@ -82,7 +83,7 @@ class Beginning:
         self._starting, self._ending = {problem.stages[stage].rank for stage in starts_of(problem)}, {*ending}
         self._cut_by_name = cut_by_name
         self._given = {*range(problem.ranks)} if cut_by_name else self._starting | self._ending
-        self._count = problem.microbatches
+        self._count, self._slices = problem.microbatches, problem.slices
         self._samples: int | None = None
         self._has_run = False
 
@@ -101,6 +102,8 @@ class Beginning:
             TransferFailed: another rank has ended, or does not answer.
         """
         own, refusal, steps = None, None, given.call == "step"
+        if given.weights is None and given.divide_by is None and len({*self._slices}) > 1:  # the mean over all tokens
+            given = given._replace(weights=self._slices * (self._count // len(self._slices)))
         try:
             own = self._microbatches(given, self._samples if steps else None)
         except InvalidInput as error:
@@ -128,8 +131,16 @@ class Beginning:
             from schedc.runtime.stage.weighing import check_weights
 
             check_weights(given.weights, given.divide_by, given.scale, rank, count)
+        if not self._slices:
+            return self._whole(given, samples, count)
+        from schedc.runtime.stage.slices import in_slices
+
+        return in_slices(self._whole(given, samples, count // len(self._slices)), self._slices, self._sequence_dim, rank)
+
+    def _whole(self, given: Given, samples: int | None, count: int) -> Microbatches:
+        rank = self._groups.rank
         if self._cut_by_name is not None:
-            return self._cut_by_name(given.inputs, given.targets, bare=given.outputs)
+            return self._cut_by_name(given.inputs, given.targets, count, bare=given.outputs)
         inputs = checked_inputs(given.inputs, count, rank, samples) if rank in self._starting else ()
         if rank not in self._ending:
             return Microbatches(inputs, ())

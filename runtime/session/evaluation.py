@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from schedc.ir import Kind, Plan, Problem, RankPlan
+from schedc.ir import Kind, Op, Plan, Problem, RankPlan
 from schedc.runtime.common.boundary import Value, tensors_of
 from schedc.runtime.common.hooks import check_same_way
 from schedc.runtime.common.program import ends_of, program_of, starts_of
@@ -19,7 +19,7 @@ from schedc.runtime.stage.batches import inputs_of
 from schedc.runtime.stage.losses import scalar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, MutableMapping, Sequence
+    from collections.abc import Callable, Mapping, MutableMapping, Sequence
 
     from torch import nn
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from schedc.runtime.session.step import Steps
     from schedc.runtime.stage.batches import Microbatches
     from schedc.runtime.stage.losses import Losses
+    from schedc.runtime.stage.slices import StageStates
     from schedc.runtime.stage.training import LossFn
 
 
@@ -38,7 +39,7 @@ def evaluate(
 
     `work` is what the ops compute; None: `Forward`.
     """
-    hooks, wiring = steps.hooks, steps.wiring
+    hooks, wiring, problem = steps.hooks, steps.wiring, steps.plan.problem
     hooks.gather()
     # what is known of boundaries is kept for steps: without a graph tensors are others, and the batch may have another size
     known, forward = wiring.boundaries, forward_only(steps.plan)
@@ -47,8 +48,12 @@ def evaluate(
 
     def run() -> tuple[torch.Tensor, bool]:
         nonlocal way
-        losses = steps.losses_for(call)
-        compute = (work or Forward)(steps.plan.problem, steps.stages, steps.loss_fn, call.batch, outputs, losses)
+        losses, states = steps.losses_for(call), {}
+        if problem.slices:
+            from schedc.runtime.stage.slices import states_of
+
+            states = states_of(problem, steps.stages)
+        compute = (work or Forward)(problem, steps.stages, steps.loss_fn, call.batch, outputs, losses, states)
         Executor(program=program_of(forward, wiring.rank), wiring=wiring, compute=compute).run()
         here = wiring.finish()
         steps.losses, way = losses.gather(), losses.way()
@@ -111,6 +116,8 @@ class Forward:
     """Gets what a last stage gives, by microbatch; None: nobody wants it."""
     losses: Losses
     """What takes the microbatches' losses."""
+    states: Mapping[int, StageStates] = field(default_factory=dict)
+    """By stage, where microbatches are in slices."""
 
     def __post_init__(self) -> None:
         """Nothing has run."""
@@ -126,7 +133,7 @@ class Forward:
         if instruction.first:
             source = inputs_of(self.batch.inputs[op.microbatch]) if op.stage in self._first else values[0]
             with torch.no_grad():
-                output = self.stages[op.stage](*source)
+                output = self._stage(op)(*source)
                 if op.stage in self._last:
                     self._take(op.microbatch, output)
                     self._given[key] = ()
@@ -134,6 +141,10 @@ class Forward:
                     self._given[key] = tuple(tensor.detach() for tensor in tensors_of(output))
         given = self._given.pop(key) if instruction.last else ()
         return (given,) if instruction.gives else ()
+
+    def _stage(self, op: Op) -> Callable[..., Any]:
+        """What is called for an F."""
+        return self.states[op.stage].forward_of(op.microbatch) if self.states else self.stages[op.stage]
 
     def _take(self, microbatch: int, output: Any) -> None:
         """What a last stage gives, and its loss."""

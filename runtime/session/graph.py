@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def check_graph(plan: Plan, runner: type[PipelineRunner], training: type[Training], *, joint: bool) -> None:
-    """Refuse what does not run with stages that are a graph.
+    """Refuse what does not run with stages that are a graph, or microbatches in slices.
 
     Args:
         plan: a sound one.
@@ -44,8 +44,9 @@ def check_graph(plan: Plan, runner: type[PipelineRunner], training: type[Trainin
         what = "a bidirectional placement"
     else:
         return
+    found = "microbatches are in slices" if plan.problem.slices else "stages are a graph"
     raise Unsupported(
-        f"plan {plan.name!r}: its stages are a graph, which {what} does not support; expected a chain, or load without it"
+        f"plan {plan.name!r}: its {found}, which {what} does not support; expected a chain of whole ones, or load without it"
     )
 
 
@@ -68,6 +69,7 @@ class GraphForward(Forward):
             taken = [[tensor for tensor in value if tensor is not None] for value in values]
             targets = {name: batch[microbatch] for name, batch in self.batch.targets_of.items() if name in call.targets}
             with torch.no_grad():
+                call.module = self._stage(op)
                 ends, self._values[key] = call(
                     taken, {name: self.batch.inputs_of[name][microbatch] for name in call.begins}, targets
                 )

@@ -62,6 +62,7 @@ def load(
     kind: type[Pipe] = Pipe,
     optimizers: StageOptimizers | Mapping[int, torch.optim.Optimizer | Sequence[torch.optim.Optimizer]] | None = None,
     steps: int | None = None,
+    sequence_dim: int = 1,
 ) -> Pipe:
     """Make this process one rank of the plan. All ranks call it together; it refuses on all of them, or on none.
 
@@ -95,6 +96,7 @@ def load(
         optimizers: one or several of each stage of this rank, for a plan whose steps overlap, and for no other: it has the
             updates, and what this gives is an `AsynchronousPipe`, whose `step` runs all steps of the plan.
         steps: how many of them a run has, where the plan is one period of steps that overlap.
+        sequence_dim: of inputs and targets, the dimension that is cut where the plan's microbatches are in slices; 1 or more.
 
     Raises:
         InvalidInput: the file is no plan of a known version, is for other ranks or stages, or two options exclude each other.
@@ -142,7 +144,11 @@ def load(
             fits(found)
             trained = with_loss(found.problem, stages, loss_fn)
             kind.check(found, trained, alone=peers is None)
-            if is_graph(found.problem, stages):
+            if found.problem.slices:
+                from schedc.runtime.stage.slices import check_slices
+
+                check_slices(stages, sequence_dim)
+            if found.problem.slices or is_graph(found.problem, stages):
                 from schedc.runtime.session.graph import check_graph
 
                 check_graph(found, kind.runner, kind.training, joint=observe is not None and observe.joint)
@@ -202,6 +208,7 @@ def load(
             swap_group=peers,
             channels=wired,
             wrap=None if wrap is None else wrap(checked.problem, groups, stage_device(stages)),
+            sequence_dim=sequence_dim,
         )
         pipe = kind(ranks_steps, observe=observe, fits=fits, check_loss=check_loss)
     except BaseException:

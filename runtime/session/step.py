@@ -58,6 +58,7 @@ class Steps:
         swap_group: SwapGroup | None,
         channels: ChannelsOf,
         wrap: Wrap | None,
+        sequence_dim: int,
     ) -> None:
         """Open the channels; all ranks do this together, with a plan and stages that `load` has checked.
 
@@ -79,6 +80,10 @@ class Steps:
         """Whether stages are called as those of a graph; so are those of all plans that take over."""
         if self.is_graph:
             from schedc.runtime.stage.graph import GraphTraining as training
+        if plan.problem.slices:
+            from schedc.runtime.stage.slices import sliced
+
+            training = sliced(training)
         self._make_training = partial(training, recompute=recompute, replicas=hooks.pipelines)
         self._device = stage_device(stages)
         self.observer, self._now = observe, perf_counter_ns
@@ -92,7 +97,9 @@ class Steps:
         self.retries = self.wiring.retries
         """Whether a step may have to run again; the same in all pipelines that `load` connects."""
         self._start: StepStart | None = None
-        self.beginning = Beginning(groups, None if swap_group is None else swap_group.all_see, timeout_s * self.wiring.patience)
+        self.beginning = Beginning(
+            groups, None if swap_group is None else swap_group.all_see, timeout_s * self.wiring.patience, sequence_dim
+        )
         self.use(plan)
 
     def use(self, plan: Plan) -> None:

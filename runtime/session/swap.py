@@ -266,5 +266,7 @@ def check_same_stages(running: Plan, other: Plan) -> None:
     joined = [[(edge.source, edge.destination, edge.value, edge.has_gradient) for edge in one.edges] for one in (old, new)]
     if joined[0] != joined[1]:
         raise InvalidInput(f"{what} has stages that take other values of each other; {remedy}")
+    if new.slices != old.slices:
+        raise InvalidInput(f"{what} has the slices {list(new.slices)}, expected {list(old.slices)}; {remedy}")
     if new.paths != old.paths:
         raise InvalidInput(f"{what} has the paths {new.paths}, expected {old.paths}; {remedy}")

@@ -16,7 +16,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from schedc.errors import InvalidInput
 from schedc.ir import Kind
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 class StageCall:
     """How one stage is called, and what it gives."""
 
-    def __init__(self, problem: Problem, stage: int, module: nn.Module, losses: Sequence[Name]) -> None:
+    def __init__(self, problem: Problem, stage: int, module: Any, losses: Sequence[Name]) -> None:
         """Look at the edges of the stage; `losses` are the names of its losses."""
         edges = problem.edges_of(0)
         self.stage, self.module, self.losses = stage, module, tuple(losses)
@@ -45,7 +44,7 @@ class StageCall:
         """By the stage that takes it, the number of a value."""
         self.values = sorted({*self.value_to.values()})
         self._named = hasattr(module, "begins")
-        self.begins: tuple[Name, ...] = tuple(module.begins) if self._named else () if self.sources else (stage,)  # type: ignore[arg-type]
+        self.begins: tuple[Name, ...] = tuple(module.begins) if self._named else () if self.sources else (stage,)
         """The names of the batches that it takes."""
         self.targets: tuple[Name, ...] = (*self.losses, stage) if getattr(module, "takes_targets", False) else self.losses
         """The names of the targets that it, or its losses, take; its own is its number."""
@@ -93,8 +92,8 @@ class StageCall:
         return {name: found[name] for name in self.losses}, values
 
 
-def calls_of(problem: Problem, stages: Mapping[int, nn.Module]) -> dict[int, StageCall]:
-    """How each stage of a rank is called."""
+def calls_of(problem: Problem, stages: Mapping[int, Any]) -> dict[int, StageCall]:
+    """How each stage of a rank is called: a module, or what stands for it."""
     names = losses_of(problem, stages)
     return {stage: StageCall(problem, stage, module, names.get(stage, ())) for stage, module in stages.items()}
 
@@ -146,16 +145,17 @@ class GraphBlock(StageBlock):
 class GraphTraining(Training):
     """The work of one rank's ops, where stages are a graph."""
 
+    block = GraphBlock
     _blocks: dict[tuple[int, int], GraphBlock]  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         """Look at the edges, too."""
         super().__post_init__()
-        self.calls = calls_of(self.plan.problem, self.stages)
+        self.calls = calls_of(self.plan.problem, self._called)
 
-    def cut_by_name(self, inputs: Batches | None, targets: Batches | None, *, bare: bool) -> Microbatches:
+    def cut_by_name(self, inputs: Batches | None, targets: Batches | None, microbatches: int, *, bare: bool) -> Microbatches:
         """As the function of this name, of this rank."""
-        return cut_by_name(self.calls.values(), inputs, targets, self.plan.problem.microbatches, self.program.rank, bare=bare)
+        return cut_by_name(self.calls.values(), inputs, targets, microbatches, self.program.rank, bare=bare)
 
     def run(self, instruction: Instruction, values: Sequence[Value]) -> Sequence[Value]:
         """The op itself; what it gives, a value for each message."""
@@ -202,8 +202,7 @@ class GraphTraining(Training):
             tell_little = op.stage in self._recomputed and any(loss.itemsize < 4 for loss in losses)
             return (*losses, *(tensor for tensors in given.values() for tensor in tensors), *(more if tell_little else ()))
 
-        split = key in self.program.split
-        self._blocks[key] = block = GraphBlock(work, taken, split=split, recompute=self._recomputed.get(op.stage))
+        self._blocks[key] = block = self.block(work, taken, **self._options_of(op))
         if [tensor._version for tensor in taken] != versions:
             raise InvalidInput(f"stage {op.stage} changes what it takes in place, which other stages may take, too; let it copy it")
         losses, *parts, others = _parts(block.take(), [len(starts), *counts.values(), -1])

@@ -27,7 +27,9 @@ class HeadPart(nn.Module):
     """
 
     takes_targets = True
-    """A step gives it the microbatch's targets, behind what it gets from other stages."""
+    """A step gives it the microbatch's targets, as `targets`."""
+    takes_state = False
+    """In slices, it computes each token by itself."""
 
     def __init__(
         self,
@@ -86,15 +88,19 @@ class HeadPart(nn.Module):
 class HeadJoin(nn.Module):
     """What brings the parts' numbers together, as a last stage."""
 
-    def forward(self, *numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    takes_state = False
+
+    def forward(self, *numbers: torch.Tensor, **of_stages: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
         """For each token the logarithm of the sum of exponentials over the whole vocabulary, and the target's logit.
 
         Args:
             numbers: the three of one part after those of another, in any order of parts.
+            of_stages: instead, the three of each part, as a step gives them.
 
         Raises:
             InvalidInput: these are not three for each part.
         """
+        numbers = (*numbers, *(number for each in of_stages.values() for number in each))
         if not numbers or len(numbers) % 3:
             raise InvalidInput(f"the join of a split head got {len(numbers)} tensors; expected three of each HeadPart")
         largest, sums, own = (torch.stack(numbers[at::3]) for at in range(3))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
 from torch import nn
@@ -105,6 +105,8 @@ NOTHING = Microbatches((), ())
 class Training:
     """The work of one rank's ops."""
 
+    block: ClassVar[Any] = StageBlock
+    """What it makes of a stage and microbatch."""
     plan: Plan
     """Whose parts and paths these are."""
     program: Program
@@ -131,6 +133,7 @@ class Training:
             from schedc.runtime.stage.recompute import Buffers
 
             self._recomputed = {stage: Buffers(self.modules[stage]) for stage in chosen}
+        self._called = self._callables()
         self._split_stages = {stage for stage, _ in self.program.split}
         self._summed = self.replicas > 1 or bool(replicas_of(problem))
         count = problem.microbatches * self.replicas
@@ -208,14 +211,9 @@ class Training:
         """F, with the loss after a last stage."""
         key = op.stage, op.microbatch
         last = op.stage in self._last
-        work = partial(self._loss, op) if last else self.stages[op.stage]
+        work = partial(self._loss, op) if last else self._called[op.stage]
         source = inputs_of(self._batch.inputs[op.microbatch]) if op.stage in self._first else value
-        self._blocks[key] = block = StageBlock(
-            work,
-            [tensor for tensor in source if tensor is not None],
-            split=key in self.program.split,
-            recompute=self._recomputed.get(op.stage),
-        )
+        self._blocks[key] = block = self.block(work, [one for one in source if one is not None], **self._options_of(op))
         if last:
             loss, *outputs = block.take()
             assert loss is not None
@@ -234,10 +232,18 @@ class Training:
         self._losses.add(op.microbatch, loss)
         return self._shares_of_loss[op.microbatch].seed(loss, start)
 
+    def _callables(self) -> Mapping[int, Callable[..., Any]]:
+        """The stages, to be called with what is theirs."""
+        return self.stages
+
+    def _options_of(self, op: Op) -> dict[str, Any]:
+        """Of its block."""
+        return {"split": (op.stage, op.microbatch) in self.program.split, "recompute": self._recomputed.get(op.stage)}
+
     def _loss(self, op: Op, *value: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """A last stage, and the loss of its microbatch; of what has few digits, a second forward is known by the output, too."""
         assert callable(self.loss_fn) and self._batch.targets is not None
-        output = self.stages[op.stage](*value)
+        output = self._called[op.stage](*value)
         loss, start = self._shares_of_loss[op.microbatch].loss(self.loss_fn, output, self._batch.targets[op.microbatch])
         self._starts[op.stage, op.microbatch] = start
         tells_little = op.stage in self._recomputed and loss.itemsize < 4 and isinstance(output, torch.Tensor)

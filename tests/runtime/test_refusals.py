@@ -13,10 +13,8 @@ from inputs.plans import one_f_one_b, plan_of
 from inputs.problems import make_problem
 from runs import feature_runs, hook_runs, pipeline_runs, replicated_runs
 
-from schedc.errors import Unsupported
 from schedc.formats.plan.plan_file import plan_json, write_plan
 from schedc.ir.problem import DataParallel
-from schedc.runtime.session.acceptance import read
 from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
@@ -51,12 +49,6 @@ def swapped(plan: Plan, rank: int, name: str) -> Plan:
 def test_a_sound_plan_is_accepted(two: Ranks, tmp_path: Path) -> None:
     write_plan(sound(), tmp_path / "plan.json")
     assert two.run(pipeline_runs.refuse, [sound(), tmp_path / "plan.json"], STAGES) == ["accepted"] * 2
-
-
-def test_slices_are_refused() -> None:
-    plan = sound()
-    with pytest.raises(Unsupported, match="its microbatches are in slices, which the runtime does not execute"):
-        read(replace(plan, problem=replace(plan.problem, slices=(1, 1))), verify=True)
 
 
 @pytest.mark.parametrize(("rank", "name"), [(0, "send_next"), (1, "recv_prev"), (1, "send_prev"), (0, "recv_next")])

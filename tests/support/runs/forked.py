@@ -82,6 +82,7 @@ def _run(program: str, arguments: list[str], rank: int, ranks: int, port: int, o
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     sys.argv = [program, *arguments]
     if program.endswith(".py"):
+        sys.path.insert(0, os.path.dirname(os.path.abspath(program)))
         runpy.run_path(program, run_name="__main__")
     else:
         runpy.run_module(program, run_name="__main__", alter_sys=True)

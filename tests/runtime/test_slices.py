@@ -1,0 +1,88 @@
+"""Microbatches in slices: losses and gradients are those of one process on whole sequences, in float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from inputs.graphs import random_order
+from inputs.plans import plan_of
+from inputs.problems import make_problem
+from runs import slice_runs
+
+from schedc.solvers.driver.registry import constructive
+
+if TYPE_CHECKING:
+    from runs.processes import Ranks
+
+    from schedc.ir.plan import Plan
+    from schedc.ir.problem import Problem
+
+EXACT = 1e-12
+LENGTHS = {"two": (4, 4), "four": (2, 2, 2, 2), "unequal": (5, 1, 3), "of one token": (1, 1)}
+
+
+def sliced(ranks: int, lengths: tuple[int, ...], microbatches: int = 2, **options: Any) -> Problem:
+    """A chain in slices of some lengths."""
+    return replace(make_problem(ranks, microbatches * len(lengths), **options), slices=lengths)
+
+
+def in_any_order(problem: Problem, seed: int) -> Plan:
+    """A plan in an order that keeps the needs, and nothing else; where it may, some backwards are fused."""
+    schedule = random_order(Random(seed), problem, limited=False)
+    assert schedule is not None
+    return plan_of(problem, schedule)
+
+
+def assert_exact(found: list[Any]) -> None:
+    for error in found:
+        assert isinstance(error, float) and error < EXACT, (error, getattr(error, "notes", ()))
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_two_ranks(two: Ranks, lengths: tuple[int, ...], split: bool, recompute: bool) -> None:
+    """Two stages on each rank; the plan is swapped for another order."""
+    problem = sliced(2, lengths, placement="loop", chunks=2, split_backward=split)
+    plans = [in_any_order(problem, seed) for seed in (1, 2)]
+    assert_exact(two.run(slice_runs.errors_of, plans, recompute=recompute, times=3 if len({*lengths}) == 1 else 1))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_four_ranks(four: Ranks, seed: int) -> None:
+    """Any order; W in parts."""
+    problem = sliced(4, ((3, 3, 3), (4, 1, 2, 2), (1, 6), (2, 2))[seed], split_backward=seed != 3)
+    assert_exact(four.run(slice_runs.errors_of, [in_any_order(problem, seed)], recompute={seed}))
+
+
+@pytest.mark.parametrize("method", ["greedy", "gpipe", "sequential", "rule-table"])
+def test_methods(two: Ranks, method: str) -> None:
+    """What the compiler plans."""
+    problem = sliced(2, (5, 3), microbatches=3, links={(0, 1): (20, 5), (1, 0): (20, 5)})
+    assert_exact(two.run(slice_runs.errors_of, [plan_of(problem, constructive(method)(problem))]))
+
+
+def test_refusals(two: Ranks) -> None:
+    """Each in one line, on all ranks."""
+    plan = in_any_order(sliced(2, (5, 3)), 0)
+    for lines in two.run(slice_runs.refusals, plan, in_any_order(sliced(2, (4, 4)), 0)):
+        assert isinstance(lines, list), lines
+        assert len(lines) == len(REFUSALS)
+        for line, expected in zip(lines, REFUSALS, strict=True):
+            assert expected in line
+
+
+REFUSALS = (
+    "stage 1 is a Sequential, whose forward takes no state, and microbatches are in slices; expected forward(x, state)",
+    "load was given sequence_dim=0; expected 1 or more, as dimension 0 has the samples",
+    "its microbatches are in slices, which ranks that choose inside a step does not support; expected a chain of whole ones",
+    "BatchRefused: rank 0: inputs, microbatch 0: found the shape [2, 7], expected 8 tokens, in slices of [5, 3], along dimension 1",
+    "BatchRefused: rank 1: targets, microbatch 0: found the shape [2, 7, 2], expected 8 tokens, in slices of [5, 3], along",
+    "BatchRefused: rank 0: the inputs have the shape [3, 8]; dimension 0 must be a multiple of the plan's 2 microbatches",
+    "BatchRefused: rank 1: 2 weights were given, the plan has 4 microbatches",
+    "it has the slices [4, 4], expected [5, 3]; a swap leaves every stage where it is",
+    "stage 0 gives a Tensor; expected (y, state), as microbatches are in slices: what the next stage gets, and what the next slice",
+)
