@@ -93,9 +93,11 @@ def polish_schedule(problem: Problem, schedule: Schedule, climbing: Climbing) ->
     pool = [orders.copy() for _ in range(CLIMBS)]
     waits, last = values_wait(problem), (orders.copy(), int(STRANDED))
     for values in rounds.run(climbers, pool):
-        best_ns = min(values)
-        orders = pool[values.index(best_ns)]
-        if waits and exceeded_limit(problem, unpacked_schedule(problem, orders)) is not None:
+        for number in sorted(range(CLIMBS), key=values.__getitem__):
+            orders, best_ns = pool[number], values[number]
+            if not waits or exceeded_limit(problem, unpacked_schedule(problem, orders)) is None:
+                break
+        else:
             orders, best_ns = last  # the next round tries other changes
         last = orders.copy(), best_ns
         pool[:] = [orders.copy() for _ in range(CLIMBS)]

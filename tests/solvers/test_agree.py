@@ -25,9 +25,14 @@ MOST_STATES = 3_000
 """Brute force gives up on larger searches."""
 
 
+def said_of(found: Solved) -> str:
+    """A link's order may be another one in truth, and MILP's grid coarser than the durations: then only the bound is proven."""
+    return "OPTIMAL" if found.lower_bound_ns == found.objective_ns else "RELAXED"
+
+
 def milp(problem: Problem) -> Solved:
     found = solve_milp(problem, Greedy(n_sub=1)(problem), limits=NO_LIMITS)
-    assert found.status in ("OPTIMAL", "RELAXED")  # on a coarser grid than the durations
+    assert found.status == said_of(found)
     assert verify_schedule(problem, found.schedule) == ()
     assert found.lower_bound_ns <= found.objective_ns
     return found
@@ -40,7 +45,7 @@ def agree(problem: Problem) -> None:
     """
     one = milp(problem)
     other = solve_cpsat(problem, Greedy(n_sub=1)(problem), limits=Limits(workers=1))
-    assert other.status == "OPTIMAL"
+    assert other.status == said_of(other)
     if gcd(*(time for stage in problem.stages for time in stage.durations_ns(Kind.F))) < 100 < one.objective_ns >> 20:
         assert 0.999 * other.lower_bound_ns < one.lower_bound_ns <= other.lower_bound_ns <= one.objective_ns
         return
