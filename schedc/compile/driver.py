@@ -114,7 +114,7 @@ class OpenLayouts:
         """The least objective of whole microbatches, where slices are open."""
         from schedc.solvers.layout.cuts import WHOLE
 
-        found = (each.objective_ns for each in candidates if f", {WHOLE} " in each.method and each.objective_ns is not None)
+        found = (each.objective_ns for each in candidates if f", {WHOLE}" in each.method and each.objective_ns is not None)
         return min(found, default=None) if self.open_layout.slices is not None else None
 
     def solve(self, settings: SearchSettings, _: Bounds, clock_s: float | None) -> tuple[BestKnown, Problem, Bounds]:

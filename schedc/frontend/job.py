@@ -204,15 +204,15 @@ def _workload_and_layout(job: JobFile, source: JobSource) -> tuple[Workload, Lay
         ties=read_ties(job, profile, len(layers), root),
         **read_updates(job, placed, layers, root),
     )
-    workload = in_slices(workload, () if job.slices is None else job.slices.cut)
+    whole, workload = workload, in_slices(workload, () if job.slices is None else job.slices.cut)
     slices = open_slices(job)
     recompute = read_recomputed(pipeline, placed, root / "pipeline")
     recomputed = frozenset(stage for stage, recomputes in enumerate(recompute) if recomputes)
     if layers_of_stage is None and placed is not None and pipeline.partition is None and pipeline.head != AUTO:
         from schedc.lower.partition import balanced_partition
 
-        divided = workload if pipeline.head == "whole" else without_head(workload)
-        layers_of_stage = balanced_partition(divided, placed, recomputed)
+        divided = whole if pipeline.head == "whole" else without_head(whole)  # the same for all cuts
+        layers_of_stage = balanced_partition(divided, placed, recomputed, in_slices=job.slices is not None)
     if placed is None or layers_of_stage is None or pipeline.is_open or slices:
         chunks = pipeline.chunks or _DEFAULT_CHUNKS
         if placed is None:

@@ -49,3 +49,9 @@ def share_bytes(size_bytes: int, lengths: tuple[int, ...], index: int) -> int:
         index: of the slice.
     """
     return -(-size_bytes * lengths[index] // sum(lengths)) if lengths else size_bytes
+
+
+def shares_bytes(size_bytes: int, lengths: tuple[int, ...]) -> list[int]:
+    """`share_bytes` of all slices; of a whole microbatch, its own size."""
+    whole = sum(lengths)
+    return [-(-size_bytes * length // whole) for length in lengths] if lengths else [size_bytes]

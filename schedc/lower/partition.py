@@ -35,23 +35,28 @@ _MOST_TRIED = 2**14
 """This many cuts are tried at once."""
 
 
-def balanced_partition(workload: Workload, placed: Placement, recomputed: frozenset[int]) -> tuple[tuple[int, int], ...]:
+def balanced_partition(
+    workload: Workload, placed: Placement, recomputed: frozenset[int], *, in_slices: bool = False
+) -> tuple[tuple[int, int], ...]:
     """Per stage, its layers [first, last).
 
     The work of a stage is that of its blocks in one step, each backward as the cheaper of BW and B with W, on its rank's device. If
     it can be had, every rank has room for what its stages hold all the time and as many microbatches as 1F1B has in flight there
-    (`in_flight_of_1f1b`); else for one microbatch in each stage; else room does not count.
+    (`in_flight_of_1f1b`); else for one microbatch in each stage; else room does not count. In slices, few of which are in flight
+    besides, the second comes first.
 
     Args:
         workload: its layers are one model, in order; at least as many as the placement has pieces.
         placed: the stages.
         recomputed: those that recompute.
+        in_slices: whole microbatches will be cut.
     """
     pieces, count = placed.pieces, len(workload.layers)
     cuts: tuple[int, ...] | None = None
     if pieces * count * count <= _MOST_CELLS and pieces > 1:
         chain = _Chain(workload, placed, recomputed)
-        for in_flight in (in_flight_of_1f1b(placed, workload.microbatches), (1,) * len(placed.rank_of_stage), None):
+        levels = (in_flight_of_1f1b(placed, workload.microbatches), (1,) * len(placed.rank_of_stage), None)
+        for in_flight in levels[1:] if in_slices or workload.slices else levels:
             cuts = _balanced_cuts(chain.pieces(in_flight), chain.room_bytes if in_flight else np.full(workload.ranks, np.inf))
             if cuts is not None:
                 break

@@ -18,7 +18,7 @@ from schedc.ir import BoundName, OpenLayout, OpenSlices, Workload
 from schedc.solvers.driver.registry import is_auto, layout_method
 from schedc.solvers.layout.baselines import attempts
 from schedc.solvers.layout.climb import LayoutClimb
-from schedc.solvers.layout.cuts import RULES, SEARCHED_BY, CutSearch, named_cuts
+from schedc.solvers.layout.cuts import RULES, SEARCHED_BY, CutSearch
 from schedc.solvers.layout.evaluation.evaluate import kernel_of
 from schedc.solvers.layout.layout_arrays import lay_out
 from schedc.solvers.layout.listed import open_layouts
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 EXACT_LAYOUTS, EXACT_OPS = 20_000, 300
 """The exact search runs where there are at most this many layouts, of at most this many compute ops."""
-BASELINES_SHARE, CLIMB_SHARE = 0.15, 0.3
-"""Of the time or work left then: of the baselines, of the annealing."""
+BASELINES_SHARE, CLIMB_SHARE, CUTS_SHARE = 0.15, 0.3, 0.5
+"""Of the time or work left then: of the baselines, of the annealing, of the search over cuts into slices."""
 FIRST_EXACT_SHARE, LATER_EXACT_SHARE = 0.1, 0.25
 """Of the time or work left then: of the exact search before other methods, and once they have found what it must be better than."""
 CLIMB_UNITS = 2.0
@@ -286,7 +286,7 @@ def _seek_cuts(work: LayoutWork, slices: OpenSlices, number: int) -> None:
     _wait_for_code(work, work.open_layout)
     work.settings.on_method("slices")
     left, timed = work.left, work.is_timed and not work.is_constructive
-    share = CLIMB_UNITS if left is None or work.is_constructive else CLIMB_SHARE * left
+    share = CLIMB_UNITS if left is None or work.is_constructive else CUTS_SHARE * left
     begun, before = time.perf_counter(), work.layouts
     most = max(100, int(share * OPS_PER_UNIT / (RULES * max(LEAST_OPS, work.ops_of_two_chunks))))
     search = CutSearch(work.workload, base, slices, seed=work.limits.seed + number, plain=not at_hand(SEARCHED_BY))
@@ -297,9 +297,7 @@ def _seek_cuts(work: LayoutWork, slices: OpenSlices, number: int) -> None:
 
     found: list[ScheduledLayout] = []
     with work.region():
-        for cut in named_cuts(work.workload, slices).values():
-            if cut and share_left() > 0:
-                search.value(cut)
+        search.begin(share_left)
         search.run(share_left, lambda value_ns: work.progress(value_ns, before + len(search.known)))
     work.layouts = before + len(search.known)
     with work.region():

@@ -102,7 +102,8 @@ def _run(work: LayoutWork) -> None:
                 _hand_on(work, option, work.left if work.is_timed else None)
         return
     search_exactly(work)
-    _hand_on_named(work)
+    if work.open_layout.slices is None:  # else the search over cuts knows better ones at once
+        _hand_on_named(work)
     number = barren = 0
     while not (work.is_over or work.exhausted):
         before = len(work.options)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from schedc.ir import Problem, Resource
+from schedc.ir.graph import shares_bytes
 from schedc.solvers.kernel.tables import ROW
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def hops_of(problem: Problem, lanes: list[Any], resources: dict[Resource, int]) 
             carrier = first.setdefault((edge.value, destination), len(hops)) if shared else len(hops)
             on = -1 if link is None else resources.setdefault(Resource.of_link(link), len(resources))
             hops.append(ROW["hops"](to, on, carrier, 0 if link is None else link.latency_ns))
-            shares = (problem.share_bytes(size_bytes, at) for at in range(len(problem.slices) or 1))
+            shares = shares_bytes(size_bytes, problem.slices)
             occupancy_ns.extend(0 if link is None else link.occupancy_ns(share) for share in shares)
         return begin, len(hops)
 
@@ -94,11 +95,11 @@ def units_of(problem: Problem, lanes: list[Any], blocks: list[Any]) -> list[Any]
     By the rule the backward of the last slice takes the gradients of all states, and the others give them back; room that is kept
     from their F on has the same effect on what fits, or less.
     """
-    rows, slices = [], range(len(problem.slices) or 1)
+    rows = []
     for lane in lanes:
         stage = problem.stages[lane.stage]
         state, whole, kept = (
-            [problem.share_bytes(size_bytes, at) for at in slices]
+            shares_bytes(size_bytes, problem.slices)
             for size_bytes in (stage.state_gradient_bytes, stage.activation_bytes, stage.activation_after_input_bytes)
         )
         state[-1] = 0

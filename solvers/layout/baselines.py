@@ -80,16 +80,8 @@ def named_layouts(workload: Workload, open_layout: OpenLayout) -> dict[str, Layo
 
     Where recomputation is open and memory limited, the balanced and given ones are there twice, without and with all stages
     recomputed: where memory is short, layouts with room are far from those without. Some may be unsound: memory need not hold what
-    they hold, nor every two ranks be connected. Where cuts into slices are open, each is there with those that have a name; where
-    there are several layouts, with those of equal work.
+    they hold, nor every two ranks be connected. Where cuts into slices are open, each is there whole and with those of equal work.
     """
-    if open_layout.slices is not None:
-        whole, cuts = named_layouts(workload, replace(open_layout, slices=None)), named_cuts(workload, open_layout.slices)
-        if len(whole) > 1:
-            cuts = {name: cut for name, cut in cuts.items() if not cut or name.endswith(WORK)}
-        return {
-            f"{name}, {cut_name}": replace(layout, slices=cut) for cut_name, cut in cuts.items() for name, layout in whole.items()
-        }
     if open_layout.heads != (False,):
         heads = {
             head: named_layouts(without_head(workload) if head else workload, replace(open_layout, heads=(False,)))
@@ -100,7 +92,7 @@ def named_layouts(workload: Workload, open_layout: OpenLayout) -> dict[str, Layo
             for head, layouts in heads.items()
             for name, layout in layouts.items()
         }
-    found = _by_modules(workload, open_layout)
+    found, slices = _by_modules(workload, open_layout), open_layout.slices
     for name, placed in _placements(workload, open_layout).items():
         stages = range(len(placed.rank_of_stage))
         given = frozenset(stage for stage in stages if open_layout.recomputes(stage))
@@ -108,7 +100,7 @@ def named_layouts(workload: Workload, open_layout: OpenLayout) -> dict[str, Layo
             partitions = {"given": open_layout.layers_of_stage}
             if open_layout.layers_of_stage is None:
                 even = {} if suffix else {"even": _even(len(workload.layers), len(stages))}
-                partitions = {**even, "balanced": balanced_partition(workload, placed, again)}
+                partitions = {**even, "balanced": balanced_partition(workload, placed, again, in_slices=slices is not None)}
             for kind, layers_of_stage in partitions.items():
                 found[f"{kind} {name}{suffix}"] = Layout(
                     rank_of_stage=placed.rank_of_stage,
@@ -117,7 +109,10 @@ def named_layouts(workload: Workload, open_layout: OpenLayout) -> dict[str, Layo
                     recomputed=again,
                     placement=placed.placement,
                 )
-    return found
+    if slices is None:
+        return found
+    cuts = {name: cut for name, cut in named_cuts(workload, slices).items() if not cut or name.endswith(WORK)}
+    return {f"{name}, {cut}": replace(layout, slices=cuts[cut]) for cut in cuts for name, layout in found.items()}
 
 
 def _may_save(workload: Workload, open_layout: OpenLayout) -> bool:

@@ -22,9 +22,9 @@ from schedc.solvers.kernel.tables import NEVER
 from schedc.solvers.layout.layout_arrays import scheduled_layout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-    from schedc.ir import Layout, OpenSlices, Workload
+    from schedc.ir import Layer, Layout, OpenSlices, Workload
     from schedc.solvers.layout.layout_arrays import ScheduledLayout
 
 Lengths = tuple[int, ...]
@@ -46,9 +46,14 @@ def named_cuts(workload: Workload, slices: OpenSlices) -> dict[str, Lengths]:
     found: dict[Lengths, str] = {(): WHOLE} if slices.least == 1 else {}
     for count in sorted(counts):
         for kind, share in ((WORK, 1.0), ("equal tokens", 0.0), ("between", 0.5)):
-            cut = _rounded([_between(workload, at / count, share) for at in range(1, count)], slices)
+            cut = _equal(workload, slices, count, share)
             found.setdefault(cut, f"{count} slices, {kind}")
     return {name: cut for cut, name in found.items()}
+
+
+def _equal(workload: Workload, slices: OpenSlices, count: int, share: float) -> Lengths:
+    """Slices of equal work, for this share, and of equal tokens, for the rest."""
+    return _rounded([_between(workload, at / count, share) for at in range(1, count)], slices)
 
 
 def _between(workload: Workload, part: float, share: float) -> float:
@@ -85,22 +90,62 @@ def _lengths(cuts: tuple[int, ...], slices: OpenSlices) -> Lengths:
     return tuple(end - begin for begin, end in pairwise(tokens)) if cuts else ()
 
 
+def _stages_as_layers(workload: Workload, layout: Layout) -> tuple[Workload, Layout]:
+    """The same with one layer for each stage, where that makes no other problem but for rounding: fewer of them are cut."""
+    if workload.edges or workload.ties or layout.split_head:
+        return workload, layout
+    layers = tuple(_as_one(workload.layers[first:last]) for first, last in layout.layers_of_stage)
+    bounds = tuple((at, at + 1) for at in range(len(layers)))
+    return replace(workload, layers=layers), replace(layout, layers_of_stage=bounds)
+
+
+def _as_one(layers: Sequence[Layer]) -> Layer:
+    forward, backward, weight, fused, again = (
+        sum(values[0] for values in each)
+        for each in (
+            [layer.forward_ns for layer in layers],
+            [layer.backward_input_ns for layer in layers],
+            [layer.backward_weight_ns for layer in layers],
+            [layer.backward_ns for layer in layers],
+            [layer.forward_again_ns or layer.forward_ns for layer in layers],
+        )
+    )
+    quadratic = (
+        sum((layer.quadratic[0] * layer.forward_ns[0] for layer in layers), Fraction(0)) / max(1, forward),
+        sum((layer.quadratic[1] * layer.backward_input_ns[0] for layer in layers), Fraction(0)) / max(1, backward),
+    )
+    sums = ("activation_bytes", "activation_after_input_bytes", "static_bytes", "state_gradient_bytes")
+    return replace(
+        layers[-1],
+        forward_ns=(forward,),
+        backward_input_ns=(backward,),
+        backward_weight_ns=(weight,),
+        backward_ns=(fused,),
+        forward_again_ns=(again,),
+        quadratic=quadratic,
+        position=None,
+        **{name: sum(getattr(layer, name) for layer in layers) for name in sums},
+    )
+
+
 class CutSearch:
     """The search over the cuts of a workload in one layout; it knows what each cut that it has looked at is worth."""
 
     def __init__(self, workload: Workload, layout: Layout, slices: OpenSlices, *, seed: int = 0, plain: bool = False) -> None:
         """Nothing is looked at yet. `plain`: the kernel runs plain."""
         self._workload, self._layout, self._slices, self._plain = workload, layout, slices, plain
+        self._merged = _stages_as_layers(workload, layout)
         self._random = Random(seed)
         self.known: dict[Lengths, int] = {}
-        """What each cut is worth, in ns; `NEVER`: no rule keeps memory."""
+        """What each cut is worth, in ns, but for rounding; `NEVER`: no rule keeps memory."""
         self.looks = 0
         """How often the search has changed a cut, also into one that is known."""
 
     def value(self, cut: Lengths) -> int:
         """What a cut into two slices or more is worth."""
         if cut not in self.known:
-            problem, found = problem_of(self._workload, replace(self._layout, slices=cut)), NEVER
+            workload, layout = self._merged
+            problem, found = problem_of(workload, replace(layout, slices=cut)), NEVER
             for reserves in (False, True):
                 try:
                     scheduler = climbing_scheduler(problem, reserves=reserves)
@@ -112,6 +157,16 @@ class CutSearch:
                     break
             self.known[cut] = found
         return self.known[cut]
+
+    def begin(self, left: Callable[[], float]) -> None:
+        """Look at the named cuts and at slices of equal work of more counts, as long as something is left."""
+        cuts, count = list(named_cuts(self._workload, self._slices).values()), max(2, self._slices.least)
+        while count <= self._slices.most:
+            cuts.append(_equal(self._workload, self._slices, count, 1.0))
+            count += max(1, count // 6)
+        for cut in cuts:
+            if cut and left() > 0:
+                self.value(cut)
 
     def run(self, left: Callable[[], float], report: Callable[[int], None]) -> None:
         """Search from the best cuts known.

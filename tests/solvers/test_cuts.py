@@ -76,6 +76,30 @@ def test_a_job_whose_cuts_are_open_gets_slices_that_pay(tmp_path: Path) -> None:
     assert job_in_layout(load_job(job).source, plan, "--layout").problem == plan.problem
 
 
+def test_where_room_is_short_the_partition_is_that_of_the_job_with_the_lengths(tmp_path: Path) -> None:
+    """Few slices are in flight beside a microbatch, so the partition is not unbalanced for as many microbatches as 1F1B has."""
+    layer = {"forward": "4 ms", "backward_input": "6 ms", "backward_weight": "3 ms", "message": "1 MB", "activation": "10 MB"}
+    profile = {"format": "schedc.profile", "version": 1, "layers": [{**layer, "repeat": 8, "parameters": 1000}]}
+    (tmp_path / "profile.json").write_text(json.dumps(profile), encoding="utf-8")
+    text = """
+[pipeline]
+ranks = 2
+microbatches = 4
+[profile]
+path = "profile.json"
+[memory]
+capacity = ["60 MB", "60 MB"]
+static = "0 B"
+[slices]
+"""
+    given = load_job(write_job(tmp_path, text + "count = 4\n"))
+    assert given.layout.layers_of_stage == ((0, 4), (4, 8))
+    job = load_job(write_job(tmp_path, text + OPEN))
+    assert job.open_layout is not None and job.open_layout.layers_of_stage == given.layout.layers_of_stage
+    plan = compile_job(job, SearchSettings(method="greedy", limits=Limits(deterministic=0.2, workers=1))).plan
+    assert job_in_layout(job.source, plan, "--layout").problem == plan.problem
+
+
 def test_whole_microbatches_where_each_slice_costs_too_much(tmp_path: Path) -> None:
     job = load_job(write_job(tmp_path, job_text(fixed=0.5)))
     compiled = compile_job(job, SearchSettings(limits=Limits(deterministic=0.5, workers=1)))
