@@ -154,7 +154,8 @@ def _folded(rows: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
             last = first + covered[period] - period
             every = f", every {period}th" if period > 3 else {1: "", 2: ", every second", 3: ", every third"}[period]
             count = sum(int(row[1]) for row in rows[first : last + 1 : period])
-            yield f"{rows[first][0]} to {rows[last][0]}{every}", str(count), *rows[first][2:]
+            until = " to " if rows[first][1] == "1" else " … "  # a row of several layers has a name with "to"
+            yield f"{rows[first][0]}{until}{rows[last][0]}{every}", str(count), *rows[first][2:]
         if covered[period] == period:  # nothing repeats
             yield rows[at]
         at += covered[period] if covered[period] > period else 1
