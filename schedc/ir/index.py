@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain, pairwise, product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from schedc.ir.costs import DURATIONS
 from schedc.ir.graph import share_bytes
-from schedc.ir.ops import Kind, Op
+from schedc.ir.ops import BLOCKS, Kind, Op
 from schedc.ir.resource import Resource
 
 if TYPE_CHECKING:
@@ -31,16 +32,6 @@ class Tables:
     """[kind, stage, microbatch]."""
     rank_of_stage: NDArray[np.int64]
     path_of: NDArray[np.int64]
-    next_stage: NDArray[np.int64]
-    """[path, stage]. This and the next four are of chains of whole microbatches, and empty elsewhere."""
-    previous_stage: NDArray[np.int64]
-    """[path, stage]."""
-    occupancy_ns: NDArray[np.int64]
-    """[0 forward | 1 backward, path, stage]: of the transfer that the stage sends; 0 where it sends none."""
-    latency_ns: NDArray[np.int64]
-    """The same shape."""
-    resource: NDArray[np.int64]
-    """The same shape: the link's or trunk's number, or -1 where the stage sends no transfer."""
     resources: tuple[Resource, ...]
     """By number."""
     hop_begin: NDArray[np.int64]
@@ -76,37 +67,16 @@ def tables_of(problem: Problem) -> Tables:
     Raises:
         KeyError: a link that a transfer needs is missing (`schedc.verify.problem` reports it with its place).
     """
-    stages, paths = len(problem.stages), len(problem.paths)
-    plain = problem.is_chain and not problem.slices
-    duration_ns = np.empty((len(Kind), stages, problem.microbatches), np.int64)
-    for kind in Kind:
-        for index, stage in enumerate(problem.stages):
-            duration_ns[kind, index] = stage.durations_ns(kind)
-    next_stage = np.full((paths, stages), -1, np.int64)
-    previous_stage = next_stage.copy()
-    shape = (2, paths, stages)
-    occupancy_ns, latency_ns, resource = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full(shape, -1, np.int64)
+    duration_ns = np.empty((len(Kind), len(problem.stages), problem.microbatches), np.int64)
+    values = [[getattr(stage, DURATIONS[kind]) for stage in problem.stages] for kind in BLOCKS]
+    values.append([(stage.update_ns,) for stage in problem.stages])
+    if all(len(each) == 1 for of_kind in values for each in of_kind):  # one call is far faster than many: small problems are many
+        duration_ns[:] = values
+    else:
+        for kind, index in product(Kind, range(len(problem.stages))):
+            duration_ns[kind, index] = values[kind][index]
     numbers: dict[Resource, int] = {}
-    links = {(link.source, link.destination): link for link in problem.links}
-    for number, path in enumerate(problem.paths if plain else ()):
-        for before, after in pairwise(path):
-            next_stage[number, before], previous_stage[number, after] = after, before
-            for direction, kind, sender, receiver in ((0, Kind.F, before, after), (1, Kind.B, after, before)):
-                source, destination = problem.stages[sender].rank, problem.stages[receiver].rank
-                if source == destination:
-                    continue
-                link = links[source, destination]
-                if kind is Kind.F:
-                    size_bytes = problem.stages[before].message_bytes
-                else:
-                    size_bytes = problem.stages[before].gradient_message_bytes
-                occupancy_ns[direction, number, sender] = link.occupancy_ns(size_bytes)
-                latency_ns[direction, number, sender] = link.latency_ns
-                resource[direction, number, sender] = numbers.setdefault(Resource.of_link(link), len(numbers))
-    if not plain:
-        next_stage = previous_stage = np.empty((0, 0), np.int64)
-        occupancy_ns = latency_ns = resource = np.empty((0, 0, 0), np.int64)
-    hops = _hops_of(problem, numbers, links)
+    hops = _hops_of(problem, numbers)
     collective_resource = [
         numbers.setdefault(Resource.of_collectives(problem.data_parallel, rank), len(numbers)) for rank in range(problem.ranks)
     ]
@@ -114,68 +84,112 @@ def tables_of(problem: Problem) -> Tables:
         duration_ns=duration_ns,
         rank_of_stage=np.array([stage.rank for stage in problem.stages], np.int64),
         path_of=np.array(problem.path_of, np.int64),
-        next_stage=next_stage,
-        previous_stage=previous_stage,
-        occupancy_ns=occupancy_ns,
-        latency_ns=latency_ns,
-        resource=resource,
         resources=tuple(numbers),
         collective_resource=np.array(collective_resource, np.int64),
         **hops,
     )
 
 
-def _hops_of(problem: Problem, numbers: dict[Resource, int], links: dict[tuple[int, int], Link]) -> dict[str, NDArray[np.int64]]:
-    """The columns of the hops; resources that `numbers` does not have yet get the next number."""
-    stages, paths, lengths = len(problem.stages), len(problem.paths), problem.slices or (1,)
+Output: TypeAlias = tuple[int, int, int]
+"""What a stage gives another: that stage, the size of it for a whole microbatch, and a number that equal values have in common."""
+
+
+def _outputs_of(problem: Problem) -> tuple[list[list[Output]], ...]:
+    """Per direction and path, what each stage gives."""
+    made = []
+    stages = problem.stages
+    for path in problem.paths:
+        forth: list[list[Output]] = [[] for _ in stages]
+        back: list[list[Output]] = [[] for _ in stages]
+        for before, after in pairwise(path if problem.is_chain else ()):
+            forth[before].append((after, stages[before].message_bytes, 0))
+            back[after].append((before, stages[before].gradient_message_bytes, 0))
+        for index, edge in enumerate(problem.edges):
+            forth[edge.source].append((edge.destination, edge.message_bytes, edge.value))
+            if edge.gradient_message_bytes is not None:
+                back[edge.destination].append((edge.source, edge.gradient_message_bytes, index))
+        made.append((forth, back))
+    return (*(forth for forth, _ in made), *(back for _, back in made))
+
+
+def _hops_of(problem: Problem, numbers: dict[Resource, int]) -> dict[str, NDArray[np.int64]]:
+    """The columns of the hops; resources get the next number of `numbers`."""
+    stages, lengths = len(problem.stages), problem.slices or (1,)
     ranks = [stage.rank for stage in problem.stages]
-    inputs = np.zeros((2, paths, stages), np.int64)
-    crossing, crossing_begin, crossing_into, crossing_inputs = list[int](), [0], list[int](), [0] * (2 * paths * stages)
-    begin, latency_ns = [0], list[int]()
-    to, resource, carrier = list[int](), list[int](), list[int]()
-    occupancy_ns: list[list[int]] = []
-    for direction, path in product((0, 1), range(paths)):
-        out: list[list[tuple[int, int, int]]] = [[] for _ in range(stages)]
-        for index, edge in enumerate(problem.edges_of(path)):
-            if direction == 0:
-                out[edge.source].append((edge.destination, edge.message_bytes, edge.value))
-            elif edge.gradient_message_bytes is not None:
-                out[edge.destination].append((edge.source, edge.gradient_message_bytes, -1 - index))
-        for stage, hops in enumerate(out):
+    by_ends = {(link.source, link.destination): link for link in problem.links}
+    links: dict[tuple[int, int], tuple[Link, int]] = {}
+
+    def link_of(ends: tuple[int, int]) -> tuple[Link, int]:
+        link = by_ends[ends]
+        links[ends] = found = link, numbers.setdefault(Resource.of_link(link), len(numbers))
+        return found
+
+    for path in () if problem.edges or problem.slices else problem.paths:  # resources of chains are numbered along their paths
+        for before, after in pairwise(path):
+            ends = ranks[before], ranks[after]
+            if ends not in links and ends[0] != ends[1]:
+                link_of(ends)
+            if ends[::-1] not in links and ends[0] != ends[1]:
+                link_of(ends[::-1])
+    places = 2 * len(problem.paths) * stages
+    inputs, crossing_inputs = [0] * places, [0] * places
+    crossing, crossing_begin, crossing_into = list[int](), [0], list[int]()
+    begin, to, resource, carrier, latency_ns = [0], list[int](), list[int](), list[int](), list[int]()
+    occupancy_ns = list[int]()
+    parts, hop = range(len(lengths)), 0
+    for at, outputs in enumerate(_outputs_of(problem)):
+        for stage, given in enumerate(outputs):
+            rank, several, first_crossing = ranks[stage], len(given) > 1, len(crossing)
             first: dict[tuple[int, int], int] = {}
-            served: list[tuple[int, int, int]] = []
-            for target, size_bytes, value in hops:
-                link = links[ranks[stage], ranks[target]] if ranks[stage] != ranks[target] else None
+            for target, size_bytes, value in given:
+                needs, there = at * stages + target, ranks[target]
+                inputs[needs] += 1
                 to.append(target)
-                carrier.append(first.setdefault((value, ranks[target]), len(carrier)))
-                resource.append(-1 if link is None else numbers.setdefault(Resource.of_link(link), len(numbers)))
-                latency_ns.append(0 if link is None else link.latency_ns)
-                occupancy_ns.append(
-                    [link.occupancy_ns(share_bytes(size_bytes, lengths, at)) if link else 0 for at in range(len(lengths))]
-                )
-                inputs[direction, path, target] += 1
-                if link is not None:
-                    needs = (direction * paths + path) * stages + target
-                    served.append((carrier[-1], len(to) - 1, needs))
+                carrier.append(first.setdefault((value, there), hop) if several else hop)
+                if there == rank:
+                    resource.append(-1)
+                    latency_ns.append(0)
+                    occupancy_ns.extend(0 for _ in parts)
+                else:
+                    link, number = links.get((rank, there)) or link_of((rank, there))
+                    resource.append(number)
+                    latency_ns.append(link.latency_ns)
+                    if problem.slices:
+                        occupancy_ns.extend(link.occupancy_ns(share_bytes(size_bytes, lengths, part)) for part in parts)
+                    else:
+                        occupancy_ns.append(link.occupancy_ns(size_bytes))
+                    crossing.append(hop)
+                    crossing_into.append(needs)
                     crossing_inputs[needs] += 1
-            if len(served) > 1:
-                served.sort()
-            crossing += [hop for _, hop, _ in served]
-            crossing_into += [needs for _, _, needs in served]
-            begin.append(len(to))
+                hop += 1
+            if several and len(crossing) > first_crossing + 1:
+                order = sorted(
+                    zip(crossing[first_crossing:], crossing_into[first_crossing:], strict=True), key=lambda of: carrier[of[0]]
+                )
+                crossing[first_crossing:], crossing_into[first_crossing:] = ([each[column] for each in order] for column in (0, 1))
+            begin.append(hop)
             crossing_begin.append(len(crossing))
+    begins, of_hops, crossings, needed = (  # one call for several columns
+        np.array(columns, np.int64)
+        for columns in (
+            (begin, crossing_begin),
+            (to, resource, carrier, latency_ns),
+            (crossing, crossing_into),
+            (inputs, crossing_inputs),
+        )
+    )
     return {
-        "hop_begin": np.array(begin, np.int64),
-        "hop_to": np.array(to, np.int64),
-        "hop_resource": np.array(resource, np.int64),
-        "hop_carrier": np.array(carrier, np.int64),
+        "hop_begin": begins[0],
+        "hop_to": of_hops[0],
+        "hop_resource": of_hops[1],
+        "hop_carrier": of_hops[2],
         "hop_occupancy_ns": np.array(occupancy_ns, np.int64).reshape(-1, len(lengths)),
-        "hop_latency_ns": np.array(latency_ns, np.int64),
-        "inputs": inputs,
-        "crossing": np.array(crossing, np.int64),
-        "crossing_begin": np.array(crossing_begin, np.int64),
-        "crossing_into": np.array(crossing_into, np.int64),
-        "crossing_inputs": np.array(crossing_inputs, np.int64),
+        "hop_latency_ns": of_hops[3],
+        "inputs": needed[0].reshape(2, -1, stages),
+        "crossing": crossings[0],
+        "crossing_begin": begins[1],
+        "crossing_into": crossings[1],
+        "crossing_inputs": needed[1],
     }
 
 

@@ -155,13 +155,15 @@ def slackness_of(problem: Problem, schedule: Schedule) -> tuple[Slackness, ...]:
             for stage in (before, after)
         ]
         slackness = warm_up[before] - warm_up[after]
-        message_ns = tables.latency_ns + tables.occupancy_ns
+        places = (before, len(problem.stages) + after)  # of one path, what F of one sends, and the backward of the other
+        hops = tables.hop_begin[list(places)]
+        message_ns = tables.hop_latency_ns[hops] + tables.hop_occupancy_ns[hops, 0]
         found.append(
             Slackness(
                 source=problem.stages[before].rank,
                 destination=problem.stages[after].rank,
                 slackness=slackness,
-                delay_ns=int(message_ns[0, 0, before] + message_ns[1, 0, after]) // 2,
+                delay_ns=int(message_ns.sum()) // 2,
                 tolerated_ns=int((slackness * round_ns[1] - round_ns[0]) // 2),
             )
         )
