@@ -30,6 +30,7 @@ from schedc.view.terminal.comparison import shown_comparison
 from schedc.view.terminal.difference import difference_lines
 from schedc.view.terminal.edges import edge_rows
 from schedc.view.terminal.explanation import shown_explanation
+from schedc.view.terminal.gantt import counts_of
 from schedc.view.terminal.plan import shown_plan
 from schedc.view.terminal.show import console, show
 
@@ -149,3 +150,14 @@ def test_the_verifier_names_slices() -> None:
     orders = (order[1:], *(rank.compute for rank in plan.ranks[1:]))
     messages = [each.message for each in verify_schedule(plan.problem, Schedule(orders=orders, parts=plan.parts))]
     assert any(re.match(r"F\d+\.\d+:\d+", message) for message in messages), messages
+
+
+def test_unequal_slices_are_told_by_their_lengths() -> None:
+    problem = next(plan.problem for plan in (plan_for(seed, slices=True) for seed in range(50)))
+    said = {
+        (1, 1): "in 2 slices",
+        (3, 1): "in 2 slices of 3, 1 tokens",
+        (1, *(2,) * 9): "in 10 slices of 1 to 2 tokens",
+    }
+    for lengths, words in said.items():
+        assert counts_of(replace(problem, slices=lengths, microbatches=2 * len(lengths))).endswith(f"2 microbatches {words}")

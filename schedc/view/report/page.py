@@ -43,7 +43,7 @@ def report_html(plan: Plan, timeline: Timeline, measured: Measured | None = None
     """
     figures = figures_of(plan, timeline, measured, compilation)
     problem, made = plan.problem, plan.made_by
-    ranks, microbatches = counts_of(problem).split(", ")
+    ranks, microbatches = counts_of(problem).split(", ", 1)
     counts = f"{ranks}, {counted(len(problem.stages), 'stage')} ({problem.placement}), {microbatches}"
     stacks = [
         [sections.links_panel(figures), sections.path_panel(figures)],

@@ -98,10 +98,16 @@ def legend(problem: Problem, timelines: Iterable[Timeline]) -> Strip:
 
 
 def counts_of(problem: Problem) -> str:
-    """What a plan is of, in words: `8 ranks, 16 microbatches in 4 slices`."""
-    slices = len(problem.slices)
-    in_slices = f" in {counted(slices, 'slice')}" if slices else ""
-    return f"{counted(problem.ranks, 'rank')}, {counted(problem.microbatches // (slices or 1), 'microbatch')}{in_slices}"
+    """What a plan is of, in words: `8 ranks, 16 microbatches in 4 slices`, of unequal ones with their lengths in tokens."""
+    lengths = problem.slices
+    of = "" if len(set(lengths)) < 2 else f" of {', '.join(map(str, lengths))}"
+    of = f" of {min(lengths)} to {max(lengths)}" if len(lengths) > MOST_LENGTHS and of else of
+    in_slices = f" in {counted(len(lengths), 'slice')}{of}{' tokens' if of else ''}" if lengths else ""
+    return f"{counted(problem.ranks, 'rank')}, {counted(problem.microbatches // (len(lengths) or 1), 'microbatch')}{in_slices}"
+
+
+MOST_LENGTHS = 8
+"""The lengths of more slices are not listed."""
 
 
 def ruler(window: Window, label: str) -> Parts:
