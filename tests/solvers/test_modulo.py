@@ -121,6 +121,19 @@ def test_each_bound_is_the_optimum_of_a_problem_where_it_alone_is_the_largest(na
     assert solved.objective_ns == values[name]
 
 
+@pytest.mark.parametrize("mode", list(Versions))
+def test_microbatches_that_would_wait_for_each_other_are_not_counted_at_once(mode: Versions) -> None:
+    """Rank 0 has room for two on its first stage, of which neither could go on to its second: one enters as another leaves."""
+    costs, links = [(5, 7, 3), (2, 1, 1), (5, 7, 3)], {(0, 1): (18, 0), (1, 0): (9, 0)}
+    line = make_problem(2, 2, placement=[0, 1, 0], costs_ns=costs, activation=[(1, 0), (1, 0), (2, 0)], links=links)
+    problem = as_period(replace(line, memory_limit_bytes=(3, None), split_backward=False), mode, most_delay=3)
+    on_first_there_ns, on_both_ns, on_first_back_ns = 5 + 18 + 2 + 9, 5 + 7 + 3, 18 + 2 + 9 + 7 + 3
+    bound_ns = 2 * (max(on_first_there_ns, on_first_back_ns) + on_both_ns)
+    assert (BoundName.RESIDENCY, bound_ns, "rank 0") in period_bounds(problem)
+    solved = solve_modulo(problem, one_by_one(problem), limits=ONE_WORKER, known_bound_ns=bound_ns)
+    assert solved.objective_ns == bound_ns
+
+
 def test_small_activations_beside_large_weights_are_counted_at_once() -> None:
     """Five microbatches read five versions, of which one is not counted; room for activations alone is for 10^10 of them."""
     problem = make_problem(2, 1, links={(0, 1): (41, 0)}, costs_ns=(5, 7, 3), activation=(1, 0), split_backward=False)

@@ -13,13 +13,13 @@ be split.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import gcd
 from typing import TYPE_CHECKING, NamedTuple
 
+from schedc.analysis.bounds.period_states import states_bound_ns
 from schedc.ir import BoundName, Kind, Op, Problem, Resource, Versions, groups_of
 
 if TYPE_CHECKING:
@@ -121,8 +121,7 @@ def _memory(problem: Problem, chains: Sequence[RoundTrips]) -> Iterator[tuple[in
     one after another once U has ended, and after the last of them come its return and its backward. So where activations take E
     bytes times nanoseconds, and versions of v bytes live for l at least, E + sum of v (l - T) <= limit T, the sum over any stages.
     All that is counted is a multiple of the sizes' common divisor, so the limit is rounded down to one. For the activations alone,
-    until the gradients are sent, that divisor may be larger; and they are all there when the next backward starts, which may take
-    more. Of the microbatches of one stage, c at once also read c / n versions or more, of which one is not counted.
+    until the gradients are sent, that divisor may be larger. In whole microbatches: `period_states`.
     """
     updates = problem.updates
     mode = Versions.BOUNDED if updates is None else updates.versions
@@ -153,17 +152,7 @@ def _memory(problem: Problem, chains: Sequence[RoundTrips]) -> Iterator[tuple[in
                 held = room // unit * unit + sum(size for _, size in some)
                 if total and held > 0:
                     yield -(-total // held), f"rank {rank}"
-        room -= min(each.recomputed_bytes for each in costs)
-        unit = max(1, gcd(*(each.activation_bytes for each in costs)))
-        most = max(0, room // unit)
-        if len(stages) == 1 and costs[0].activation_bytes:
-            size = costs[0].version_bytes if mode is Versions.STASH else 0
-            step = sum(chain.count for chain, _ in places[stages[0]])
-            limit = room + costs[0].recomputed_bytes
-            # A stage with small activations and large weights has millions of counts.
-            most = bisect_right(range(1, most + 1), limit, key=lambda count: count * unit + (-(-count // step) - 1) * size)
-        if energy and most:
-            yield -(-energy // (most * unit)), f"rank {rank}"
+        yield states_bound_ns(problem, rank, chains), f"rank {rank}"
 
 
 def _steps(problem: Problem, chains: Sequence[RoundTrips]) -> Iterator[tuple[int, str]]:
