@@ -5,7 +5,8 @@ each has under way: at first what the round trip needs at the bound (Little's la
 where a stage turns from a backward to a forward. For any placement: iterative modulo scheduling (Rau, 1994), period by period from
 the bound on. Each microbatch is laid out from its turn on the last stage, forwards as late as they can and backwards as early, so
 that little is under way, each where its rank or link is free modulo the period; of idle time, no more is left in pieces that hold
-nothing than the period has. All are timed by `steady_state`; of equal periods the least delays, then the least memory count.
+nothing than the period has. Both are tried on fewer microbatches, too (`steady_repeat`). All are timed by `steady_state`; of equal
+periods the least delays, then the least memory count.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import heapq
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
@@ -27,6 +29,7 @@ from schedc.ir import Kind, Op, Problem, Resource, Schedule
 from schedc.models.modulo_orders import needs_of, schedule_of_starts
 from schedc.solvers.common.interruption import OutOfTime
 from schedc.solvers.common.method import Constructive
+from schedc.solvers.heuristics.steady_repeat import repeats
 from schedc.solvers.templates.overlapping import one_by_one, one_f_one_b
 from schedc.verify.schedule.checks import verify_schedule
 
@@ -60,21 +63,47 @@ class SteadyList(Constructive, frozen=True):
         """
         if problem.updates is None or not problem.updates.is_period:
             raise Unsupported(f"{self.name} makes periods; this job's steps do not overlap")
-        bound_ns = max(1, *(value_ns for _, value_ns, _ in period_bounds(problem)))  # 0 where nothing takes time
         best = first = one_by_one(problem)
-        best_rating = rating(problem, best)
         try:
-            for schedule in chain(_in_turn(problem, bound_ns), _modulo(problem, bound_ns, best_rating[0])):
-                found = rating(problem, schedule)
-                if found < best_rating:
-                    best, best_rating = schedule, found
-            climbed = swap_climb(problem, best, bound_ns)
-            return climbed if rating(problem, climbed) < best_rating else best
+            for each in _better(problem, first, chain(_own(problem), filter(partial(_sound, problem), repeats(problem, _planned)))):
+                best = each
+            return _climbed(problem, best)
         except OutOfTime as late:
             if best is first:  # nothing of its own
                 raise
             late.by.quiet()
             return best
+
+
+def _planned(problem: Problem) -> Schedule:
+    """The best of one problem, without repeating that of a smaller one."""
+    first = one_by_one(problem)
+    return _climbed(problem, [first, *_better(problem, first, _own(problem))][-1])
+
+
+def _own(problem: Problem) -> Iterator[Schedule]:
+    """All ways but repeats."""
+    bound_ns = _bound_ns(problem)
+    return chain(_in_turn(problem, bound_ns), _modulo(problem, bound_ns, steady_state(problem, one_by_one(problem)).period_ns))
+
+
+def _bound_ns(problem: Problem) -> int:
+    return max(1, *(value_ns for _, value_ns, _ in period_bounds(problem)))  # 0 where nothing takes time
+
+
+def _better(problem: Problem, best: Schedule, ways: Iterable[Schedule]) -> Iterator[Schedule]:
+    """Each that is better than all before."""
+    best_rating = rating(problem, best)
+    for schedule in ways:
+        found = rating(problem, schedule)
+        if found < best_rating:
+            best_rating = found
+            yield schedule
+
+
+def _climbed(problem: Problem, best: Schedule) -> Schedule:
+    climbed = swap_climb(problem, best, _bound_ns(problem))
+    return climbed if rating(problem, climbed) < rating(problem, best) else best
 
 
 def rating(problem: Problem, schedule: Schedule) -> tuple[int, int, int]:

@@ -23,6 +23,7 @@ from schedc.models.modulo_orders import schedule_of_starts
 from schedc.solvers.common.base import Limits, SolverStatus
 from schedc.solvers.exact.modulo import MOST_PAIRS, solve_modulo
 from schedc.solvers.heuristics.steady import SteadyList, rating
+from schedc.solvers.heuristics.steady_repeat import repeated, repeats, shorter_step
 from schedc.solvers.templates.overlapping import PipeDream, PipeDream2BW, one_by_one, one_f_one_b
 from schedc.verify.schedule.checks import verify_schedule
 
@@ -92,6 +93,19 @@ def test_several_stages_on_a_rank_reach_the_bound_where_nothing_is_short(placeme
     schedule = SteadyList()(problem)
     assert verify_schedule(problem, schedule) == ()
     assert steady_state(problem, schedule).period_ns <= 1.2 * max(value_ns for _, value_ns, _ in period_bounds(problem))
+
+
+@pytest.mark.parametrize("mode", list(Versions))
+@pytest.mark.parametrize("fewer", [1, 2])
+def test_a_period_of_few_microbatches_is_repeated_at_its_pace(mode: Versions, fewer: int) -> None:
+    costs = [(3, 5, 2), (4, 4, 3), (2, 6, 1)]
+    problem = as_period(make_problem(3, 4, costs_ns=costs, in_flight=4), mode, most_delay=2, version_bytes=[1] * 3)
+    short = shorter_step(problem, fewer)
+    planned = SteadyList()(short)
+    schedule = repeated(problem, fewer, planned)
+    assert {violation.rule for violation in verify_schedule(problem, schedule)} <= {"memory-limit"}
+    assert steady_state(problem, schedule).period_ns <= 4 // fewer * steady_state(short, planned).period_ns
+    assert any(not verify_schedule(problem, each) for each in repeats(problem, SteadyList()))
 
 
 def test_memory_is_kept_and_costs_time() -> None:
