@@ -35,7 +35,7 @@ from schedc.ir import Versions
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedc.analysis.bounds.period import RoundTrips
+    from schedc.analysis.bounds.period_chains import RoundTrips
     from schedc.ir import Problem
 
 MOST_STATES = 3_000
