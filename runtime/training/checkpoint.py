@@ -18,6 +18,7 @@ from torch import nn
 from schedc.errors import CheckFailed, InvalidInput, Unsupported
 from schedc.runtime.common.hooks import shards_of
 from schedc.runtime.session.building import layers_of_stage
+from schedc.runtime.stage.training import losses_of
 from schedc.runtime.training.checkpoint_checks import (
     METADATA,
     check_alike,
@@ -48,7 +49,7 @@ def layers_of(pipe: Pipe) -> nn.Module:
 
     Raises:
         InvalidInput: the plan does not say it, or a stage is something else.
-        Unsupported: this rank has a layer twice.
+        Unsupported: this rank has a layer twice, or one of several losses has weights.
     """
     layers = nn.ModuleDict()
     for stage, module in sorted(pipe.stages.items()):
@@ -62,6 +63,10 @@ def layers_of(pipe: Pipe) -> nn.Module:
             layers[str(number)] = layer
         loss = None if pipe.modules[stage] is module else pipe.modules[stage].get_submodule("loss_fn")
         if loss is not None and any(True for _ in loss.parameters()):
+            if sum(map(len, losses_of(pipe.plan.problem, pipe.stages).values())) > 1:
+                raise Unsupported(
+                    "the model has several losses, of which one has weights, which has no name in a checkpoint; give model="
+                )
             layers["loss_fn"] = loss
     return layers
 

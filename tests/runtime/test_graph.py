@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 from inputs.graphs import graph_problem, random_order
-from inputs.jobs import write_job
 from inputs.plans import plan_of
 from inputs.problems import make_problem
 from runs import graph_runs
 
-import schedc.runtime
-from schedc.errors import InvalidInput
-from schedc.frontend.job import load_job
+from schedc.formats.trace_file import read_trace
 from schedc.ir.graph import Edge
 from schedc.ir.network import Link
+from schedc.runtime.emulation.emulate import emulate
 from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
@@ -131,6 +128,32 @@ def test_tied_weights(two: Ranks, tied: tuple[int, ...]) -> None:
     check(two, [some_plan(Random(1), problem), some_plan(Random(2), problem)], tied=tied)
 
 
+def test_two_pipelines(four: Ranks) -> None:
+    problem = graph("equal values", 2)
+    for error in four.run(graph_runs.replicated, plan_of(problem, constructive("greedy")(problem))):
+        assert isinstance(error, float) and error < EXACT, error
+
+
+def test_a_step_that_runs_again_and_is_recorded(two: Ranks, tmp_path: Path) -> None:
+    """The trace has all transfers by their edges."""
+    problem = graph("two losses and a skip edge", 2)
+    plan = plan_of(problem, constructive("greedy")(problem))
+    for error in two.run(graph_runs.again, plan, tmp_path / "trace.json"):
+        assert isinstance(error, float) and error < EXACT, error
+    found = read_trace(tmp_path / "trace.json")
+    assert [rank.compute for rank in found.ranks] == [rank.compute for rank in plan.ranks]
+
+
+def test_an_emulation() -> None:
+    """It takes no less than the plan says, at a scale at which waiting is exact enough."""
+    problem = graph("vision encoder beside a decoder", 2)
+    times = dict.fromkeys(("forward_ns", "backward_input_ns", "backward_weight_ns", "backward_ns"), (4_000_000,))
+    slow = replace(problem, stages=tuple(replace(stage, **times) for stage in problem.stages))  # type: ignore[arg-type]
+    plan = plan_of(slow, constructive("greedy")(slow))
+    emulation = emulate(plan, runs=2)
+    assert all(plan.certificate.makespan_ns <= run_ns < 2 * plan.certificate.makespan_ns for run_ns in emulation.runs_ns)
+
+
 LOSSES = "two losses and a skip edge"
 MISTAKES = [
     ("a loss without a function", LOSSES, "rank 0 has the loss 4 of stage 4, but was given no loss_fn of this name"),
@@ -140,6 +163,11 @@ MISTAKES = [
         "rank 0: step needs the inputs of stage 0 on this rank; pass the batch, or a list of 4 microbatches",
     ),
     ("ranks that choose", LOSSES, "its stages are a graph, which ranks that choose inside a step does not support"),
+    (
+        "ranks that adapt",
+        LOSSES,
+        "its stages are a graph, which adapting while training does not support; expected a chain, or load",
+    ),
     ("a module for two losses", LOSSES, "the losses 2 and 4 have one module with weights as loss_fn; give each its own"),
     (
         "a value that is missing",
@@ -167,76 +195,3 @@ def test_mistakes(two: Ranks, mistake: str, name: str, says: str) -> None:
     assert any(says in one for one in found), found
     assert all(says in one or one.startswith("TransferFailed") for one in found), found
     assert all("\n" not in one for one in found)
-
-
-JOB = """
-[pipeline]
-ranks = {ranks}
-microbatches = {microbatches}
-placement = {placement}
-partition = {partition}
-split_backward = {split}
-[profile]
-path = "profile.json"
-[topology.within]
-bandwidth = "1 GB/s"
-"""
-
-
-def plan_of_job(directory: Path, method: str, **keys: Any) -> Plan:
-    """The plan of the vision-language model, from a job and a profile.json."""
-    layer = {"forward": "2 us", "backward_input": "2 us", "backward_weight": "1 us", "message": "1 KB"}
-    profile = {"format": "schedc.profile", "version": 1, "layers": [{**layer, "repeat": 9}]}
-    (directory / "profile.json").write_text(json.dumps({**profile, "modules": graph_runs.MODULES, "edges": graph_runs.EDGES}))
-    problem = load_job(write_job(directory, JOB.format(**keys))).problem
-    return plan_of(problem, constructive(method)(problem))
-
-
-@pytest.mark.parametrize(
-    ("placement", "partition"),
-    [
-        ([0, 1, 0, 1, 0, 1], [1, 1, 1, 3, 1, 2]),
-        ([1, 0, 1, 0], [2, 2, 3, 2]),
-        ([0, 1], [4, 5]),  # a chain of stages, two values go together, the second stage has both losses
-        ([1, 0], [2, 7]),  # so has this one, which begins with a batch, too
-    ],
-)
-@pytest.mark.parametrize("split", ["false", "true"])
-def test_a_model_of_modules(two: Ranks, tmp_path: Path, placement: list[int], partition: list[int], split: str) -> None:
-    """Its stages are made of layers, whose graph a profile.json says; weights of several layers are tied."""
-    keys = {"ranks": 2, "placement": placement, "partition": partition, "split": split}
-    plans = [plan_of_job(tmp_path, "greedy", microbatches=4, **keys), plan_of_job(tmp_path, "gpipe", microbatches=6, **keys)]
-    for error in two.run(graph_runs.vision_errors, plans, recompute=[0] if split == "true" else ()):
-        assert isinstance(error, float) and error < EXACT, (error, getattr(error, "notes", ()))
-
-
-def test_a_model_of_modules_on_four_ranks(four: Ranks, tmp_path: Path) -> None:
-    keys = {"ranks": 4, "placement": [0, 1, 2, 3, 0, 1], "partition": [2, 1, 1, 2, 1, 2], "split": "true"}
-    for error in four.run(graph_runs.vision_errors, [plan_of_job(tmp_path, "greedy", microbatches=4, **keys)]):
-        assert isinstance(error, float) and error < EXACT, (error, getattr(error, "notes", ()))
-
-
-def test_other_modules_than_the_plans_are_refused(tmp_path: Path) -> None:
-    plan = plan_of_job(tmp_path, "greedy", microbatches=4, ranks=2, placement=[0, 1, 0], partition=[2, 2, 5], split="true")
-    layers = graph_runs.vision_layers()
-    says = (
-        "its stages take of each other 0→1, 1→2, by the modules and edges given they do so 0→1, 0→2, 1→2; give build_stages those"
-    )
-    inputs = [{**module, "inputs": ["text", "vision"]} if module["name"] == "near" else module for module in graph_runs.MODULES]
-    with pytest.raises(InvalidInput, match=says):
-        schedc.runtime.build_stages(layers, plan, 0, modules=inputs)
-    with pytest.raises(InvalidInput, match=r"^modules of the model: found 3 layers in all, expected 9"):
-        schedc.runtime.build_stages(layers, plan, 0, modules=[{"name": "vision", "layers": 3}])
-    with pytest.raises(InvalidInput, match=r"^edges of the model: \[0\]\.source: found \"word\", expected one of .* did you mean"):
-        schedc.runtime.build_stages(layers, plan, 0, modules=graph_runs.MODULES, edges=[{"source": "word", "destination": "near"}])
-    stages = schedc.runtime.build_stages(layers, plan, 1, modules=graph_runs.MODULES, edges=graph_runs.EDGES)
-    ids, images = {"words": (torch.zeros(1, 3, dtype=torch.long),)}, (torch.zeros(1, 2, 6, dtype=torch.float64),)
-    assert [len(tensors) for tensors in stages[1](images, inputs=ids).values()] == [2]
-    stages[1][0].register_forward_hook(lambda _module, _inputs, given: {**given, "ids": (given["ids"], given["ids"])})
-    with pytest.raises(InvalidInput, match="value 'ids' of layer 2 is 2 tensors; expected one, as these go to a stage together:"):
-        stages[1](images, inputs=ids)
-    stages[1][0].register_forward_hook(lambda _module, _inputs, given: given["output"])
-    with pytest.raises(
-        InvalidInput, match=r"layer 2 gives a Tensor, expected a dict with \['output', 'ids'\], the values of its edges"
-    ):
-        stages[1](images, inputs=ids)

@@ -6,21 +6,25 @@ gives by the edges of the problem alone.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-import schedc.runtime
-from runs.harness import SAMPLES, TOKENS, WIDTH, Layer, load, loss_fn, relative_error, said, weights_of
+from runs.faults import Faults
+from runs.harness import SAMPLES, TOKENS, WIDTH, grid, load, loss_fn, relative_error, said, weights_of
+from runs.retry_runs import on_failing
 from schedc.errors import SchedcError
-from schedc.runtime.session.building import bounds_of_stages
+from schedc.runtime.adapt.monitor import Monitor
+from schedc.runtime.measure.recording import Recorder
 from schedc.runtime.session.online import ChoosingPipe
 from schedc.runtime.training.ties import tie_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from schedc.ir.graph import Edge
     from schedc.ir.network import Link
@@ -173,6 +177,8 @@ def refused(rank: int, plan: Plan, mistake: str) -> str:
         batch = {1: inputs[0]}, targets
     elif mistake == "ranks that choose":
         options["kind"] = ChoosingPipe
+    elif mistake == "ranks that adapt":
+        options["observe"] = Monitor()
     elif mistake == "a module for two losses":
         options["loss_fn"] = nn.Bilinear(1, 1, 1)
     for stage, module in own.items():
@@ -200,91 +206,42 @@ def _changed(_module: nn.Module, taken: tuple[torch.Tensor, ...]) -> None:
             tensor.add_(1)
 
 
-class Patches(nn.Linear):
-    """Begins the encoder with pixels."""
+def replicated(process: int, plan: Plan) -> float:
+    """Two pipelines of a plan on four processes, each with half of the batch: the largest error of a loss or a gradient."""
+    problem = plan.problem
+    (pipeline, rank), groups = divmod(process, problem.ranks), grid(2, problem.ranks)
+    nodes = {stage: Node(problem, stage) for stage in problem.paths[0]}
+    own = {stage: Node(problem, stage) for stage in problem.stages_on(rank)}
+    whole = replace(problem, microbatches=2 * problem.microbatches)
+    inputs, targets = ({stage: each.chunk(2)[pipeline] for stage, each in batch.items()} for batch in batch_of(whole, 0))
+    expected = whole_losses(nodes, whole, 0)
+    torch.autograd.backward(expected)
+    with load(plan, own, pipeline_group=groups[0], data_parallel_group=groups[1]) as pipe:
+        errors = [relative_error(pipe.step(inputs, targets), expected.detach())]
+    for stage, node in own.items():
+        pairs = [(weight, nodes[stage].get_parameter(name)) for name, weight in node.named_parameters()]
+        errors += [relative_error(weight.grad, same.grad) for weight, same in pairs if same.grad is not None]
+    return max(errors)
 
 
-class Words(nn.Embedding):
-    """Begins the text, and passes the ids on."""
-
-    def forward(self, ids: torch.Tensor) -> Any:
-        return {"output": super().forward(ids), "ids": ids}
-
-
-class Joined(Layer):
-    """Takes the words, then the encoder's output."""
-
-    def forward(self, words: torch.Tensor, images: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        return super().forward(torch.cat((images, words), dim=1))
-
-
-class Near(Layer):
-    """Takes the text's output, and the ids of words."""
-
-    def forward(self, text: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        return super().forward(text + ids.sum(1)[:, None, None] / TOKENS)
-
-
-MODULES: list[dict[str, Any]] = [
-    {"name": "vision", "layers": 2, "inputs": []},
-    {"name": "words", "layers": 1, "inputs": []},
-    {"name": "text", "layers": 3, "inputs": ["words", "vision"]},
-    {"name": "head", "layers": 1, "inputs": ["text"]},
-    {"name": "near", "layers": 2, "inputs": ["text"]},
-]
-EDGES: list[dict[str, Any]] = [{"source": "words", "destination": "near", "value": "ids", "message": "1 KB", "gradient": False}]
-
-
-def vision_layers() -> list[nn.Module]:
-    """A vision-language model that predicts two tokens; its two heads and its embedding are one weight."""
-    torch.manual_seed(5)
-    words, heads = Words(TOKENS, WIDTH), [nn.Linear(WIDTH, TOKENS) for _ in range(2)]
-    for head in heads:
-        head.weight = words.weight
-    layers = [Patches(4, WIDTH), Layer(), words, Joined(), Layer(), Layer(), heads[0], Near(), heads[1]]
-    return [layer.double() for layer in layers]
-
-
-def vision_losses(
-    layers: Sequence[nn.Module], batch: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
-) -> torch.Tensor:
-    """The sum of its losses, without a pipeline."""
-    patches, encoder, words, joined, first, second, head, near, last = layers
-    embedded = words(batch["words"])
-    text = second(first(joined(embedded["output"], encoder(patches(batch["vision"])))))
-    nearer: torch.Tensor = LOSSES["near"](last(near(text, embedded["ids"])), targets["near"])
-    return nearer + LOSSES["head"](head(text), targets["head"])
-
-
-LOSSES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "head": loss_fn,
-    "near": lambda logits, targets: 0.3 * loss_fn(logits, targets),
-}
-
-
-def vision_errors(rank: int, plans: Sequence[Plan], **options: Any) -> float | str:
-    """Two steps of each of the plans: the largest relative error of a loss or a gradient."""
-    whole, errors = vision_layers(), [0.0]
-    stages = schedc.runtime.build_stages(vision_layers(), plans[0], rank, modules=MODULES, edges=EDGES)
-    first = {stage: known[0] for stage, known in enumerate(bounds_of_stages(plans[0], ""))}
-    with load(plans[0], stages, loss_fn=LOSSES, **options) as pipe:
-        for number in range(2 * len(plans)):
-            generator, count = torch.Generator().manual_seed(number), SAMPLES * pipe.plan.problem.microbatches
-            batch = {"vision": torch.randn(count, 2, 4, generator=generator, dtype=torch.float64)}
-            batch["words"] = torch.randint(TOKENS, (count, 3), generator=generator)
-            targets = {name: torch.randint(TOKENS, (count, 5), generator=generator) for name in LOSSES}
-            for weight in (*weights_of(dict(enumerate(whole))), *weights_of(stages)):
-                weight.grad = None
-            expected = vision_losses(whole, batch, targets)
-            torch.autograd.backward(expected)
-            outputs: dict[int, Any] = {}
-            errors.append(relative_error(pipe.evaluate(batch, targets, outputs=outputs), expected.detach()))
-            assert {name for each in outputs.values() for name in each} <= {*LOSSES}
-            errors.append(relative_error(pipe.step(batch, targets), expected.detach()))
-            for stage, module in stages.items():
-                for layer, own in enumerate(module, first[stage]):
-                    for one, same in zip(own.parameters(), whole[layer].parameters(), strict=True):
-                        errors.append(relative_error(one.grad, same.grad))
-            if number == 1 and len(plans) > 1:
-                pipe.swap(plans[1])
+def again(rank: int, plan: Plan, path: Path) -> float:
+    """Steps that are recorded, on channels that fail in the second, which runs again: the largest error of a loss or a gradient."""
+    problem, errors = plan.problem, list[float]()
+    nodes = {stage: Node(problem, stage) for stage in problem.paths[0]}
+    own = {stage: Node(problem, stage) for stage in problem.stages_on(rank)}
+    faults = Faults(receive={problem.microbatches + 3: "lost"}) if rank else Faults()
+    with on_failing([faults]), warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with load(plan, own, observe=Recorder(skip=0)) as pipe:
+            for number in range(3):
+                for weight in (*weights_of(nodes), *weights_of(own)):
+                    weight.grad = None
+                expected = whole_losses(nodes, problem, number)
+                torch.autograd.backward(expected)
+                errors.append(relative_error(pipe.step(*batch_of(problem, number)), expected.detach()))
+                for stage, node in own.items():
+                    pairs = [(weight, nodes[stage].get_parameter(name)) for name, weight in node.named_parameters()]
+                    errors += [relative_error(weight.grad, same.grad) for weight, same in pairs if same.grad is not None]
+            pipe.write_trace(path)
+    assert [str(warning.message) for warning in told], "nothing has failed"
     return max(errors)
