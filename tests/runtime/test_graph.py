@@ -166,7 +166,7 @@ MISTAKES = [
     (
         "ranks that adapt",
         LOSSES,
-        "its stages are a graph, which adapting while training does not support; expected a chain, or load",
+        "its stages are a graph, which adapting while training does not support; expected a chain",
     ),
     ("a module for two losses", LOSSES, "the losses 2 and 4 have one module with weights as loss_fn; give each its own"),
     (
