@@ -65,9 +65,12 @@ class SteadyList(Constructive, frozen=True):
             raise Unsupported(f"{self.name} makes periods; this job's steps do not overlap")
         best = first = one_by_one(problem)
         try:
-            for each in _better(problem, first, chain(_own(problem), filter(partial(_sound, problem), repeats(problem, _planned)))):
+            for each in _better(problem, first, _own(problem)):
                 best = each
-            return _climbed(problem, best)
+            best = own = _climbed(problem, best)
+            for each in _better(problem, own, filter(partial(_sound, problem), repeats(problem, _planned))):
+                best = each
+            return best if best is own else _climbed(problem, best)
         except OutOfTime as late:
             if best is first:  # nothing of its own
                 raise
