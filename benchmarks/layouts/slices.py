@@ -8,8 +8,8 @@ p - r - 2 + n forwards, then one forward and one backward alternate, fused. Cuts
 80 GiB, 16 bytes for each parameter and 5 GiB in reserve.
 
 Run it as `python benchmarks/layouts/slices.py [--time-limit 40] [--tokens 32,64,128,256,512] [--microbatches 4,8]
-[--capacity no,80]`. The time limit is for each job with open cuts. Tables are Markdown. Exit status 1: a plan with open cuts is
-worse than one of equal FLOPs.
+[--capacity no,80]`. The time limit is for each job with open cuts. Tables are Markdown. Exit status 1: a plan with open cuts takes
+more than 0.1 % longer than one of equal FLOPs.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ def main() -> int:
                     best_of(row for name, row in rows.items() if name.startswith(begin) and name.endswith(end))
                     for begin, end in (("Seq1F1B", "FLOPs"), ("ours", "tokens"), ("ours", "FLOPs"))
                 )
-                worse |= by_flops is not None and (auto is None or auto.objective_ns > by_flops.objective_ns)
+                worse |= by_flops is not None and (auto is None or auto.objective_ns > 1.001 * by_flops.objective_ns)
                 cells = [
                     f"{tokens} Ki",
                     str(microbatches),
