@@ -26,7 +26,7 @@ from schedc.formats.plan.plan_file import read_plan
 from schedc.runtime import HeadJoin, HeadPart, slice_attention, split_cross_entropy
 
 if TYPE_CHECKING:
-    from schedc.ir.plan import Plan
+    from collections.abc import Mapping, Sequence
 
 
 class SlicedEmbedding(Embedding):
@@ -50,96 +50,78 @@ class SlicedBlock(Block):
         return x + self.down(gelu(self.up(self.mlp_norm(x)))), state
 
 
-class Piece(nn.ModuleList):
-    """Layers as a stage, with the state of each."""
-
-    def forward(self, x: torch.Tensor, state: Any = None) -> Any:
-        """What the next stage gets, and what the next slice does; where sequences are whole, the former alone."""
-        states = []
-        for layer, before in zip(self, state or [None] * len(self), strict=True):
-            x, after = layer(x, before)
-            states.append(after)
-        return x, states
-
-
-class WholePiece(Piece):
-    """Layers as a stage, of whole sequences."""
-
-    def forward(self, x: torch.Tensor) -> Any:  # type: ignore[override]
-        """What the next stage gets."""
-        return super().forward(x)[0]
-
-
-class Last(nn.Module):
-    """The last norm, in the stage before the head."""
+class LastBlock(SlicedBlock):
+    """The last one, with the norm before the head, which is none of the parts' own."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.block, self.norm = SlicedBlock(), nn.LayerNorm(WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
 
     def forward(self, x: torch.Tensor, state: Any = None) -> Any:
         """As a block."""
-        x, state = self.block(x, state)
+        x, state = super().forward(x, state)
         return self.norm(x), state
 
 
-def make_layer(number: int, last: int) -> nn.Module:
-    """Layer `number` of those before the head, of which `last` is the last one; the same on every rank."""
-    torch.manual_seed(number)
-    return SlicedEmbedding() if number == 0 else Last() if number == last else SlicedBlock()
+class Whole(nn.Module):
+    """A layer of whole sequences, for plans without slices."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """What the layer gives, without a state."""
+        return self.layer(x)[0]
 
 
-def head_weight() -> torch.Tensor:
-    """The whole head's, the same on every rank."""
+def make_model(blocks: int) -> list[nn.Module]:
+    """The layers before the head, the same on every rank."""
+    torch.manual_seed(0)
+    return [SlicedEmbedding(), *(SlicedBlock() for _ in range(blocks - 1)), LastBlock()]
+
+
+def make_head() -> torch.Tensor:
+    """The whole head's weight, the same on every rank."""
     return 0.1 * torch.randn(TOKENS, WIDTH, generator=torch.Generator().manual_seed(0))
 
 
-def make_stages(plan: Plan, rank: int) -> dict[int, nn.Module]:
-    """This rank's stages: embedding and blocks, as the plan says which layers a stage has; then the head's parts, and the join."""
-    ranks, count = plan.problem.ranks, len(plan.problem.stages)
-    *before, join = range(count)
-    before, parts = before[:-ranks], before[-ranks:]
-    rows = dict(zip(parts, torch.arange(TOKENS).tensor_split(ranks), strict=True))
-    bounds = {stage: plan.problem.stages[stage].layers for stage in before}
-    last = max(end for _, end in filter(None, bounds.values())) - 1
-    stages: dict[int, nn.Module] = {}
-    for stage in plan.problem.stages_on(rank):
-        if stage in rows:
-            stages[stage] = HeadPart(head_weight()[rows[stage]], first=int(rows[stage][0]), vocabulary=TOKENS)
-        elif stage == join:
-            stages[stage] = HeadJoin()
-        else:
-            own = [make_layer(number, last) for number in range(*(bounds[stage] or ()))]
-            stages[stage] = Piece(own) if plan.problem.slices else WholePiece(own)
-    return stages
-
-
 def largest_error(
-    plan: Plan, stages: dict[int, nn.Module], loss: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor
+    stages: Mapping[int, nn.Module],
+    layers: Sequence[nn.Module],
+    loss: torch.Tensor,
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
 ) -> float:
-    """The largest relative error of the loss and of this rank's gradients, against the model in one piece on whole sequences."""
-    ends = [stage.layers[1] for stage in plan.problem.stages if stage.layers is not None]
-    layers = [make_layer(number, ends[-1] - plan.problem.ranks - 2).double() for number in range(ends[-1] - plan.problem.ranks - 1)]
-    weight = nn.Parameter(head_weight().double())
+    """The largest relative error of the loss and of this rank's gradients, against the model in one piece on whole sequences.
+
+    Args:
+        stages: this rank's.
+        layers: those before the head, of which the stages' are some.
+        loss: of the step.
+        inputs: of the step.
+        targets: of the step.
+    """
+    whole, weight = [layer.double() for layer in make_model(len(layers) - 1)], nn.Parameter(make_head().double())
     x = inputs
-    for layer in layers:
+    for layer in whole:
         x = layer(x)[0]
     expected = cross_entropy((x @ weight.T).flatten(0, 1), targets.flatten())
     torch.autograd.backward(expected)
-    pairs: list[tuple[torch.Tensor | None, torch.Tensor | None]] = []
-    for stage, module in stages.items():
-        if isinstance(module, HeadPart):
-            assert weight.grad is not None
-            pairs.append((module.weight.grad, weight.grad[module.first : module.first + module.rows]))
-        elif isinstance(module, Piece):
-            first = (plan.problem.stages[stage].layers or (0,))[0]
-            for number, layer in enumerate(module, first):
-                pairs += [(own.grad, layers[number].get_parameter(name).grad) for name, own in layer.named_parameters()]
+    same = dict(
+        pair
+        for layer, other in zip(layers, whole, strict=True)
+        for pair in zip(layer.parameters(), (one.grad for one in other.parameters()), strict=True)
+    )
     errors = [abs(loss.item() - expected.item()) / expected.item()]
-    for own, right in pairs:
-        if own is None or right is None:
+    for part in nn.ModuleList(stages.values()).modules():
+        if isinstance(part, HeadPart) and weight.grad is not None:
+            same[part.weight] = weight.grad[part.first : part.first + part.rows]
+    for own in nn.ModuleList(stages.values()).parameters():
+        right = same[own]
+        if own.grad is None or right is None:
             raise SystemExit("a parameter has no gradient")
-        errors.append(float((own - right).norm() / right.norm()))
+        errors.append(float((own.grad - right).norm() / right.norm()))
     return max(errors)
 
 
@@ -155,11 +137,16 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     plan = read_plan(options.plan)
-    if plan.problem.is_chain or len(plan.problem.stages) < plan.problem.ranks + 2:
+    ends = [stage.layers[1] for stage in plan.problem.stages if stage.layers is not None]
+    if plan.problem.is_chain or not ends:
         raise SystemExit(f'plan {plan.name!r} has no split head; compile a job with head = "split"')
-    stages = make_stages(plan, rank)
+    layers = make_model(max(ends) - plan.problem.ranks - 2)  # but the embedding, the parts and the join
+    rows = torch.arange(TOKENS).tensor_split(plan.problem.ranks)
+    head: list[nn.Module] = [HeadPart(make_head()[own], first=int(own[0]), vocabulary=TOKENS) for own in rows]
+    before = layers if plan.problem.slices else [Whole(layer) for layer in layers]
+    stages = schedc.runtime.build_stages([*before, *head, HeadJoin()], plan)
     if options.check:
-        for module in stages.values():
+        for module in (*layers, *head):
             module.double()
     chain = Chain()
     loss_fn = partial(split_cross_entropy, vocabulary=TOKENS)
@@ -171,7 +158,7 @@ def main() -> None:
             optimizer.zero_grad()
             loss = pipe.step(inputs, targets)  # whole sequences, and on every rank the targets, which the parts of the head take
             if options.check and step == 0:
-                error = largest_error(plan, stages, loss, inputs, targets)
+                error = largest_error(stages, layers, loss, inputs, targets)
                 print(f"rank {rank}: the loss and all gradients are within {error:.1e} of those in one piece\n", end="", flush=True)
                 if not error < TOLERANCE:
                     raise SystemExit(f"rank {rank}: expected at most {TOLERANCE:.0e}")

@@ -71,11 +71,14 @@ def build_stages(
     copied: dict[int, object] = {}  # one for all stages: a weight that two of them share has one copy
     for stage in plan.problem.stages_on(rank):
         first, last = known[stage]
-        own = (
-            Layers(*given[first:last])
-            if graph is None or graph.is_chain
-            else GraphLayers(*given[first:last]).wire(graph, stage, first)
-        )
+        if graph is not None and not graph.is_chain:
+            own: Layers = GraphLayers(*given[first:last]).wire(graph, stage, first)
+        elif plan.problem.edges or plan.problem.slices:
+            from schedc.runtime.session.row import Row
+
+            own = Row(*given[first:last]).wire(first, sliced=bool(plan.problem.slices))
+        else:
+            own = Layers(*given[first:last])
         stages[stage] = deepcopy(own, copied) if any(known[stage] == known[other] for other in stages) else own
         stages[stage].layers_of_model = kinds
         names = {weight: name for name, weight in own.named_parameters()}

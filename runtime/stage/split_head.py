@@ -90,17 +90,15 @@ class HeadJoin(nn.Module):
 
     takes_state = False
 
-    def forward(self, *numbers: torch.Tensor, **of_stages: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, *numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """For each token the logarithm of the sum of exponentials over the whole vocabulary, and the target's logit.
 
         Args:
             numbers: the three of one part after those of another, in any order of parts.
-            of_stages: instead, the three of each part, as a step gives them.
 
         Raises:
             InvalidInput: these are not three for each part.
         """
-        numbers = (*numbers, *(number for each in of_stages.values() for number in each))
         if not numbers or len(numbers) % 3:
             raise InvalidInput(f"the join of a split head got {len(numbers)} tensors; expected three of each HeadPart")
         largest, sums, own = (torch.stack(numbers[at::3]) for at in range(3))

@@ -7,11 +7,15 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from inputs.graphs import random_order
 from inputs.plans import plan_of
 from inputs.problems import make_problem
 from runs import slice_runs
+from torch import nn
 
+from schedc.errors import InvalidInput
+from schedc.runtime import HeadPart, build_stages
 from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
@@ -86,3 +90,21 @@ REFUSALS = (
     "it has the slices [4, 4], expected [5, 3]; a swap leaves every stage where it is",
     "stage 0 gives a Tensor; expected (y, state), as microbatches are in slices: what the next stage gets, and what the next slice",
 )
+
+
+def test_layers_that_cannot_be_in_slices() -> None:
+    """`build_stages` says which layer it is."""
+    problem = sliced(1, (2, 2))
+    stages = tuple(replace(stage, layers=(0, 2)) for stage in problem.stages)
+    plan = in_any_order(replace(problem, stages=stages), 0)
+    part = HeadPart(torch.ones(2, 2), first=0, vocabulary=2)
+    with pytest.raises(
+        InvalidInput, match="^layer 1 is a ReLU, whose forward takes no state, and microbatches are in slices; expected"
+    ):
+        build_stages([nn.Linear(2, 2), nn.ReLU()], plan, 0)
+    with pytest.raises(
+        InvalidInput, match="^layer 1 takes the targets, and layer 0 is before it in its stage; expected it to be the"
+    ):
+        build_stages([nn.Linear(2, 2), part], plan, 0)
+    (stage,) = build_stages([nn.Linear(2, 2), nn.LayerNorm(2)], plan, 0).values()
+    assert stage(torch.ones(1, 2)).shape == (1, 2)  # no layer has a state, so the stage has none
