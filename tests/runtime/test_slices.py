@@ -98,13 +98,9 @@ def test_layers_that_cannot_be_in_slices() -> None:
     stages = tuple(replace(stage, layers=(0, 2)) for stage in problem.stages)
     plan = in_any_order(replace(problem, stages=stages), 0)
     part = HeadPart(torch.ones(2, 2), first=0, vocabulary=2)
-    with pytest.raises(
-        InvalidInput, match="^layer 1 is a ReLU, whose forward takes no state, and microbatches are in slices; expected"
-    ):
+    with pytest.raises(InvalidInput, match="layer 1 is a ReLU, whose forward takes no state, and microbatches are in slices"):
         build_stages([nn.Linear(2, 2), nn.ReLU()], plan, 0)
-    with pytest.raises(
-        InvalidInput, match="^layer 1 takes the targets, and layer 0 is before it in its stage; expected it to be the"
-    ):
+    with pytest.raises(InvalidInput, match="layer 1 takes the targets, and layer 0 is before it in its stage; partition before it"):
         build_stages([nn.Linear(2, 2), part], plan, 0)
     (stage,) = build_stages([nn.Linear(2, 2), nn.LayerNorm(2)], plan, 0).values()
     assert stage(torch.ones(1, 2)).shape == (1, 2)  # no layer has a state, so the stage has none
