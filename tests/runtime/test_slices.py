@@ -69,6 +69,12 @@ def test_methods(two: Ranks, method: str) -> None:
     assert_exact(two.run(slice_runs.errors_of, [plan_of(problem, constructive(method)(problem))]))
 
 
+@pytest.mark.parametrize("lengths", [(4, 4), (5, 3)], ids=str)
+def test_two_pipelines(four: Ranks, lengths: tuple[int, ...]) -> None:
+    """Replicas sum the gradients of the mean over all of their tokens."""
+    assert_exact(four.run(slice_runs.errors_of_pipelines, in_any_order(sliced(2, lengths), 0)))
+
+
 def test_refusals(two: Ranks) -> None:
     """Each in one line, on all ranks."""
     plan = in_any_order(sliced(2, (5, 3)), 0)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from runs.harness import SAMPLES, TOKENS, WIDTH, load, loss_fn, noting, relative_error, weights_of
+from runs.harness import SAMPLES, TOKENS, WIDTH, grid, load, loss_fn, noting, relative_error, weights_of
 from schedc.runtime import length_of, slice_attention
 from schedc.runtime.session.online import ChoosingPipe
 
@@ -114,6 +114,27 @@ def errors_of(rank: int, plans: Sequence[Plan], times: int = 1, **options: Any) 
                 errors += [relative_error(one.grad, whole[at].get_parameter(name).grad) for name, one in module.named_parameters()]
     largest: float = max(errors, default=1.0)
     return lines or largest
+
+
+def errors_of_pipelines(rank: int, plan: Plan) -> float:
+    """Two pipelines of two ranks train together: the largest relative error of the loss or a gradient."""
+    problem = plan.problem
+    pipeline, own_rank = divmod(rank, problem.ranks)
+    groups = dict(zip(("pipeline_group", "data_parallel_group"), grid(2, problem.ranks), strict=True))
+    count = len(problem.stages)
+    whole = [Causal(stage, count) for stage in range(count)]
+    own = {stage: Causal(stage, count) for stage in problem.stages_on(own_rank)}
+    batches = [batch_of(problem, number) for number in range(2)]
+    x, targets = (torch.cat(each) for each in zip(*batches, strict=True))
+    for stage in whole:
+        x = stage.whole(x)
+    expected = loss_fn(x, targets)
+    torch.autograd.backward(expected)
+    with load(plan, own, **groups) as pipe:
+        errors = [relative_error(pipe.step(*batches[pipeline]), expected.detach())]
+    for at, module in own.items():
+        errors += [relative_error(one.grad, whole[at].get_parameter(name).grad) for name, one in module.named_parameters()]
+    return max(errors)
 
 
 def refusals(rank: int, plan: Plan, other: Plan) -> list[Any]:
