@@ -16,6 +16,7 @@ from schedc.frontend.job import Job, checked_job
 from schedc.frontend.job_file import AUTO, NAMING_FILES
 from schedc.frontend.job_source import JobSource, Override, source_of_table, with_set
 from schedc.ir import Plan, Problem
+from schedc.ir.layout import SPLIT_HEAD
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -111,21 +112,27 @@ def job_text_in_layout(source: JobSource, plan: Plan, path: Path) -> bytes:
 def _chosen(pipeline: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
     """The table [pipeline] with the plan's layout where it has "auto"."""
     problem, made = plan.problem, dict(pipeline)
+    split = problem.placement.endswith(SPLIT_HEAD)
+    stages = problem.stages[: len(problem.stages) - (problem.ranks + 1 if split else 0)]  # without those of the head
     placement_is_open = pipeline.get("placement") == AUTO
+    if pipeline.get("head") == AUTO:
+        made["head"] = "split" if split else "whole"
     if placement_is_open:
-        ranks, chunks = [stage.rank for stage in problem.stages], len(problem.stages) // problem.ranks
-        named = problem.placement != "explicit"
-        made["placement"] = problem.placement if named else ranks
+        ranks, chunks = [stage.rank for stage in stages], len(stages) // problem.ranks
+        name = problem.placement.removesuffix(SPLIT_HEAD)
+        named = name != "explicit"
+        made["placement"] = name if named else ranks
         made.pop("chunks", None)
         if named and chunks > 1:
             made["chunks"] = chunks
-    layers = [stage.layers for stage in problem.stages]
-    # Where recomputation is open, stages are balanced as if none did; they would be others with what is written.
-    implied = placement_is_open or (pipeline.get("recompute") == AUTO and None not in layers)
+    layers = [stage.layers for stage in stages]
+    # Where recomputation or the head is open, stages are balanced as if none did; they would be others with what is written.
+    is_open = AUTO in (pipeline.get("recompute"), pipeline.get("head"))
+    implied = placement_is_open or (is_open and None not in layers)
     if pipeline.get("partition", AUTO if implied else None) == AUTO:
         made["partition"] = [bounds[1] - bounds[0] for bounds in layers if bounds is not None]
     if pipeline.get("recompute") == AUTO:
-        again = [stage.recompute for stage in problem.stages]
+        again = [stage.recompute for stage in stages]
         made["recompute"] = again if any(again) and not all(again) else "full" if all(again) else "none"
     return made
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
+SPLIT_HEAD = " + split head"
+"""After the name of a placement whose last stages are parts of the head, one on each rank, and the join of them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from schedc.ir.costs import BlockCosts
 from schedc.ir.graph import Edge, share_bytes
-from schedc.ir.layout import Layout
+from schedc.ir.layout import SPLIT_HEAD, Layout
 from schedc.ir.ops import BLOCKS, Kind, Op, goes_to, token
 
 if TYPE_CHECKING:
@@ -198,15 +198,18 @@ class Problem:
 
     @property
     def layout(self) -> Layout | None:
-        """The layout that it was made in; None: nobody knows its layers of the Workload."""
+        """The layout that it was made in, as the job's layers have it; None: nobody knows its layers of the Workload."""
         if self.origin is None:
             return None
+        split = self.placement.endswith(SPLIT_HEAD)
+        stages = self.stages[: len(self.stages) - (self.ranks + 1 if split else 0)]
         return Layout(
-            rank_of_stage=tuple(stage.rank for stage in self.stages),
-            paths=self.paths,
-            layers_of_stage=self.origin.layers_of_stage,
-            recomputed=frozenset(index for index, stage in enumerate(self.stages) if stage.recompute),
-            placement=self.placement,
+            rank_of_stage=tuple(stage.rank for stage in stages),
+            paths=(tuple(range(len(stages))),) if split else self.paths,
+            layers_of_stage=self.origin.layers_of_stage[: len(stages)],
+            recomputed=frozenset(index for index, stage in enumerate(stages) if stage.recompute),
+            placement=self.placement.removesuffix(SPLIT_HEAD),
+            split_head=split,
             slices=self.slices,
         )
 

@@ -13,12 +13,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from schedc.ir import Edge, Layer, Layout
+from schedc.ir.layout import SPLIT_HEAD
 
 if TYPE_CHECKING:
     from schedc.ir import Workload
-
-SPLIT = " + split head"
-"""After the name of a placement with the stages V and J."""
 
 
 def without_head(workload: Workload) -> Workload:
@@ -82,7 +80,7 @@ def with_split_head(workload: Workload, layout: Layout) -> tuple[Workload, Layou
             paths=(tuple(range(len(of_stage))),),
             layers_of_stage=(*layout.layers_of_stage, *((layer, layer + 1) for layer in range(begin, begin + ranks + 1))),
             recomputed=layout.recomputed,
-            placement=layout.placement + SPLIT,
+            placement=layout.placement + SPLIT_HEAD,
         ),
     )
 

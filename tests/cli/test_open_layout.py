@@ -370,3 +370,22 @@ def test_adaptis_by_the_command_line(tmp_path: Path) -> None:
     assert found["objective_ns"] == reached["adaptis"] == min(reached.values())
     assert any(method.startswith("mist-like") for method in reached)
     assert schedc("verify", path, "--job", job).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "pipeline", ['head = "auto"', 'head = "split"', 'head = "auto"\nplacement = "auto"', 'placement = "auto"\nhead = "split"']
+)
+def test_a_head_that_is_open_or_split_is_written_and_verified(tmp_path: Path, pipeline: str) -> None:
+    head = {**LAYER, "forward": "30 ms", "split_message": "1 KiB"}
+    partition = 'partition = "auto"\n' if "placement" not in pipeline and "split" in pipeline else ""
+    job = job_of(tmp_path, partition + pipeline, layers=[*LAYERS, head])
+    path, fixed = tmp_path / "plan.json", tmp_path / "fixed.toml"
+    done = schedc("compile", job, "-o", path, "--method", "greedy{n_sub=1}", "--json", "--write-job", fixed)
+    assert done.returncode == 0, done.stderr
+    plan = read_plan(path)
+    assert load_job(fixed).problem == plan.problem and "auto" not in fixed.read_text(encoding="utf-8")
+    verified = schedc("verify", path, "--job", job)
+    assert verified.returncode == 0, verified.stdout
+    assert sum(json.loads(done.stdout)["layout"]["partition"]) == 6 + (
+        plan.problem.layout is None or not plan.problem.layout.split_head
+    )
