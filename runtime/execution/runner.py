@@ -85,7 +85,9 @@ class Executor:
         """One op, and the transfers around it; when it ended."""
         for slot in instruction.posts:
             self.wiring.receivers[slot.wire].post(slot.at)
-        values = [self._take(need, instruction.op) for need in instruction.needs]
+        values: list[Value] = []
+        for need in instruction.needs:
+            values.append(self._take(need, instruction.op))
         if instruction.opens:
             self.hooks.on_weights_needed(instruction.op.stage)
         begun_ns = self.now()
@@ -98,8 +100,9 @@ class Executor:
                     error.add_note(f"on {came} from rank {self.program.wires[need.receive.wire].source}")
             raise
         ended_ns = self.now()
-        for gift, value in zip(instruction.gives, given, strict=True):
-            self._give(gift, value)
+        if instruction.gives:
+            for at, gift in enumerate(instruction.gives):
+                self._give(gift, given[at])
         if instruction.completes:
             self.hooks.on_gradients_complete(instruction.op.stage)
         if self.observer is not None:

@@ -70,8 +70,9 @@ def load(
         plan: the plan file, or the plan.
         stages: this rank's stages by index, on the CPU or on one GPU. Each takes tensors as positional arguments and gives a
             tensor or a tuple of tensors, of the same number, shapes and types for all microbatches; the next stage takes them. A
-            first stage gets the microbatch's inputs.
-        loss_fn: takes what a last stage gives and the microbatch's targets, gives their mean loss. Needed where that is.
+            first stage gets the microbatch's inputs. Of a graph as docs/graphs.md says.
+        loss_fn: takes what a last stage gives and the microbatch's targets, gives their mean loss. Needed where that is. Of a graph
+            one for all stages that compute a loss, or a dict by stage, or by module where `build_stages` knows these.
         timeout_s: how long an op waits for another rank before the step fails; above the longest wait of a sound step.
         pipeline_group: the processes of this pipeline, rank by rank; None: all processes of the job.
         observe: called with what happens in the steps.

@@ -148,7 +148,7 @@ class Pipe:
             targets: as for `step`; None where only `outputs` are wanted: the loss is then NaN.
             weights: as for `step`.
             divide_by: as for `step`.
-            outputs: gets what the last stage gives, by microbatch, on the rank that has it.
+            outputs: gets what the last stage gives, by microbatch, on the rank that has it; a dict by loss where there are several.
 
         Returns:
             The loss as `step` gives it, and not checked; `losses` has those of the microbatches.
