@@ -166,7 +166,7 @@ def test_a_head_in_parts(seed: int) -> None:
     )
     assert verify_workload(workload) == verify_layout(workload, layout) == ()
     problem = problem_of(workload, layout)
-    assert (problem.layout, problem.placement) == (layout, "explicit + split head")
+    assert (problem.layout, problem.placement) == (replace(layout, slices=workload.slices), "explicit + split head")
     assert verify_problem(problem) == ()
     parts, join = problem.stages[stages:-1], problem.stages[-1]
     assert [part.rank for part in parts] == list(range(ranks)) and join.rank == layout.rank_of_stage[-1]
