@@ -20,7 +20,7 @@ module spread over all ranks, the decoder once, twice or three times (what DIP c
 1F1B; (d) the same layouts, under `rule-table`. Ours: partition, placement (at most 4 stages on a rank) and schedule by `auto`, in
 the order that is given, and in any. The bound is that over layouts, in any order.
 
-Run it as `python benchmarks/layouts/modules.py ROWS.csv [--time-limit 20] [--draws 2] [--video] [--only-table]`. Cases that are
+Run it as `python benchmarks/layouts/modules.py ROWS.csv [--time-limit 30] [--draws 2] [--video] [--only-table]`. Cases that are
 finished are rows of the CSV and are not run again.
 """
 
@@ -289,7 +289,7 @@ def main() -> int:
     """Do the cases that have no row yet, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("rows", type=Path, help="a CSV that keeps what is done")
-    parser.add_argument("--time-limit", type=float, default=20.0, help="seconds for each order")
+    parser.add_argument("--time-limit", type=float, default=30.0, help="seconds for each order")
     parser.add_argument("--draws", type=int, default=2, help="batches for each model and number of ranks")
     parser.add_argument("--only-table", action="store_true", help="run nothing; print what the file has")
     parser.add_argument("--video", action="store_true", help="only the models that make videos")

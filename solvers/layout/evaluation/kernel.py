@@ -115,7 +115,7 @@ def _example() -> tuple[Any, ...]:
     from schedc.solvers.kernel.tables import example_scheduler
 
     row, grid = np.zeros(1, np.int64), np.zeros((1, 1), np.int64)
-    two = {"forward", "backward_input", "backward_weight", "backward", "forward_again", "occupancy_on", "occupancy_back"}
+    two = {"forward", "backward_input", "backward_weight", "backward", "forward_again", "occupancy_on", "occupancy_back", "tie_ns"}
     costs = LayoutCosts(*(grid if name in two | {"cost", "resource"} else row for name in LayoutCosts._fields))
     sketch, found = Sketch(*(row for _ in Sketch._fields)), KernelResult(row, row)
     return costs, sketch, example_scheduler(), grid, row, 0, 0, found
@@ -228,6 +228,9 @@ def lay_out(costs: LayoutCosts, sketch: Sketch, scheduler: Any) -> Any:
             after_ns += costs.occupancy_back[cost][sketch.cuts[stage + 1] - 1] + costs.latency[cost]
     if joined:
         join(costs, sketch, scheduler, edges)
+    for tie in range(len(costs.tie_one)):
+        if not sum_of_tie(costs, sketch, lanes, tie):
+            return NEVER
     sketch.over[0] = 0
     for number in range(count):
         rank = ranks[number]
@@ -288,6 +291,27 @@ def keep_reserves(scheduler: Any, keep: int) -> bool:
             found = True
             rank.reserves = number if keep else -1
     return found
+
+
+@kernel(inline=True)
+def sum_of_tie(costs: LayoutCosts, sketch: Sketch, lanes: Any, tie: int) -> bool:
+    """Add what summing a tied weight's gradient takes to both stages' collectives; returns False where nothing connects them."""
+    one, other = 0, 0
+    while sketch.cuts[one + 1] <= costs.tie_one[tie]:
+        one += 1
+    while sketch.cuts[other + 1] <= costs.tie_other[tie]:
+        other += 1
+    here, there = sketch.rank[one], sketch.rank[other]
+    if here == there:
+        return True
+    cost, back = costs.cost[here][there], costs.cost[there][here]
+    if cost < 0 or back < 0:
+        return False
+    took_ns = max(costs.tie_ns[cost][tie], costs.tie_ns[back][tie])
+    for stage in (one, other):
+        lane = lanes[sketch.lane[stage]]
+        lane.scatter_ns = max(0, lane.scatter_ns) + took_ns
+    return True
 
 
 @kernel(inline=True)

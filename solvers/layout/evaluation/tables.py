@@ -58,6 +58,11 @@ class LayoutCosts(NamedTuple):
     scatter: Any
     """-1: there are no collectives of this kind."""
     gather: Any
+    tie_one: Any
+    """[tie]: a layer, as the next: the two hold one weight."""
+    tie_other: Any
+    tie_ns: Any
+    """[cost, tie]: how long its gradient takes over a link of this cost."""
     setup: Any
     """[cost], of layers that are a graph, as all that follows but `numbers`: see `MessageCost`."""
     transfer: Any
@@ -143,6 +148,9 @@ def costs_of(workload: Workload) -> tuple[LayoutCosts, int]:
         list(workload.static_bytes),
         [-1] if parallel is None else list(parallel.reduce_scatter_ns),
         [-1] if parallel is None or not parallel.all_gather_ns else list(parallel.all_gather_ns),
+        [tie.layers[0] for tie in workload.ties],
+        [tie.layers[1] for tie in workload.ties],
+        [[kind.occupancy_ns(tie.gradient_bytes) + kind.latency_ns for tie in workload.ties] for kind in kinds] or [[0]],
         [kind.setup_ns for kind in kinds] or [0],
         [-1 if kind.transfer_ns is None else kind.transfer_ns for kind in kinds] or [0],
         [kind.bytes_per_second or 0 for kind in kinds] or [0],
