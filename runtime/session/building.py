@@ -50,7 +50,7 @@ def build_stages(
     Raises:
         InvalidInput: the file is no plan of a known version, does not say which layers a stage has, or is for other layers or
             ranks, or another graph.
-        Unsupported: the plan has a bidirectional placement, and the layers are a graph.
+        Unsupported: the plan has a bidirectional placement or slices, and modules and edges are no chain.
     """
     plan, given = read(plan, verify=False), list(layers)
     known = bounds_of_stages(plan, "compile it with a profile.json or pipeline.partition")

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from schedc.errors import InvalidInput, Unsupported
-from schedc.formats.graph_entries import LayerEdge, ModuleEntry, joints_of
+from schedc.formats.graph_entries import LayerEdge, LayerJoint, ModuleEntry, joints_of
 from schedc.io.conform import conform
 from schedc.io.location import Location
 from schedc.runtime.common.boundary import tensors_of
@@ -43,7 +43,7 @@ class LayerGraph:
 
         Raises:
             InvalidInput: a graph that cannot be, or another than that of the plan.
-            Unsupported: the plan has two paths.
+            Unsupported: the plan has two paths, or slices.
         """
         places, count = (Location("modules of the model"), Location("edges of the model")), bounds[-1][1]
         named = [
@@ -52,12 +52,16 @@ class LayerGraph:
         joined = [
             each if isinstance(each, LayerEdge) else conform(each, LayerEdge, places[1] / at) for at, each in enumerate(edges)
         ]
-        joints = joints_of(named, joined, count, places)
+        parts = plan.problem.ranks if named and count == sum(module.layers for module in named) + plan.problem.ranks else 0
+        joints = _with_parts(joints_of(named, joined, count - parts, places), count - 1 - parts, parts)
         self.is_chain = [joint[:2] for joint in joints] == [*pairwise(range(count))] and all(
             joint.entry is None or joint.entry.gradient for joint in joints
         )
-        if len(plan.problem.paths) > 1 and not self.is_chain:
-            raise Unsupported(f"plan {plan.name!r} has a bidirectional placement, and the layers are a graph; compile without it")
+        if (len(plan.problem.paths) > 1 or plan.problem.slices) and not self.is_chain:
+            what = "microbatches in slices" if plan.problem.slices else "a bidirectional placement"
+            raise Unsupported(
+                f"plan {plan.name!r} has {what}, and the layers are a graph of modules; compile without, or make stages"
+            )
         self.needs: list[list[Key]] = [
             [(joint.source, joint.value) for joint in joints if joint.destination == at] for at in range(count)
         ]
@@ -65,6 +69,7 @@ class LayerGraph:
         self.names = [[*dict.fromkeys(joint.value for joint in joints if joint.source == at)] for at in range(count)]
         """Per layer, the names of the values that others take of it; none: it has a loss."""
         self.module_of = [module.name for module in named for _ in range(module.layers)] or ["the model"] * count
+        self.module_of += self.module_of[-1:] * parts
         stage_of = {layer: stage for stage, (first, last) in enumerate(bounds) for layer in range(first, last)}
         crossing: dict[tuple[int, int], set[Key]] = {}
         back: dict[tuple[int, int], bool] = {}
@@ -91,6 +96,15 @@ class LayerGraph:
             )
 
 
+def _with_parts(joints: Sequence[LayerJoint], head: int, parts: int) -> list[LayerJoint]:
+    """The edges between layers where the last one, the head, is split into this many parts, and a join behind them."""
+    if not parts:
+        return [*joints]
+    split = [joint._replace(destination=head + part) for joint in joints if joint.destination == head for part in range(parts)]
+    to_join = [LayerJoint(head + part, head + parts, None, Location("")) for part in range(parts)]
+    return [*(joint for joint in joints if joint.destination != head), *split, *to_join]
+
+
 def _listed(edges: Iterable[tuple[int, int]]) -> str:
     return ", ".join(f"{source}→{destination}" for source, destination in sorted(edges))
 
@@ -102,7 +116,8 @@ class GraphLayers(Layers):
     """The modules that begin with the batch here."""
     losses_of_model: Mapping[int, tuple[str, ...]]
     """By stage of the plan, the modules that end in a loss."""
-    takes_targets: bool
+    takes_targets: str
+    """The module whose targets it takes, as it has a part of its head; empty: none."""
 
     def wire(self, graph: LayerGraph, stage: int, first: int) -> GraphLayers:
         """Take its place in the graph: which stage it is, and its first layer; the stage itself."""
@@ -112,7 +127,8 @@ class GraphLayers(Layers):
         own = range(first, first + len(self))
         self.begins = tuple(graph.module_of[layer] for layer in own if not graph.needs[layer])
         self.losses_of_model = graph.losses
-        self.takes_targets = any(getattr(layer, "takes_targets", False) for layer in self)
+        wanting = [graph.module_of[at] for at, layer in zip(own, self, strict=True) if getattr(layer, "takes_targets", False)]
+        self.takes_targets = "".join(wanting[:1])
         return self
 
     def forward(

@@ -46,8 +46,10 @@ class StageCall:
         self._named = hasattr(module, "begins")
         self.begins: tuple[Name, ...] = tuple(module.begins) if self._named else () if self.sources else (stage,)
         """The names of the batches that it takes."""
-        self.targets: tuple[Name, ...] = (*self.losses, stage) if getattr(module, "takes_targets", False) else self.losses
-        """The names of the targets that it, or its losses, take; its own is its number."""
+        takes = getattr(module, "takes_targets", False)
+        self._own_targets: Name | None = None if not takes else takes if isinstance(takes, str) else stage
+        self.targets: tuple[Name, ...] = self.losses if self._own_targets is None else (*self.losses, self._own_targets)
+        """The names of the targets that its losses take, and it does itself: those of its number, or of a module that it names."""
 
     def __call__(
         self, taken: Sequence[Sequence[torch.Tensor]], batch: Mapping[Name, Microbatch], targets: Mapping[Name, Microbatch]
@@ -71,8 +73,8 @@ class StageCall:
             named["inputs"] = {name: inputs_of(batch[name]) for name in self.begins}
         else:
             positional = inputs_of(batch[self.stage]) if self.begins else [tensor for each in taken for tensor in each]
-        if self.stage in self.targets[len(self.losses) :]:
-            named["targets"] = targets[self.stage]
+        if self._own_targets is not None:
+            named["targets"] = targets[self._own_targets]
         found = self.module(*positional, **named)
         wanted: list[Name] = [*self.losses, *self.values]
         if len(wanted) == 1 and not (isinstance(found, Mapping) and (self.values or wanted[0] in found)):

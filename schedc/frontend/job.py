@@ -183,7 +183,9 @@ def _workload_and_layout(job: JobFile, source: JobSource) -> tuple[Workload, Lay
         check_joined(network, pipeline.ranks, at)
         crossed = list(permutations(range(pipeline.ranks), 2))
     else:
-        crossed = crossed_by(placed, edges_between(edges, layers_of_stage) if layers_of_stage else ())
+        end = layers_of_stage[-1][1] if layers_of_stage else 0  # a head that is split has stages of its own
+        between = edges_between([edge for edge in edges if edge.destination < end], layers_of_stage or ())
+        crossed = crossed_by(placed, between)
         check_connected(network, crossed, at)
     memory = read_memory(job.memory, layers, placed, pipeline.ranks, root / "memory")
     trunks = {link.trunk for pair in crossed if (link := network.link(*pair))} if job.data_parallel else set()

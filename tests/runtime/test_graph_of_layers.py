@@ -33,6 +33,7 @@ microbatches = {microbatches}
 placement = {placement}
 partition = {partition}
 split_backward = {split}
+head = "{head}"
 [profile]
 path = "profile.json"
 [topology.within]
@@ -42,10 +43,10 @@ bandwidth = "1 GB/s"
 
 def plan_of_job(directory: Path, method: str, **keys: Any) -> Plan:
     """The plan of the vision-language model, from a job and a profile.json."""
-    layer = {"forward": "2 us", "backward_input": "2 us", "backward_weight": "1 us", "message": "1 KB"}
+    layer = {"forward": "2 us", "backward_input": "2 us", "backward_weight": "1 us", "message": "1 KB", "split_message": "9 B"}
     profile = {"format": "schedc.profile", "version": 1, "layers": [{**layer, "repeat": 9}]}
     (directory / "profile.json").write_text(json.dumps({**profile, "modules": vision_runs.MODULES, "edges": vision_runs.EDGES}))
-    problem = load_job(write_job(directory, JOB.format(**keys))).problem
+    problem = load_job(write_job(directory, JOB.format(**{"head": "whole", **keys}))).problem
     return plan_of(problem, constructive(method)(problem))
 
 
@@ -70,6 +71,13 @@ def test_a_model_of_modules(two: Ranks, tmp_path: Path, placement: list[int], pa
 def test_a_model_of_modules_on_four_ranks(four: Ranks, tmp_path: Path) -> None:
     keys = {"ranks": 4, "placement": [0, 1, 2, 3, 0, 1], "partition": [2, 1, 1, 2, 1, 2], "split": "true"}
     for error in four.run(vision_runs.vision_errors, [plan_of_job(tmp_path, "greedy", microbatches=4, **keys)]):
+        assert isinstance(error, float) and error < EXACT, (error, getattr(error, "notes", ()))
+
+
+def test_a_split_head(two: Ranks, tmp_path: Path) -> None:
+    """Of the model's last module; its parts take the targets of that module."""
+    keys = {"ranks": 2, "placement": [0, 1, 0], "partition": [2, 2, 4], "split": "true", "head": "split"}
+    for error in two.run(vision_runs.split_errors, plan_of_job(tmp_path, "greedy", microbatches=4, **keys)):
         assert isinstance(error, float) and error < EXACT, (error, getattr(error, "notes", ()))
 
 

@@ -10,6 +10,7 @@ from torch import nn
 import schedc.runtime
 from runs.harness import SAMPLES, TOKENS, WIDTH, Descent, Layer, load, loss_fn, relative_error, weights_of
 from schedc.runtime.session.building import bounds_of_stages
+from schedc.runtime.stage.split_head import HeadJoin, HeadPart, split_cross_entropy
 from schedc.runtime.training.checkpoint import load_checkpoint, save_checkpoint
 from schedc.runtime.training.clipping import clip_grad_norm_
 
@@ -101,6 +102,33 @@ def vision_errors(rank: int, plans: Sequence[Plan], **options: Any) -> float | s
             if number == 1 and len(plans) > 1:
                 pipe.swap(plans[1])
     return max(errors)
+
+
+def split_errors(rank: int, plan: Plan) -> float:
+    """A step of the model whose last head is split: the largest relative error of a loss or a gradient."""
+    made = []
+    for _ in range(2):
+        layers = vision_layers()
+        layers[-1] = nn.Linear(WIDTH, TOKENS, bias=False).double()
+        made.append(layers)
+    made[1][-1].load_state_dict(made[0][-1].state_dict())
+    whole, (*before, head) = made
+    rows = torch.arange(TOKENS).tensor_split(plan.problem.ranks)
+    weight = head.get_parameter("weight").detach()
+    parts = [HeadPart(weight[own], first=int(own[0]), vocabulary=TOKENS) for own in rows]
+    stages = schedc.runtime.build_stages([*before, *parts, HeadJoin()], plan, rank, modules=MODULES, edges=EDGES)
+    batch, targets = vision_batch(plan, 0)
+    expected = vision_losses(whole, batch, targets)
+    torch.autograd.backward(expected)
+    losses = {**LOSSES, "near": lambda numbers, of: 0.3 * split_cross_entropy(numbers, of, vocabulary=TOKENS)}
+    with load(plan, stages, loss_fn=losses) as pipe:
+        errors = [relative_error(run(batch, targets), expected.detach()) for run in (pipe.evaluate, pipe.step)]
+    ours, theirs = (nn.ModuleList(each).parameters() for each in (before, whole[:-1]))
+    same = {one: other.grad for one, other in zip(ours, theirs, strict=True)}
+    found = whole[-1].get_parameter("weight").grad
+    assert found is not None
+    same.update((part.weight, found[own]) for part, own in zip(parts, rows, strict=True))
+    return max(errors + [relative_error(weight.grad, same[weight]) for weight in weights_of(stages)])
 
 
 def vision_batch(plan: Plan, number: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
