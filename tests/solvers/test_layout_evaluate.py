@@ -45,7 +45,6 @@ def agree(seed: int, *, plain: bool) -> bool:
     workload, layout = random_workload(random)
     while len(layout.paths) > 1:
         workload, layout = random_workload(random)
-    workload = replace(workload, ties=())  # which the search does not count
     if workload.semantics is not Semantics.TORCH and random.random() < 0.4:  # some recompute, in what that needs or hardly more
         recomputed = frozenset(stage for stage in range(len(layout.rank_of_stage)) if random.random() < 0.6)
         layout = replace(layout, recomputed=recomputed)
@@ -91,7 +90,6 @@ def agree_of_graph(seed: int, *, plain: bool) -> bool:
     workload, layout = random_workload(random)
     while len(layout.paths) > 1 or workload.semantics is Semantics.TORCH or len(workload.layers) < 3:
         workload, layout = random_workload(random)
-    workload = replace(workload, ties=())
     cost = MessageCost(latency_ns=2, bytes_per_second=random.choice([3 * 10**8, 10**9]), setup_ns=random.randint(0, 3))
     joined = Network(site_of_rank=(0,) * workload.ranks, within=cost)
     workload = graph_of_layers(random, replace(workload, network=random.choice([workload.network, joined])))
