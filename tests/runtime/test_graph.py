@@ -195,3 +195,13 @@ def test_mistakes(two: Ranks, mistake: str, name: str, says: str) -> None:
     assert any(says in one for one in found), found
     assert all(says in one or one.startswith("TransferFailed") for one in found), found
     assert all("\n" not in one for one in found)
+
+
+def test_a_batch_that_does_not_fit(two: Ranks) -> None:
+    """All ranks refuse it, nothing has run, and the next step does."""
+    problem = graph("ids for three", 2)
+    first, second = two.run(graph_runs.smaller, plan_of(problem, constructive("greedy")(problem)))
+    assert first == second
+    says = "BatchRefused: rank 1: the targets of stage 3 have the shape [7, 3]; dimension 0 must be a multiple of the plan's 4"
+    assert first[0] == f"{says} microbatches"
+    assert float(first[1]) > 0

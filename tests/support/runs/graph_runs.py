@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 from runs.faults import Faults
-from runs.harness import SAMPLES, TOKENS, WIDTH, grid, load, loss_fn, relative_error, said, weights_of
+from runs.harness import SAMPLES, TOKENS, WIDTH, grid, load, loss_fn, noting, relative_error, said, weights_of
 from runs.retry_runs import on_failing
 from schedc.errors import SchedcError
+from schedc.runtime import BatchRefused
 from schedc.runtime.adapt.monitor import Monitor
 from schedc.runtime.measure.recording import Recorder
 from schedc.runtime.session.online import ChoosingPipe
@@ -192,6 +193,18 @@ def refused(rank: int, plan: Plan, mistake: str) -> str:
     except (SchedcError, TypeError) as error:
         return said(error)
     return "nothing"
+
+
+def smaller(rank: int, plan: Plan) -> list[str]:
+    """A batch that one rank cannot cut, and a step after it."""
+    problem, said_of = plan.problem, list[str]()
+    own: dict[int, nn.Module] = {stage: Node(problem, stage) for stage in problem.stages_on(rank)}
+    inputs, targets = batch_of(problem, 0)
+    with load(plan, own) as pipe:
+        with noting(said_of, BatchRefused):
+            pipe.step(inputs, {**targets, 3: targets[3][1:]})
+        said_of.append(f"{pipe.step(inputs, targets):.3f}")
+    return said_of
 
 
 WRONG: dict[str, Callable[[Any], Any]] = {
