@@ -60,7 +60,8 @@ class LayerGraph:
         if (len(plan.problem.paths) > 1 or plan.problem.slices) and not self.is_chain:
             what = "microbatches in slices" if plan.problem.slices else "a bidirectional placement"
             raise Unsupported(
-                f"plan {plan.name!r} has {what}, and the layers are a graph of modules; compile without, or make stages"
+                f"plan {plan.name!r} has {what}, and the layers are a graph of modules; compile without,"
+                " or give load stages of your own (docs/slices-and-split-head.md)"
             )
         self.needs: list[list[Key]] = [
             [(joint.source, joint.value) for joint in joints if joint.destination == at] for at in range(count)

@@ -84,7 +84,7 @@ def predicted(
     vision, notes = architecture.vision, []
     if not images and vision is not None:
         architecture = replace(architecture, vision=None)
-        notes.append("the decoder alone, as the microbatch has no images (--images)")
+        notes.append("the decoder alone, as the microbatch has no images; schedc costs --images N has the encoder, too")
     setting = Setting(
         microbatch_size=microbatch,
         sequence_length=sequence or min(DEFAULT_SEQUENCE, architecture.positions or DEFAULT_SEQUENCE),

@@ -38,6 +38,8 @@ class _Profile:
     path: Path
     content: str | None
     """What is to be written there; None: it is there."""
+    notes: tuple[str, ...] = ()
+    """What to know of the prediction."""
 
 
 def init_command(
@@ -161,6 +163,8 @@ def init_command(
     if not is_standard(output):
         files = " and ".join(one_line(str(path)) for path in written.values() if path is not None)
         typer.echo(f"wrote {files}; schedc compile {one_line(str(output))} -o plan.json makes a plan")
+        for note in known.notes:
+            typer.echo(f"note: {note}")
 
 
 def _predicted(
@@ -172,7 +176,7 @@ def _predicted(
     made = predicted(model, device, tp=tp, cp=cp, ep=ep, microbatch=microbatch, sequence=sequence)
     content = profile_json(made.layers, model=f"{made.title}, predicted")
     path = output.with_name(f"{output.stem}.profile.json")
-    return _Profile(name=made.architecture.name, title=made.title, layers=made.layers, path=path, content=content)
+    return _Profile(name=made.architecture.name, title=made.title, layers=made.layers, path=path, content=content, notes=made.notes)
 
 
 def _read(path: Path) -> _Profile:
