@@ -65,7 +65,8 @@ class StageCall:
             By name, what its losses are computed of; and its values by number.
 
         Raises:
-            InvalidInput: it gives something else, or a value that requires grad over an edge without gradient.
+            InvalidInput: it gives something else, a value that requires grad over an edge without gradient, or integers over one
+                with it.
         """
         named: dict[str, object] = {}
         positional: Sequence[Any] = taken
@@ -86,7 +87,13 @@ class StageCall:
             )
         values = {value: tensors_of(found[value], f"value {value} of stage {self.stage}") for value in self.values}
         for destination, value in self.value_to.items():
-            if (self.stage, destination) not in self.with_gradient and any(tensor.requires_grad for tensor in values[value]):
+            has_gradient = (self.stage, destination) in self.with_gradient
+            if has_gradient and not any(tensor.is_floating_point() or tensor.is_complex() for tensor in values[value]):
+                raise InvalidInput(
+                    f"stage {self.stage} gives stage {destination} no tensor that can have a gradient over an edge with one;"
+                    " give the edge none (gradient = false)"
+                )
+            if not has_gradient and any(tensor.requires_grad for tensor in values[value]):
                 raise InvalidInput(
                     f"stage {self.stage} gives stage {destination} a tensor that requires grad over an edge without gradient;"
                     " detach it, or give the edge one (gradient = true)"

@@ -76,7 +76,9 @@ def some_graph(seed: int, ranks: int) -> tuple[Random, Problem]:
     while True:
         problem = graph_problem(random, most_ranks=ranks, most_stages=ranks + 3, edges=True, slices=False, memory=False)
         takers = Counter((edge.source, edge.value) for edge in problem.edges if edge.has_gradient)
-        if problem.ranks == ranks and max(takers.values(), default=0) > 1:
+        values = {(edge.source, edge.value, edge.has_gradient) for edge in problem.edges}
+        is_one = len(values) == len({value[:2] for value in values})  # none has a gradient over some of its edges alone
+        if problem.ranks == ranks and max(takers.values(), default=0) > 1 and is_one:
             return random, problem
 
 
@@ -174,6 +176,7 @@ MISTAKES = [
         LOSSES,
         "stage 1 gives a dict with [5], expected a dict with [0]: its values by number, as edges have them",
     ),
+    ("integers", LOSSES, "no tensor that can have a gradient over an edge with one; give the edge none (gradient = false)"),
     (
         "a value that requires grad",
         "ids for three",

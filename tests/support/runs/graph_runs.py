@@ -209,6 +209,7 @@ def smaller(rank: int, plan: Plan) -> list[str]:
 
 WRONG: dict[str, Callable[[Any], Any]] = {
     "a value that is missing": lambda given: {5: given},
+    "integers": lambda given: torch.ones(2, dtype=torch.int64),
     "a value that requires grad": lambda given: torch.ones(2, requires_grad=True),
 }
 
