@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -155,7 +155,6 @@ class GraphTraining(Training):
     """The work of one rank's ops, where stages are a graph."""
 
     block = GraphBlock
-    _blocks: dict[tuple[int, int], GraphBlock]  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         """Look at the edges, too."""
@@ -173,7 +172,7 @@ class GraphTraining(Training):
             return super().run(instruction, ())
         if instruction.first and op.kind is Kind.F:
             self._forward_of(op, values)
-        block, call = self._blocks[key], self.calls[op.stage]
+        block, call = cast("GraphBlock", self._blocks[key]), self.calls[op.stage]
         if instruction.first and op.kind is not Kind.F:
             gradients = _gradients_of(block, call, instruction.needs, values)
             block.backward_input(gradients) if op.kind is Kind.B else block.backward(gradients)

@@ -103,7 +103,7 @@ def check_slices(stages: Mapping[int, nn.Module], sequence_dim: int) -> None:
 class State(NamedTuple):
     """What one slice leaves to the next."""
 
-    tensors: Value
+    tensors: tuple[torch.Tensor, ...]
     leaves: tuple[object, ...]
     """All that is in it; `State` itself where a tensor is."""
     nest: TreeSpec
@@ -224,11 +224,12 @@ class WithState(StageBlock):
             return (*outputs, *tensors)
 
         tensors = () if before is None else before.tensors
-        super().__init__(with_state, [*inputs, *tensors], split=split, recompute=recompute)  # type: ignore[list-item]
+        super().__init__(with_state, [*inputs, *tensors], split=split, recompute=recompute)
         left = 0 if after is None else after.leaves.count(State)
         self._given = len(self._result) - left
         if after is not None:
-            states.given[microbatch] = after._replace(tensors=self._result[self._given :])
+            own_states = tuple(tensor for tensor in self._result[self._given :] if tensor is not None)  # all are, of an F
+            states.given[microbatch] = after._replace(tensors=own_states)
             self._result = self._result[: self._given]
 
     def backward(self, gradients: Value) -> None:

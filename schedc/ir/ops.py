@@ -75,7 +75,7 @@ def token(op: Op, slices: int = 0) -> str:
 
 
 def unit(microbatch: int, slices: int) -> str:
-    """The microbatch for people; of so many slices each, `4:0` is slice 0 of microbatch 4."""
+    """The microbatch for people; where each has `slices` of them, `4:0` is slice 0 of microbatch 4."""
     return f"{microbatch // slices}:{microbatch % slices}" if slices else str(microbatch)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import assume, given, strategies as st
@@ -178,14 +178,14 @@ def test_each_slice_has_its_measured_cost() -> None:
         slices = len(problem.slices)
         schedule = random_order(Random(seed), problem)
         assert schedule is not None
-        each = [
-            {kind: tuple(stage.durations_ns(kind)[0] + 9 * (at % slices) for at in range(problem.microbatches)) for kind in BLOCKS}
+        each: list[dict[str, Any]] = [
+            {
+                FIELDS[kind]: tuple(stage.durations_ns(kind)[0] + 9 * (at % slices) for at in range(problem.microbatches))
+                for kind in BLOCKS
+            }
             for stage in problem.stages
         ]
-        stages = tuple(
-            replace(stage, **{FIELDS[kind]: values for kind, values in times.items()})  # type: ignore[arg-type]
-            for stage, times in zip(problem.stages, each, strict=True)
-        )
+        stages = tuple(replace(stage, **times) for stage, times in zip(problem.stages, each, strict=True))
         ran = replace(problem, stages=stages)
         found = planned(plan_of(problem, schedule), ran)
         for cost in found.blocks:

@@ -172,7 +172,7 @@ QWEN2_5_VL = {
     "vocab_size": 151936,
 }
 """Qwen2.5-VL 3B, as it was published: the decoder's keys are beside `vision_config`."""
-LLAMA4 = {
+LLAMA4: dict[str, Any] = {
     "architectures": ["Llama4ForConditionalGeneration"],
     "boi_token_index": 200080,
     "eoi_token_index": 200081,
@@ -437,7 +437,7 @@ def test_defaults_of_missing_keys() -> None:
     assert read({key: value for key, value in GEMMA2.items() if key != "head_dim"}).tied
 
 
-LLAMA4_TEXT: dict[str, Any] = LLAMA4["text_config"]  # type: ignore[assignment]
+LLAMA4_TEXT: dict[str, Any] = LLAMA4["text_config"]
 
 
 def vision(config: dict[str, Any], **keys: object) -> dict[str, Any]:

@@ -159,7 +159,8 @@ def costs(tmp_path: Path, *options: str) -> dict[str, Any]:
     with pytest.raises(SystemExit) as ended:
         main(["costs", *options, "-o", str(path)])
     assert not ended.value.code
-    return json.loads(path.read_text())  # type: ignore[no-any-return]
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
 
 
 def test_a_profile_with_images_is_a_graph_that_jobs_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -149,8 +149,8 @@ def test_a_step_that_runs_again_and_is_recorded(two: Ranks, tmp_path: Path) -> N
 def test_an_emulation() -> None:
     """It takes no less than the plan says, at a scale at which waiting is exact enough."""
     problem = graph("vision encoder beside a decoder", 2)
-    times = dict.fromkeys(("forward_ns", "backward_input_ns", "backward_weight_ns", "backward_ns"), (4_000_000,))
-    slow = replace(problem, stages=tuple(replace(stage, **times) for stage in problem.stages))  # type: ignore[arg-type]
+    times: Any = dict.fromkeys(("forward_ns", "backward_input_ns", "backward_weight_ns", "backward_ns"), (4_000_000,))
+    slow = replace(problem, stages=tuple(replace(stage, **times) for stage in problem.stages))
     plan = plan_of(slow, constructive("greedy")(slow))
     emulation = emulate(plan, runs=2)
     assert all(plan.certificate.makespan_ns <= run_ns < 2 * plan.certificate.makespan_ns for run_ns in emulation.runs_ns)

@@ -36,7 +36,7 @@ BACKWARD_SCANS = 3
 STATE_BYTES = 4
 """Of each element of the states between chunks."""
 CUTS = 64
-"""At so many places the work of a cut sequence is compared with what shares say of it."""
+"""The number of places at which the work of a cut sequence is compared with what shares say of it."""
 _HEADS, _WIDTH = "{} heads", "a feed-forward width of {}"
 
 

@@ -49,7 +49,7 @@ def difference_json(difference: PlanDifference) -> dict[str, Any]:
 
 
 def difference_lines(difference: PlanDifference, name: str, slices: int = 0) -> list[str]:
-    """The difference in words; `name` is the job's, of whose microbatches each has so many slices."""
+    """The difference in words; `name` is the job's, and `slices` how many each of its microbatches has."""
     if difference.is_empty:
         return [f"{name}: the plans are equal"]
     keys = {change.key for change in difference.certificate}

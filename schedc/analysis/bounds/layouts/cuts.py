@@ -72,7 +72,7 @@ class _Wait(NamedTuple):
         return slices * (self.work.fixed - self.rounded) + self.work.linear + self.work.square
 
     def end(self, begin: float, before: int, room_ns: float) -> float:
-        """Where a slice ends at most that begins there behind so many others, where T is the work and this room."""
+        """The latest end of a slice that begins at `begin`, behind `before` others, if T is the work and `room_ns`."""
         known = before * self.known.fixed + self.known.linear * begin + self.known.square * begin * begin
         _, linear, square = self.path
         left = room_ns + known - self.path.fixed
