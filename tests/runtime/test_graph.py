@@ -8,10 +8,11 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from inputs.graphs import graph_problem, random_order
+from inputs.graphs import graph_problem, plan_in_any_order
 from inputs.plans import plan_of
 from inputs.problems import make_problem
 from runs import graph_runs
+from runs.harness import assert_exact
 
 from schedc.formats.trace_file import read_trace
 from schedc.ir.graph import Edge
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-EXACT = 1e-12
 GRAPHS: dict[str, list[tuple[int, int, int, bool]]] = {
     "vision encoder beside a decoder": [(0, 1, 0, True), (1, 3, 0, True), (2, 3, 0, True), (3, 4, 0, True), (4, 5, 0, True)],
     "two losses and a skip edge": [(0, 1, 0, True), (1, 2, 0, True), (1, 3, 0, True), (0, 4, 0, True), (3, 4, 0, True)],
@@ -82,17 +82,9 @@ def some_graph(seed: int, ranks: int) -> tuple[Random, Problem]:
             return random, problem
 
 
-def some_plan(random: Random, problem: Problem) -> Plan:
-    """A plan in any order."""
-    schedule = random_order(random, problem, limited=False)
-    assert schedule is not None
-    return plan_of(problem, schedule)
-
-
 def check(ranks: Ranks, plans: Sequence[Plan], **options: Any) -> None:
     """The errors of all ranks are those of float64."""
-    for error in ranks.run(graph_runs.errors_of, plans, **options):
-        assert isinstance(error, float) and error < EXACT, (error, getattr(error, "notes", ()))
+    assert_exact(ranks.run(graph_runs.errors_of, plans, **options))
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -100,7 +92,7 @@ def check(ranks: Ranks, plans: Sequence[Plan], **options: Any) -> None:
 def test_graphs(two: Ranks, name: str, *, split: bool) -> None:
     """A plan takes over from another; with B and W apart and not, and recomputed."""
     problem = graph(name, 2, split=split)
-    plans = [plan_of(problem, constructive("greedy")(problem)), some_plan(Random(7), problem)]
+    plans = [plan_of(problem, constructive("greedy")(problem)), plan_in_any_order(Random(7), problem)]
     check(two, plans)
     check(two, plans[1:], recompute={1, 2})
 
@@ -108,40 +100,38 @@ def test_graphs(two: Ranks, name: str, *, split: bool) -> None:
 @pytest.mark.parametrize("name", GRAPHS)
 def test_graphs_on_four_ranks(four: Ranks, name: str) -> None:
     problem = graph(name, 4)
-    check(four, [plan_of(problem, constructive("greedy")(problem)), some_plan(Random(3), problem)])
+    check(four, [plan_of(problem, constructive("greedy")(problem)), plan_in_any_order(Random(3), problem)])
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_any_graph(two: Ranks, seed: int) -> None:
     random, problem = some_graph(seed, 2)
-    check(two, [some_plan(random, problem), some_plan(random, problem)])
+    check(two, [plan_in_any_order(random, problem), plan_in_any_order(random, problem)])
 
 
 @pytest.mark.parametrize("seed", range(100, 106))
 def test_any_graph_on_four_ranks(four: Ranks, seed: int) -> None:
     random, problem = some_graph(seed, 4)
-    check(four, [some_plan(random, problem)], recompute=bool(seed % 2))
+    check(four, [plan_in_any_order(random, problem)], recompute=bool(seed % 2))
 
 
 @pytest.mark.parametrize("tied", [(2, 4), (0, 1, 2, 5)])
 def test_tied_weights(two: Ranks, tied: tuple[int, ...]) -> None:
     """A weight that stages of one rank, of several, or of both have."""
     problem = graph("vision encoder beside a decoder", 2)
-    check(two, [some_plan(Random(1), problem), some_plan(Random(2), problem)], tied=tied)
+    check(two, [plan_in_any_order(Random(1), problem), plan_in_any_order(Random(2), problem)], tied=tied)
 
 
 def test_two_pipelines(four: Ranks) -> None:
     problem = graph("equal values", 2)
-    for error in four.run(graph_runs.replicated, plan_of(problem, constructive("greedy")(problem))):
-        assert isinstance(error, float) and error < EXACT, error
+    assert_exact(four.run(graph_runs.replicated, plan_of(problem, constructive("greedy")(problem))))
 
 
 def test_a_step_that_runs_again_and_is_recorded(two: Ranks, tmp_path: Path) -> None:
     """The trace has all transfers by their edges."""
     problem = graph("two losses and a skip edge", 2)
     plan = plan_of(problem, constructive("greedy")(problem))
-    for error in two.run(graph_runs.again, plan, tmp_path / "trace.json"):
-        assert isinstance(error, float) and error < EXACT, error
+    assert_exact(two.run(graph_runs.again, plan, tmp_path / "trace.json"))
     found = read_trace(tmp_path / "trace.json")
     assert [rank.compute for rank in found.ranks] == [rank.compute for rank in plan.ranks]
 

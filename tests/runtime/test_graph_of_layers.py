@@ -10,6 +10,7 @@ import torch
 from inputs.jobs import write_job
 from inputs.plans import plan_of
 from runs import vision_runs
+from runs.harness import assert_exact
 
 import schedc.runtime
 from schedc.errors import InvalidInput
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-EXACT = 1e-12
 JOB = """
 [pipeline]
 ranks = {ranks}
@@ -64,21 +64,18 @@ def test_a_model_of_modules(two: Ranks, tmp_path: Path, placement: list[int], pa
     """Its stages are made of layers, whose graph a profile.json says; weights of several layers are tied."""
     keys = {"ranks": 2, "placement": placement, "partition": partition, "split": split}
     plans = [plan_of_job(tmp_path, "greedy", microbatches=4, **keys), plan_of_job(tmp_path, "gpipe", microbatches=6, **keys)]
-    for error in two.run(vision_runs.vision_errors, plans, recompute=[0] if split == "true" else ()):
-        assert isinstance(error, float) and error < EXACT, (error, getattr(error, "notes", ()))
+    assert_exact(two.run(vision_runs.vision_errors, plans, recompute=[0] if split == "true" else ()))
 
 
 def test_a_model_of_modules_on_four_ranks(four: Ranks, tmp_path: Path) -> None:
     keys = {"ranks": 4, "placement": [0, 1, 2, 3, 0, 1], "partition": [2, 1, 1, 2, 1, 2], "split": "true"}
-    for error in four.run(vision_runs.vision_errors, [plan_of_job(tmp_path, "greedy", microbatches=4, **keys)]):
-        assert isinstance(error, float) and error < EXACT, (error, getattr(error, "notes", ()))
+    assert_exact(four.run(vision_runs.vision_errors, [plan_of_job(tmp_path, "greedy", microbatches=4, **keys)]))
 
 
 def test_a_split_head(two: Ranks, tmp_path: Path) -> None:
     """Of the model's last module; its parts take the targets of that module."""
     keys = {"ranks": 2, "placement": [0, 1, 0], "partition": [2, 2, 4], "split": "true", "head": "split"}
-    for error in two.run(vision_runs.split_errors, plan_of_job(tmp_path, "greedy", microbatches=4, **keys)):
-        assert isinstance(error, float) and error < EXACT, (error, getattr(error, "notes", ()))
+    assert_exact(two.run(vision_runs.split_errors, plan_of_job(tmp_path, "greedy", microbatches=4, **keys)))
 
 
 def test_checkpoints_and_clipping(two: Ranks, tmp_path: Path) -> None:
@@ -86,8 +83,7 @@ def test_checkpoints_and_clipping(two: Ranks, tmp_path: Path) -> None:
     keys = {"ranks": 2, "microbatches": 4, "split": "true"}
     first = plan_of_job(tmp_path, "greedy", placement=[0, 1, 0, 1, 0, 1], partition=[1, 1, 1, 3, 1, 2], **keys)
     second = plan_of_job(tmp_path, "greedy", placement=[1, 0, 1], partition=[3, 2, 4], **keys)
-    for error in two.run(vision_runs.resharded, [first, second], tmp_path):
-        assert isinstance(error, float) and error < EXACT, error
+    assert_exact(two.run(vision_runs.resharded, [first, second], tmp_path))
 
 
 def test_other_modules_than_the_plans_are_refused(tmp_path: Path) -> None:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from inputs.graphs import random_order
+from inputs.graphs import plan_in_any_order
 from inputs.plans import plan_of
 from inputs.problems import make_problem
 from runs import slice_runs
+from runs.harness import assert_exact
 from torch import nn
 
 from schedc.errors import InvalidInput
@@ -21,10 +22,8 @@ from schedc.solvers.driver.registry import constructive
 if TYPE_CHECKING:
     from runs.processes import Ranks
 
-    from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
 
-EXACT = 1e-12
 LENGTHS = {"two": (4, 4), "four": (2, 2, 2, 2), "unequal": (5, 1, 3), "of one token": (1, 1)}
 
 
@@ -33,25 +32,13 @@ def sliced(ranks: int, lengths: tuple[int, ...], microbatches: int = 2, **option
     return replace(make_problem(ranks, microbatches * len(lengths), **options), slices=lengths)
 
 
-def in_any_order(problem: Problem, seed: int) -> Plan:
-    """A plan in an order that keeps the needs, and nothing else; where it may, some backwards are fused."""
-    schedule = random_order(Random(seed), problem, limited=False)
-    assert schedule is not None
-    return plan_of(problem, schedule)
-
-
-def assert_exact(found: list[Any]) -> None:
-    for error in found:
-        assert isinstance(error, float) and error < EXACT, (error, getattr(error, "notes", ()))
-
-
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 def test_two_ranks(two: Ranks, lengths: tuple[int, ...], split: bool, recompute: bool) -> None:
     """Two stages on each rank; the plan is swapped for another order."""
     problem = sliced(2, lengths, placement="loop", chunks=2, split_backward=split)
-    plans = [in_any_order(problem, seed) for seed in (1, 2)]
+    plans = [plan_in_any_order(Random(seed), problem) for seed in (1, 2)]
     assert_exact(two.run(slice_runs.errors_of, plans, recompute=recompute, times=3 if len({*lengths}) == 1 else 1))
 
 
@@ -59,7 +46,7 @@ def test_two_ranks(two: Ranks, lengths: tuple[int, ...], split: bool, recompute:
 def test_four_ranks(four: Ranks, seed: int) -> None:
     """Any order; W in parts."""
     problem = sliced(4, ((3, 3, 3), (4, 1, 2, 2), (1, 6), (2, 2))[seed], split_backward=seed != 3)
-    assert_exact(four.run(slice_runs.errors_of, [in_any_order(problem, seed)], recompute={seed}))
+    assert_exact(four.run(slice_runs.errors_of, [plan_in_any_order(Random(seed), problem)], recompute={seed}))
 
 
 @pytest.mark.parametrize("method", ["greedy", "gpipe", "sequential", "rule-table"])
@@ -72,13 +59,13 @@ def test_methods(two: Ranks, method: str) -> None:
 @pytest.mark.parametrize("lengths", [(4, 4), (5, 3)], ids=str)
 def test_two_pipelines(four: Ranks, lengths: tuple[int, ...]) -> None:
     """Replicas sum the gradients of the mean over all of their tokens."""
-    assert_exact(four.run(slice_runs.errors_of_pipelines, in_any_order(sliced(2, lengths), 0)))
+    assert_exact(four.run(slice_runs.errors_of_pipelines, plan_in_any_order(Random(0), sliced(2, lengths))))
 
 
 def test_refusals(two: Ranks) -> None:
     """Each in one line, on all ranks."""
-    plan = in_any_order(sliced(2, (5, 3)), 0)
-    for lines in two.run(slice_runs.refusals, plan, in_any_order(sliced(2, (4, 4)), 0)):
+    plan = plan_in_any_order(Random(0), sliced(2, (5, 3)))
+    for lines in two.run(slice_runs.refusals, plan, plan_in_any_order(Random(0), sliced(2, (4, 4)))):
         assert isinstance(lines, list), lines
         assert len(lines) == len(REFUSALS)
         for line, expected in zip(lines, REFUSALS, strict=True):
@@ -102,7 +89,7 @@ def test_layers_that_cannot_be_in_slices() -> None:
     """`build_stages` says which layer it is."""
     problem = sliced(1, (2, 2))
     stages = tuple(replace(stage, layers=(0, 2)) for stage in problem.stages)
-    plan = in_any_order(replace(problem, stages=stages), 0)
+    plan = plan_in_any_order(Random(0), replace(problem, stages=stages))
     part = HeadPart(torch.ones(2, 2), first=0, vocabulary=2)
     with pytest.raises(InvalidInput, match="layer 1 is a ReLU, whose forward takes no state, and microbatches are in slices"):
         build_stages([nn.Linear(2, 2), nn.ReLU()], plan, 0)

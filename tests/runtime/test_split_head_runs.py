@@ -8,10 +8,11 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from inputs.graphs import random_order
+from inputs.graphs import plan_in_any_order
 from inputs.plans import plan_of
 from inputs.problems import make_problem
 from runs import split_head_runs
+from runs.harness import assert_exact
 
 from schedc.ir import Edge
 from schedc.ir.network import Link
@@ -22,10 +23,7 @@ if TYPE_CHECKING:
 
     from runs.processes import Ranks
 
-    from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
-
-EXACT = 1e-12
 
 
 def with_parts(ranks: int, parts: int, microbatches: int, slices: Sequence[int] = (), **options: Any) -> Problem:
@@ -47,24 +45,13 @@ def with_parts(ranks: int, parts: int, microbatches: int, slices: Sequence[int] 
     )
 
 
-def in_any_order(problem: Problem, seed: int) -> Plan:
-    schedule = random_order(Random(seed), problem, limited=False)
-    assert schedule is not None
-    return plan_of(problem, schedule)
-
-
-def assert_exact(found: list[Any]) -> None:
-    for error in found:
-        assert isinstance(error, float) and error < EXACT, (error, getattr(error, "notes", ()))
-
-
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("rows", [(6, 5), (1, 7, 3, 0), (4, 4, 4)], ids=str)
 def test_two_ranks(two: Ranks, rows: Sequence[int], split: bool, recompute: bool) -> None:
     """Two parts, or more on two ranks; the plan is swapped for another order."""
     problem = with_parts(2, len(rows), 3, split_backward=split)
-    plans = [in_any_order(problem, seed) for seed in (1, 2)]
+    plans = [plan_in_any_order(Random(seed), problem) for seed in (1, 2)]
     assert_exact(two.run(split_head_runs.errors_of, plans, rows, recompute=recompute, smoothing=0.1))
 
 
@@ -72,7 +59,7 @@ def test_two_ranks(two: Ranks, rows: Sequence[int], split: bool, recompute: bool
 def test_four_ranks(four: Ranks, slices: Sequence[int]) -> None:
     """With the sequence in slices, too."""
     problem = with_parts(4, 4, 2, slices)
-    assert_exact(four.run(split_head_runs.errors_of, [in_any_order(problem, 3)], (3, 3, 3, 2), recompute={1, 5}))
+    assert_exact(four.run(split_head_runs.errors_of, [plan_in_any_order(Random(3), problem)], (3, 3, 3, 2), recompute={1, 5}))
 
 
 def test_slices_and_split_head_as_compiled(two: Ranks) -> None:

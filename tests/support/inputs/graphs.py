@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import strategies as st
 
 from inputs.odd_numbers import odd
+from inputs.plans import plan_of
 from inputs.tiny_problems import random_parts
 from schedc.ir.graph import Edge
 from schedc.ir.network import Link
@@ -25,6 +26,7 @@ from schedc.verify.workload import verify_workload
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from schedc.ir.plan import Plan
     from schedc.ir.workload import Workload
 
 
@@ -174,6 +176,13 @@ def odd_graph(problem: Problem, random: Random) -> Problem:
         for limit, own in zip(problem.memory_limit_bytes, made.memory_limit_bytes, strict=True)
     )
     return replace(odds, memory_limit_bytes=tuple(limits))
+
+
+def plan_in_any_order(random: Random, problem: Problem) -> Plan:
+    """A plan in an order that keeps all needs, and nothing else; where it may, some backwards are fused. Limits do not count."""
+    schedule = random_order(random, problem, limited=False)
+    assert schedule is not None
+    return plan_of(problem, schedule)
 
 
 def random_order(random: Random, problem: Problem, parts: Sequence[Parts] = (), *, limited: bool = True) -> Schedule | None:

@@ -286,3 +286,13 @@ class Run:
     def weight_errors(self) -> list[float]:
         """Of all weights of this process's stages; under ZeRO 1, after `gather`."""
         return [relative_error(weight.detach(), same.detach()) for weight, same in self._pairs()]
+
+
+EXACT = 1e-12
+"""Relative errors in float64 are smaller, where two ways compute the same."""
+
+
+def assert_exact(found: Iterable[Any]) -> None:
+    """What each rank found is such an error, and none has said something else."""
+    for error in found:
+        assert isinstance(error, float) and error < EXACT, (error, getattr(error, "notes", ()))
