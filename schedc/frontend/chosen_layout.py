@@ -112,11 +112,10 @@ def job_text_in_layout(source: JobSource, plan: Plan, path: Path) -> bytes:
 def _chosen(pipeline: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
     """The table [pipeline] with the plan's layout where it has "auto"."""
     problem, made = plan.problem, dict(pipeline)
-    split = problem.placement.endswith(SPLIT_HEAD)
-    stages = problem.stages[: len(problem.stages) - (problem.ranks + 1 if split else 0)]  # without those of the head
+    stages = problem.body
     placement_is_open = pipeline.get("placement") == AUTO
     if pipeline.get("head") == AUTO:
-        made["head"] = "split" if split else "whole"
+        made["head"] = "split" if problem.has_split_head else "whole"
     if placement_is_open:
         ranks, chunks = [stage.rank for stage in stages], len(stages) // problem.ranks
         name = problem.placement.removesuffix(SPLIT_HEAD)

@@ -197,12 +197,21 @@ class Problem:
     """None: it was made by hand. Problems that ask for the same are equal, wherever they came from."""
 
     @property
+    def has_split_head(self) -> bool:
+        """Whether the last stages are parts of the head, one on each rank, and their join, as its placement is called."""
+        return self.placement.endswith(SPLIT_HEAD)
+
+    @property
+    def body(self) -> tuple[Stage, ...]:
+        """The stages that the job's placement is about: all but those of a split head."""
+        return self.stages[: len(self.stages) - (self.ranks + 1 if self.has_split_head else 0)]
+
+    @property
     def layout(self) -> Layout | None:
         """The layout that it was made in, as the job's layers have it; None: nobody knows its layers of the Workload."""
         if self.origin is None:
             return None
-        split = self.placement.endswith(SPLIT_HEAD)
-        stages = self.stages[: len(self.stages) - (self.ranks + 1 if split else 0)]
+        split, stages = self.has_split_head, self.body
         return Layout(
             rank_of_stage=tuple(stage.rank for stage in stages),
             paths=(tuple(range(len(stages))),) if split else self.paths,

@@ -9,7 +9,6 @@ from schedc.analysis.simulation.memory import memory_curve, peak_bytes
 from schedc.errors import InvalidInput
 from schedc.ir import Plan, Problem, Resource
 from schedc.ir.index import tables_of
-from schedc.ir.layout import SPLIT_HEAD
 from schedc.view.document import Block, Column, Line, Picture, Strip, Table, duration, right, size
 from schedc.view.terminal.edges import EDGE_HEADERS, edge_rows
 from schedc.view.terminal.gantt import (
@@ -217,7 +216,7 @@ def _continues(problem: Problem, capacities: Sequence[int | None], run: Sequence
 def _of_head(problem: Problem, index: int) -> str:
     """Which part of a split head the stage is; of the others nothing."""
     behind = len(problem.stages) - 1 - index
-    if not problem.placement.endswith(SPLIT_HEAD) or behind > problem.ranks:
+    if not problem.has_split_head or behind > problem.ranks:
         return ""
     return f"head, 1/{problem.ranks}" if behind else "join of the head"
 
