@@ -65,9 +65,9 @@ class Turns(Beginning):
 
     kind = ""
 
-    def _begins(self, given: Any, hooks: Any, executor: Any, *, fits: bool) -> bool:
+    def _begins(self, given: Any, hooks: Any, *more: Any, **options: Any) -> list[list[int]]:
         self._has_run = self.kind != KINDS[2]
-        return super()._begins(given, hooks if self.kind != KINDS[0] else _Apart(hooks), executor, fits=fits)
+        return super()._begins(given, hooks if self.kind != KINDS[0] else _Apart(hooks), *more, **options)
 
 
 class _Apart(ReplicaHooks):

@@ -4,8 +4,8 @@ Forward, a tensor that requires grad is one whose gradient comes back; the other
 none. Backward, there is a gradient for each tensor that requires one, and None for the others. `()` is nothing at all: what an op
 works on that starts from the batch or the loss.
 
-What a boundary's tensors are is learnt from the first microbatch, the same for all others. A message of fixed size, the header,
-goes before the boundary's first output and says it.
+What a boundary's tensors are depends on the *shape* of the microbatch: a number for the shapes and types of its inputs, which ranks
+with inputs say as a step begins. It is learnt from the first microbatch of a shape: a header goes before its output and says it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def handed_over(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     return tuple(tensor.detach().requires_grad_() if tensor.requires_grad else tensor.detach() for tensor in tensors)
 
 
-MAX_TENSORS = 16
+MAX_TENSORS = 1024
 MAX_DIMS = 14
 DTYPES = (
     torch.float64,
@@ -86,57 +86,76 @@ class TensorMeta(NamedTuple):
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
 
 
-HEADER = TensorMeta(torch.int64, (1 + MAX_TENSORS * (3 + MAX_DIMS),))
-"""What a header itself is."""
+HEADER = TensorMeta(torch.int64, (64,))
+"""What a header itself is: how many numbers it has, and the first 63 of them. What is left is a message of its own."""
 
 
-def encode(kinds: Sequence[TensorMeta]) -> torch.Tensor:
-    """The header: the number of tensors; of each its dtype, whether it has a gradient, the number of dimensions, the dimensions.
+def encode(kinds: Sequence[TensorMeta]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The header, and what has no place in it: of each tensor its dtype, whether it has a gradient, how many dimensions, and these.
 
     Raises:
         Unsupported: a type, or the number of tensors or dimensions, has no place in a header.
     """
     if len(kinds) > MAX_TENSORS:
         raise Unsupported(f"a stage gives {len(kinds)} tensors; stages can exchange up to {MAX_TENSORS}")
-    numbers = [len(kinds)]
+    numbers: list[int] = []
     for kind in kinds:
         if kind.dtype not in DTYPES or len(kind.shape) > MAX_DIMS:
             raise Unsupported(f"a stage gives {kind}; stages can exchange plain number types and up to {MAX_DIMS} dimensions")
         numbers += [DTYPES.index(kind.dtype), int(kind.gradient), len(kind.shape), *kind.shape]
-    header = torch.zeros(HEADER.shape, dtype=HEADER.dtype, device="cpu")
-    header[: len(numbers)] = torch.tensor(numbers, device="cpu")
-    return header
+    found = torch.tensor([len(numbers), *numbers], dtype=HEADER.dtype, device="cpu")
+    size = HEADER.shape[0]
+    return torch.nn.functional.pad(found[:size], (0, max(0, size - len(found)))), found[size:]
 
 
-def decode(header: torch.Tensor) -> tuple[TensorMeta, ...]:
-    """The kinds that the header says."""
-    count, *rest = header.tolist()
-    kinds = []
-    for _ in range(count):
-        dtype, gradient, dims, *rest = rest
-        kinds.append(TensorMeta(DTYPES[dtype], tuple(rest[:dims]), bool(gradient)))
-        rest = rest[dims:]
+def left_of(header: torch.Tensor) -> TensorMeta | None:
+    """What comes behind a header, as it has no place in it; None: nothing."""
+    left = int(header[0]) + 1 - HEADER.shape[0]
+    return TensorMeta(HEADER.dtype, (left,)) if left > 0 else None
+
+
+def decode(header: torch.Tensor, left: torch.Tensor | None = None) -> tuple[TensorMeta, ...]:
+    """The kinds that a header says, with what came behind it."""
+    count, *numbers = (header if left is None else torch.cat([header, left])).tolist()
+    kinds, at = [], 0
+    while at < count:
+        dtype, gradient, dims = numbers[at : at + 3]
+        at += 3 + dims
+        kinds.append(TensorMeta(DTYPES[dtype], tuple(numbers[at - dims : at]), bool(gradient)))
     return tuple(kinds)
 
 
-class BoundaryMeta(dict[int, tuple[TensorMeta, ...]]):
-    """By `Message.boundary`, what its tensors are; known from the first microbatch on, the same for all microbatches and steps."""
+Key: TypeAlias = tuple[int, int]
+"""What the tensors of a message depend on: its boundary, and the shape of its microbatch."""
 
-    def learn(self, value: Value, message: Message) -> tuple[TensorMeta, ...]:
+
+class BoundaryMeta(dict[Key, tuple[TensorMeta, ...]]):
+    """What a boundary's tensors are, for each shape that a microbatch has had."""
+
+    shapes: Sequence[int] = ()
+    """Of the step's microbatches, the same on all ranks; another sequence where they may be others than in the step before. Empty:
+    all have shape 0."""
+
+    def keys_of(self, messages: Sequence[Message]) -> list[Key]:
+        """Of each message, what its tensors depend on."""
+        shapes = self.shapes
+        return [(message.boundary, shapes[message.microbatch] if shapes else 0) for message in messages]
+
+    def learn(self, value: Value, message: Message, key: Key) -> tuple[TensorMeta, ...]:
         """Take note of a boundary's tensors, the outputs or their gradients.
 
         Returns:
             What the outputs are.
 
         Raises:
-            InvalidInput: they are not like the first.
+            InvalidInput: they are not like the first of this key.
             Unsupported: one is made of other tensors (a DTensor), whose memory is not its own: gloo would end the process.
         """
         if wrapped := [tensor for tensor in value if tensor is not None and hasattr(tensor, "__tensor_flatten__")]:
             raise Unsupported(_not_plain(wrapped[0], message))
-        known = self.get(message.boundary)
+        known = self.get(key)
         if known is None:
-            known = self[message.boundary] = tuple(TensorMeta.of(tensor) for tensor in value if tensor is not None)
+            known = self[key] = tuple(TensorMeta.of(tensor) for tensor in value if tensor is not None)
         elif not _alike(value, known, message.gradient):
             raise InvalidInput(_difference(value, known, message))
         return known
@@ -171,7 +190,10 @@ def _difference(value: Value, kinds: tuple[TensorMeta, ...], message: Message) -
             if tensor is not None
         ]
         expected = [f"{kind} that {'requires' if kind.gradient else 'does not require'} grad" for kind in kinds]
-    return f"{_named(message)} is {_listed(found)}, expected {_listed(expected)} as before; give all microbatches the same {way}"
+    remedy = f"give microbatches whose inputs are alike the same {way}"
+    if not message.gradient:
+        remedy += ", or give load varying=True"
+    return f"{_named(message)} is {_listed(found)}, expected {_listed(expected)} as before; {remedy}"
 
 
 def _not_plain(tensor: torch.Tensor, message: Message) -> str:

@@ -1,9 +1,9 @@
 """The ends of the plan's channels on one rank: sends that nobody waits for, receives posted early.
 
 Each wire has a transport of its own, so no channel ever waits behind another (CrossPipe 6.3: four streams, {send, recv} x {next,
-prev}). The tensors of a transfer have consecutive tags, from its place in the channel. Which of a boundary's tensors have gradients
-is said once, by the header; so both ends know what crosses, and nothing is sent for the others. A wait that fails says which op
-waited for what from whom.
+prev}). The tensors of a transfer have consecutive tags, from its place in the channel. What a boundary's tensors are, and which
+have gradients, is said once for each shape of microbatches, by the header; so both ends know what crosses, and nothing is sent for
+the others. A wait that fails says which op waited for what from whom.
 
 Where another channel can take over from one that fails, a failure does not end the step: it is noted, no more is sent on the wire,
 and what should come is zeros. So every rank runs all its ops, with all collectives that they may have, before the step runs again.
@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 
 from schedc.ir import Op, token
-from schedc.runtime.common.boundary import HEADER, MAX_TENSORS, TensorMeta, decode, encode
+from schedc.runtime.common.boundary import HEADER, MAX_TENSORS, TensorMeta, decode, encode, left_of
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer, TransferFailed, waiting_failed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from schedc.runtime.common.boundary import BoundaryMeta, Value
+    from schedc.runtime.common.boundary import BoundaryMeta, Key, Value
     from schedc.runtime.common.program import Wire
     from schedc.runtime.transports.base import Ends, Incoming, Outgoing
 
@@ -31,7 +31,8 @@ Failing: TypeAlias = "Callable[[str, Exception], None]"
 """Takes note that the wire has failed: what was being done, and what has been found. Raises if no other channel can take over."""
 
 TAGS = MAX_TENSORS + 3
-"""How many tags a transfer has: one for each tensor; then what lies beside them, a header, a monitor's stamp and its pings."""
+"""How many tags a transfer has: one for each tensor; then what lies beside them, a header with what comes behind it, a monitor's
+stamp and its pings."""
 HEADER_TAG, STAMP_TAG, PING_TAG = range(MAX_TENSORS, TAGS)
 
 
@@ -72,6 +73,15 @@ class _End:
     def __post_init__(self) -> None:
         """Nothing is known to have failed."""
         self._failed = False
+        self._shapes: Sequence[int] = self.boundaries.shapes
+        self._keys: list[Key] = self.boundaries.keys_of(self.wire.messages)
+        """Of each transfer, what its tensors depend on."""
+
+    def begin(self) -> None:
+        """Before a step's first op: look at the shapes of its microbatches."""
+        if self._shapes is not self.boundaries.shapes:
+            self._shapes = self.boundaries.shapes
+            self._keys = self.boundaries.keys_of(self.wire.messages)
 
     def _note(self, doing: str, error: Exception) -> None:
         """The wire has failed; return if another channel can take over."""
@@ -95,21 +105,28 @@ class Sender(_End):
         self._introduced = set(self.boundaries)  # those of another plan that this one takes over
         self._under_way: dict[int, list[Outgoing]] = {}
 
+    def begin(self) -> None:
+        """As `_End.begin`; what the boundaries have forgotten is said anew."""
+        if self._shapes is not self.boundaries.shapes:
+            self._introduced &= self.boundaries.keys()
+        super().begin()
+
     def send(self, at: int, value: Value) -> None:
-        """Send transfer `at` of the wire without waiting; before a boundary's first output goes a header.
+        """Send transfer `at` of the wire without waiting; before the first output of a boundary and shape goes a header.
 
         Raises:
-            InvalidInput: the tensors are not like the boundary's first.
+            InvalidInput: the tensors are not like the first of the boundary and shape.
             Unsupported: one is no plain tensor.
             TransferFailed: the connection is lost.
         """
         message = self.wire.messages[at]
-        kinds = self.boundaries.learn(value, message)
+        key = self._keys[at]
+        kinds = self.boundaries.learn(value, message, key)
         sends = self._under_way.setdefault(at, [])
-        if not message.gradient and message.boundary not in self._introduced:
-            self._introduced.add(message.boundary)
+        if not message.gradient and key not in self._introduced:
+            self._introduced.add(key)
             try:
-                sends.append(self.ends.control.send(encode(kinds), _header_tag(at)))
+                sends += [self.ends.control.send(part, _header_tag(at)) for part in encode(kinds) if part.numel()]
             except ConnectionLost as error:
                 raise self._lost(self._doing(at), error) from error
         for tag, (kind, tensor) in enumerate(zip(kinds, value, strict=True), at * TAGS):
@@ -156,22 +173,23 @@ class Receiver(_End):
         """Nothing is expected."""
         super().__post_init__()
         self._posted: dict[int, list[Incoming | None]] = {}
-        self._headers: dict[int, tuple[int, Incoming]] = {}
+        self._headers: dict[Key, tuple[int, Incoming]] = {}
         self._next = 0
         self._due = 0
 
     def begin(self) -> None:
-        """Before a step's first op: post the receives of the headers of all boundaries that are not known yet."""
+        """Before a step's first op: post the receives of the headers of what is not known yet."""
+        super().begin()
         self._next = self._due = 0
-        for at, message in enumerate(self.wire.messages):
-            if not message.gradient and message.boundary not in self.boundaries and message.boundary not in self._headers:
+        for at, (message, key) in enumerate(zip(self.wire.messages, self._keys, strict=True)):
+            if not message.gradient and key not in self.boundaries and key not in self._headers:
                 try:
-                    self._headers[message.boundary] = at, self.ends.control.receive(HEADER, _header_tag(at))
+                    self._headers[key] = at, self.ends.control.receive(HEADER, _header_tag(at))
                 except ConnectionLost as error:
                     raise self._lost(self._posting(at), error) from error
 
     def post(self, at: int) -> None:
-        """Post the receives of transfer `at`; in the first step, where its shapes are not known yet, `take` does it.
+        """Post the receives of transfer `at`; where what it brings is not known yet, `take` does it.
 
         Always in the order of the wire, which is that of the sends (NCCL matches them so): behind a transfer whose shapes are not
         known yet, the others wait for it.
@@ -179,7 +197,7 @@ class Receiver(_End):
         self._due = max(self._due, at + 1)
         while self._next < self._due:
             message = self.wire.messages[self._next]
-            kinds = self.boundaries.get(message.boundary)
+            kinds = self.boundaries.get(self._keys[self._next])
             if kinds is None:
                 return
             self._posted[self._next] = [
@@ -200,18 +218,11 @@ class Receiver(_End):
             TransferFailed: it does not come.
         """
         message = self.wire.messages[at]
-        for boundary in [earlier.boundary for earlier in self.wire.messages[self._next : at + 1]]:
-            if boundary in self._headers:
-                first, header = self._headers.pop(boundary)
-                limit_s = self.shape_timeout_s or self.timeout_s
-                try:
-                    found = header.wait(limit_s)
-                except (ConnectionLost, NoAnswer) as error:
-                    doing = self._waiting(op, first, "waits for the shape of")
-                    raise waiting_failed(doing, error, limit_s, self.wire.source) from error
-                self.boundaries.setdefault(boundary, decode(found))
+        for key in self._keys[self._next : at + 1]:
+            if key in self._headers:
+                self.boundaries.setdefault(key, self._header(*self._headers.pop(key), op))
         self.post(at)
-        kinds = self.boundaries[message.boundary]
+        kinds = self.boundaries[self._keys[at]]
         crossing = [kind for kind in kinds if kind.gradient or not message.gradient]
         come = [self._await(incoming, op, at, kind) for kind, incoming in zip(crossing, self._posted.pop(at), strict=True)]
         if not come:
@@ -222,6 +233,17 @@ class Receiver(_End):
         return tuple(
             tensor.detach().requires_grad_() if kind.gradient else tensor for kind, tensor in zip(kinds, come, strict=True)
         )
+
+    def _header(self, at: int, header: Incoming, op: Op) -> tuple[TensorMeta, ...]:
+        """What a header says, once it has come with all that is behind it."""
+        limit_s = self.shape_timeout_s or self.timeout_s
+        try:
+            found = header.wait(limit_s)
+            left = left_of(found)
+            return decode(found, None if left is None else self.ends.control.receive(left, _header_tag(at)).wait(limit_s))
+        except (ConnectionLost, NoAnswer) as error:
+            doing = self._waiting(op, at, "waits for the shape of")
+            raise waiting_failed(doing, error, limit_s, self.wire.source) from error
 
     def _await(self, incoming: Incoming | None, op: Op, at: int, kind: TensorMeta) -> torch.Tensor:
         if incoming is not None and not self._failed:

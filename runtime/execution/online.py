@@ -127,11 +127,11 @@ class OnlineExecutor(Executor):
             self._queues[QUEUE_OF[choice.instruction.op.kind]].append(at)
         self._completing = [one.op.stage for one in self.program.instructions if one.completes]
         self._receiving = {wire: len(each.messages) for wire, each in enumerate(wires) if each.destination == rank}
-        self._inputs = {message.boundary for wire in self._receiving for message in wires[wire].messages}
+        self._inputs = [message for wire in self._receiving for message in wires[wire].messages]
 
     def run(self) -> None:
         """As `Executor.run`."""
-        if not self._inputs <= self.wiring.boundaries.keys():
+        if not {*self.wiring.boundaries.keys_of(self._inputs)} <= self.wiring.boundaries.keys():
             super().run()
             return
         self.wiring.begin()

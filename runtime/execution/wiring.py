@@ -84,7 +84,7 @@ class Wiring:
 
         Args:
             plan: the plan.
-            boundaries: what is known of its boundaries; None: nothing, so that its first step begins with headers again.
+            boundaries: what is known of its boundaries; None: nothing, so that headers go again.
 
         Raises:
             TransferFailed: another rank does not come.
@@ -153,6 +153,8 @@ class Wiring:
         if not self._prepared:
             self.prepare()
         self._prepared = False
+        for sender in self.senders.values():
+            sender.begin()
 
     def all_through(self) -> None:
         """After the last op of a step that has a transfer: say so, if the host knows that all are through.

@@ -1,27 +1,26 @@
 """How a step or an evaluation begins: ranks look at the batch; if it does not fit, all say so and nothing has run.
 
-Ranks with inputs ask the other pipelines, and say to all ranks whether the call begins. Those without inputs hear it when the
-receives of their first op are posted: the word is there before what it works on. Before evaluations and the first step of a plan
-those with inputs ask those with inputs or targets, too; in each step that would cost up to the way of a message over the slowest
-link (benchmarks/runtime/beginning.py). So a rank may refuse what others have begun: it closes the pipe.
+Ranks with inputs ask the other pipelines, and say to all ranks whether the call begins, which *shape* each microbatch has (a number
+for the types and shapes of its tensors), and of how many samples it is. Those without inputs hear it when the receives of their
+first op are posted, where shapes have been the same for long: the word is there before what it works on. Where they are others
+then, all connect anew. Several ranks with inputs wait for each other.
+
+Before evaluations and the first step of a plan those with inputs ask all others, too; in each step that would cost up to the way of
+a message over the slowest link (benchmarks/runtime/beginning.py). So a rank may refuse what others have begun: it closes the pipe.
 """
 
 from __future__ import annotations
 
+from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
+
+import torch
 
 from schedc.errors import InvalidInput
 from schedc.ir import Problem
 from schedc.runtime.common.failure import BatchRefused
 from schedc.runtime.common.program import starts_of
-from schedc.runtime.stage.batches import (
-    Batches,
-    Microbatch,
-    Microbatches,
-    checked_inputs,
-    cut,
-    same_samples,
-)
+from schedc.runtime.stage.batches import Batches, Microbatches, check_targets, cut, samples_of, shape_of
 from schedc.runtime.transports.gloo import BEGINNING, PeerWords
 
 if TYPE_CHECKING:
@@ -34,6 +33,10 @@ if TYPE_CHECKING:
 
 
 WAITS, SAYS = "rank {rank} waits until rank {peer} begins", "rank {rank} says to rank {peer} that it begins"
+STEADY = 50
+"""After so many steps of the same shapes ranks post receives for the next before they know its own."""
+MOST_SHAPES = 4096
+"""Of more, all are forgotten, and headers go again."""
 
 
 class Given(NamedTuple):
@@ -62,34 +65,56 @@ class PipeCall(NamedTuple):
     """Of the microbatches, where they are not even and this rank needs them."""
     way: tuple[float, float]
     """What this pipeline's losses are divided by, and the scale of the gradients."""
+    shapes: Sequence[int]
+    """As `BoundaryMeta.shapes`."""
 
 
 class Beginning:
     """One rank's side of it."""
 
-    def __init__(self, groups: Groups, all_see: Callable[[bool], bool] | None, patience_s: float, sequence_dim: int = 1) -> None:
-        """Take the ranks, `SwapGroup.all_see` where there is one, how long to wait for a rank, and along what slices are cut."""
-        self._sequence_dim = sequence_dim
+    def __init__(
+        self,
+        groups: Groups,
+        all_see: Callable[[bool], bool] | None,
+        patience_s: float,
+        sequence_dim: int = 1,
+        *,
+        varying: bool = False,
+    ) -> None:
+        """Take the ranks, `SwapGroup.all_see` where there is one, how long to wait for a rank, and along what slices are cut.
+
+        `varying` is whether tensors between stages may differ where microbatches have one shape.
+        """
+        self._sequence_dim, self._varying = sequence_dim, varying
         self._groups = groups
         self._all_see = all_see
         self._patience_s = patience_s
         self._words = PeerWords(groups.all, BEGINNING)
+        self._numbers: dict[object, int] = {}
+        """Of what this rank's inputs have looked like, the number that it says to others."""
+        self._number = count()
+        self._known: dict[tuple[int, ...], int] = {}
+        """Of the numbers that ranks have said of a microbatch, its shape; the same on all ranks."""
 
     def use(self, problem: Problem, ending: Collection[int], cut_by_name: Callable[..., Microbatches] | None = None) -> None:
         """From now on calls are for a plan of this problem, of which no step has run.
 
         `ending` are the ranks that compute losses; `cut_by_name` cuts batches where stages are a graph, and any rank may have some.
         """
-        self._starting, self._ending = {problem.stages[stage].rank for stage in starts_of(problem)}, {*ending}
+        self._starting, self._ending = sorted({problem.stages[stage].rank for stage in starts_of(problem)}), {*ending}
         self._cut_by_name = cut_by_name
-        self._given = {*range(problem.ranks)} if cut_by_name else self._starting | self._ending
-        self._count, self._slices = problem.microbatches, problem.slices
-        self._samples: int | None = None
+        self._everybody = range(problem.ranks)
+        self._count, self._slices, self._parts = problem.microbatches, problem.slices, max(1, len(problem.slices))
+        self._even = cut_by_name is not None or problem.updates is not None
         self._has_run = False
+        self._said: list[list[int]] = []
+        """What ranks with inputs have said of the last step."""
+        self._shapes: Sequence[int] = ()
+        self._alike = STEADY
+        """In how many steps, one after the other, shapes have been the same."""
 
-    def ran(self, inputs: Sequence[Microbatch], shapes: Collection[Sequence[int]]) -> None:
-        """Take note that a step has run: of its inputs, and of the shapes of what this rank exchanges with others."""
-        self._samples = self._samples or (same_samples(inputs, shapes) if inputs else None)
+    def ran(self) -> None:
+        """Take note that a step has run."""
         self._has_run = True
 
     def agree(self, given: Given, hooks: ReplicaHooks, executor: Executor) -> PipeCall:
@@ -102,73 +127,153 @@ class Beginning:
             TransferFailed: another rank has ended, or does not answer.
         """
         own, refusal, steps = None, None, given.call == "step"
-        if given.weights is None and given.divide_by is None and len({*self._slices}) > 1:  # the mean over all tokens
+        by_slices = given.weights is None and given.divide_by is None and len({*self._slices}) > 1  # the mean over all tokens
+        if by_slices:
             given = given._replace(weights=self._slices * (self._count // len(self._slices)))
         try:
-            own = self._microbatches(given, self._samples if steps else None)
+            own = self._microbatches(given)
+            word = self._word(given, own)
         except InvalidInput as error:
-            refusal = error
-        if self._begins(given, hooks, executor if steps else None, fits=own is not None):
-            if refusal is not None:
-                raise refusal
-            assert own is not None
-            shares, count = None, self._count
-            if self._groups.rank in self._ending and not given.is_even:
+            refusal, word = error, [0] * (2 * self._count)
+        posts = steps and self._has_run and self._alike >= STEADY and not self._varying
+        words = self._begins(given, hooks, executor, word, fits=refusal is None, posts=posts)
+        samples = words[0][1 + self._count :]
+        if not all(one[0] for one in words):
+            line = None if refusal is None else str(refusal)
+            if own is not None and self._targets(given) is not None:
+                try:
+                    self._microbatches(given, samples)
+                except InvalidInput as error:
+                    line = str(error)
+            for others in (self._groups, *self._groups.beside):
+                line = next(filter(None, others.exchange(line)), None)
+            if posts:
+                executor.cancel()
+            raise BatchRefused(line)
+        if refusal is not None:
+            raise refusal
+        assert own is not None
+        shapes = self._shapes_of(words, executor, steps=steps, posts=posts)
+        rank, shares = self._groups.rank, None
+        if rank in self._ending:
+            targets = self._targets(given)
+            if targets is not None and samples[:: self._parts] != samples_of(targets, self._count // self._parts):
+                own = self._microbatches(given, samples)
+            given = self._by_samples(given, samples, hooks.pipelines, by_slices=by_slices)
+            if not given.is_even:
                 from schedc.runtime.stage.weighing import weigh
 
-                shares = weigh(given.weights, given.divide_by, given.scale, self._groups.rank, count, hooks)
-            return PipeCall(own, shares, (float(count * hooks.pipelines), 1.0) if shares is None else shares.way)
-        line = None if refusal is None else str(refusal)
-        for others in (self._groups, *self._groups.beside):
-            line = next(filter(None, others.exchange(line)), None)
-        if steps:
-            executor.cancel()
-        raise BatchRefused(line)
+                shares = weigh(given.weights, given.divide_by, given.scale, rank, self._count, hooks)
+        return PipeCall(own, shares, (float(self._count * hooks.pipelines), 1.0) if shares is None else shares.way, shapes)
 
-    def _microbatches(self, given: Given, samples: int | None) -> Microbatches:
-        rank, count = self._groups.rank, self._count
-        if rank in self._ending and not given.is_even:
+    def _targets(self, given: Given) -> torch.Tensor | None:
+        """The targets that this rank is to cut as inputs are, which it may not know; None: it has none, or cuts them otherwise."""
+        chain = self._groups.rank in self._ending and self._cut_by_name is None
+        return given.targets if chain and isinstance(given.targets, torch.Tensor) and given.targets.dim() else None
+
+    def _microbatches(self, given: Given, samples: Sequence[int] | None = None) -> Microbatches:
+        """What this rank has of the batch; `samples` are of the inputs, where they are known."""
+        count, parts = self._count, self._parts
+        if not given.is_even:
             from schedc.runtime.stage.weighing import check_weights
 
-            check_weights(given.weights, given.divide_by, given.scale, rank, count)
+            check_weights(given.weights, given.divide_by, given.scale, self._groups.rank, count)
+        whole = self._whole(given, count // parts, None if samples is None else samples[::parts])
         if not self._slices:
-            return self._whole(given, samples, count)
+            return whole
         from schedc.runtime.stage.slices import in_slices
 
-        return in_slices(self._whole(given, samples, count // len(self._slices)), self._slices, self._sequence_dim, rank)
+        return in_slices(whole, self._slices, self._sequence_dim, self._groups.rank)
 
-    def _whole(self, given: Given, samples: int | None, count: int) -> Microbatches:
-        rank = self._groups.rank
+    def _whole(self, given: Given, count: int, samples: Sequence[int] | None) -> Microbatches:
+        rank, even, inputs = self._groups.rank, self._even, given.inputs
         if self._cut_by_name is not None:
-            return self._cut_by_name(given.inputs, given.targets, count, bare=given.outputs)
-        inputs = checked_inputs(given.inputs, count, rank, samples) if rank in self._starting else ()
+            return self._cut_by_name(inputs, given.targets, count, bare=given.outputs)
+        if samples is None and isinstance(inputs, torch.Tensor) and isinstance(given.targets, torch.Tensor) and inputs.dim():
+            check_targets(given.targets, inputs.shape[0], count, rank)
+        own = cut(inputs, count, "inputs", rank, even=even) if rank in self._starting else ()
         if rank not in self._ending:
-            return Microbatches(inputs, ())
+            if own and given.targets is not None:  # a mistake that all ranks make is found before any begins
+                cut(given.targets, count, "targets", rank, even=even)
+            return Microbatches(own, ())
         if given.outputs and given.targets is None:
-            return Microbatches(inputs, None)
-        return Microbatches(inputs, cut(given.targets, count, "targets", rank))
+            return Microbatches(own, None)
+        return Microbatches(own, cut(given.targets, count, "targets", rank, samples, even=even))
 
-    def _begins(self, given: Given, hooks: ReplicaHooks, executor: Executor | None, *, fits: bool) -> bool:
-        """Whether the call begins, on any rank; what this one was given `fits`. The executor is that of a step."""
+    def _word(self, given: Given, own: Microbatches) -> list[int]:
+        """What this rank says of its inputs: a number for what each microbatch looks like, and how many samples it has."""
+        if self._groups.rank not in self._starting:
+            return []
+        if len(self._numbers) > MOST_SHAPES:
+            self._numbers.clear()
+        what = f"rank {self._groups.rank}: a microbatch of inputs"
+        numbers = []
+        for at in range(self._count):
+            found = tuple(shape_of(one[at], what) for one in (own.inputs, *own.inputs_of.values()) if one)
+            if found not in self._numbers:
+                self._numbers[found] = next(self._number)
+            numbers.append(self._numbers[found])
+        samples = samples_of(given.inputs, self._count // self._parts)
+        return [*numbers, *(each for each in samples for _ in range(self._parts))]
+
+    def _shapes_of(self, words: list[list[int]], executor: Executor, *, steps: bool, posts: bool) -> Sequence[int]:
+        """The shapes of a call's microbatches; where receives are posted for others, connect anew."""
+        boundaries = executor.wiring.boundaries
+        if self._varying:
+            boundaries.clear()
+            return [*range(self._count)]
+        if steps and words == self._said:
+            self._alike += 1
+            return self._shapes
+        if len(self._known) > MOST_SHAPES:
+            self._known.clear()
+            boundaries.clear()
+        columns = zip(*(one[1 : 1 + self._count] for one in words), strict=True)
+        shapes = [self._known.setdefault(numbers, len(self._known)) for numbers in columns]
+        if steps:
+            if posts:
+                self._groups.exchange(None)  # who closes must not be before one that still posts
+                executor.cancel()
+            self._alike = 0 if self._has_run else self._alike
+            self._said, self._shapes = words, shapes
+        return shapes
+
+    def _by_samples(self, given: Given, samples: Sequence[int], pipelines: int, *, by_slices: bool) -> Given:
+        """The same with weights by which each sample counts the same, where microbatches have different numbers of them."""
+        if len({*samples}) == 1:
+            return given
+        if given.weights is None and given.divide_by is None:
+            weights = [one * self._count / sum(samples) for one in samples]
+            return given._replace(weights=weights, divide_by=float(self._count * pipelines))
+        counts = samples if by_slices else [min(one, 1) for one in samples]  # of those that the job weighs: whether it counts
+        own = [1.0] * self._count if given.weights is None else given.weights
+        return given._replace(weights=[float(one) * n for one, n in zip(own, counts, strict=True)])
+
+    def _begins(
+        self, given: Given, hooks: ReplicaHooks, executor: Executor, word: Sequence[int], *, fits: bool, posts: bool
+    ) -> list[list[int]]:
+        """The words of ranks with inputs: whether the call begins, and `word` of each; what this rank was given `fits`."""
         rank, starts = self._groups.rank, self._groups.rank in self._starting
         self._words.finish(self._patience_s)  # what is left of the call before
-        if executor is None or not self._has_run:
-            said = self._words.expect(self._given if starts else (), WAITS)
-            if rank in self._given:
-                self._words.say(fits, self._starting, SAYS)
+        if given.call != "step" or not self._has_run:
+            said = self._words.expect(self._everybody if starts else (), WAITS)
+            targets = self._targets(given)
+            self._words.say([0 if not fits else -1 if targets is None else targets.shape[0]], self._starting, SAYS)
             self._words.finish(self._patience_s)
-            fits = fits and all(map(bool, said.values()))
+            if fits and starts:
+                samples = sum(word[self._count :: self._parts])
+                divisor = samples if samples % (self._count // self._parts) else (self._count // self._parts)
+                fits = all(int(one) == -1 or (int(one) and (samples < 0 or int(one) % divisor == 0)) for one in said.values())
         weighed = given.weights is not None and given.divide_by is None and rank in self._ending
         hooks.begin_call(f"{given.call} with weights" if weighed else given.call, fits=fits)
-        begun = self._words.expect(self._starting, WAITS)
+        begun = self._words.expect(self._starting, WAITS, 1 + 2 * self._count)
         if starts:
             begins = hooks.begins(fits)
             if self._all_see is not None:
                 begins = self._all_see(begins)
-            self._words.say(begins, range(self._groups.size), SAYS)
-            if begins:
-                return True
-        elif executor is not None:
+            self._words.say([begins, *word], self._everybody, SAYS)
+            begun[rank] = torch.tensor([begins, *word], device="cpu")
+        elif posts:
             executor.prepare()
         self._words.finish(self._patience_s, sent=False)
-        return any(map(bool, begun.values()))
+        return [begun[one].tolist() for one in self._starting]

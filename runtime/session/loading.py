@@ -63,14 +63,16 @@ def load(
     optimizers: StageOptimizers | Mapping[int, torch.optim.Optimizer | Sequence[torch.optim.Optimizer]] | None = None,
     steps: int | None = None,
     sequence_dim: int = 1,
+    varying: bool = False,
 ) -> Pipe:
     """Make this process one rank of the plan. All ranks call it together; it refuses on all of them, or on none.
 
     Args:
         plan: the plan file, or the plan.
         stages: this rank's stages by index, on the CPU or on one GPU. Each takes tensors as positional arguments and gives a
-            tensor or a tuple of tensors, of the same number, shapes and types for all microbatches; the next stage takes them. A
-            first stage gets the microbatch's inputs. Of a graph as docs/graphs.md says.
+            tensor or a tuple of tensors, of the same number, shapes and types for all microbatches whose inputs have the same
+            shapes and types; the next stage takes them. A first stage gets the microbatch's inputs. Of a graph as docs/graphs.md
+            says.
         loss_fn: takes what a last stage gives and the microbatch's targets, gives their mean loss. Needed where that is. Of a graph
             one for all stages that compute a loss, or a dict by stage, or by module where `build_stages` knows these.
         timeout_s: how long an op waits for another rank before the step fails; above the longest wait of a sound step.
@@ -98,6 +100,7 @@ def load(
             updates, and what this gives is an `AsynchronousPipe`, whose `step` runs all steps of the plan.
         steps: how many of them a run has, where the plan is one period of steps that overlap.
         sequence_dim: of inputs and targets, the dimension that is cut where the plan's microbatches are in slices; 1 or more.
+        varying: whether what a stage gives may have other shapes where inputs have the same; each tensor's are said before it then.
 
     Raises:
         InvalidInput: the file is no plan of a known version, is for other ranks or stages, or two options exclude each other.
@@ -171,7 +174,13 @@ def load(
             rank=groups.rank,
             beside=tuple(others.name for others in beside),
             wrapped=wrap is not None,
-            options={"check_loss": str(check_loss), "grad_dtype": str(grad_dtype), "observe": joint, "optimizers": str(updating)},
+            options={
+                "check_loss": str(check_loss),
+                "grad_dtype": str(grad_dtype),
+                "observe": joint,
+                "optimizers": str(updating),
+                "varying": str(varying),
+            },
             layers=next((getattr(module, "layers_of_model", ()) for module in stages.values()), ()),  # of build_stages' alone
             pipelines=replicas.pipelines if replicas is not None else 1 if pipelines is None else pipelines.size,
             ties=bool(ties),  # of build_stages' alone
@@ -210,6 +219,7 @@ def load(
             channels=wired,
             wrap=None if wrap is None else wrap(checked.problem, groups, stage_device(stages)),
             sequence_dim=sequence_dim,
+            varying=varying,
         )
         pipe = kind(ranks_steps, observe=observe, fits=fits, check_loss=check_loss)
     except BaseException:

@@ -59,6 +59,7 @@ class Steps:
         channels: ChannelsOf,
         wrap: Wrap | None,
         sequence_dim: int,
+        varying: bool,
     ) -> None:
         """Open the channels; all ranks do this together, with a plan and stages that `load` has checked.
 
@@ -97,9 +98,8 @@ class Steps:
         self.retries = self.wiring.retries
         """Whether a step may have to run again; the same in all pipelines that `load` connects."""
         self._start: StepStart | None = None
-        self.beginning = Beginning(
-            groups, None if swap_group is None else swap_group.all_see, timeout_s * self.wiring.patience, sequence_dim
-        )
+        all_see, patience_s = None if swap_group is None else swap_group.all_see, timeout_s * self.wiring.patience
+        self.beginning = Beginning(groups, all_see, patience_s, sequence_dim, varying=varying)
         self.use(plan)
 
     def use(self, plan: Plan) -> None:
@@ -135,7 +135,7 @@ class Steps:
             self.swap_group.way = call.way
         said = word if self.swap_group is None else word()
         loss = self.until_it_counts(partial(self._run_ops, call, said), call.batch, self._end)
-        self.beginning.ran(call.batch.inputs, [kinds[0].shape for kinds in self.wiring.boundaries.values()])
+        self.beginning.ran()
         if self.observer is not None:
             self.observer.end_step(self.count, perf_counter_ns())
         self.count += 1
@@ -177,6 +177,7 @@ class Steps:
         for tie in self.ties:
             tie.begin_step()
         self.hooks.begin_step()
+        self.wiring.boundaries.shapes = call.shapes
         self.runner.executor.run()
         self.training.finish()
         here = self.wiring.finish()

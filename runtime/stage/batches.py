@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
@@ -35,11 +35,32 @@ class Microbatches(NamedTuple):
     targets_of: Mapping[Name, Sequence[Microbatch]] = MappingProxyType({})
 
 
-def cut(batch: Batches | None, microbatches: int, name: str, rank: int) -> Sequence[Microbatch]:
+def samples_of(batch: Batches | None, microbatches: int) -> list[int]:
+    """How many samples of a batch each microbatch gets, as even as possible, the first ones more; -1: as its list of them says.
+
+    Of fewer samples than microbatches each of those left over gets none: it runs on the last sample, and counts nothing.
+    """
+    if not isinstance(batch, torch.Tensor):
+        return [-1] * microbatches
+    some, more = divmod(batch.shape[0], microbatches)
+    return [some + 1] * more + [some] * (microbatches - more)
+
+
+def cut(
+    batch: Batches | None, microbatches: int, name: str, rank: int, samples: Sequence[int] | None = None, *, even: bool = True
+) -> Sequence[Microbatch]:
     """The microbatches of a batch; `name` and `rank` say whose they are.
 
+    Args:
+        batch: all of them.
+        microbatches: how many the plan has.
+        name: what they are, for messages.
+        rank: this one.
+        samples: of which of the inputs' samples each is, as `samples_of`; None: as this batch has them.
+        even: whether all are to have as many.
+
     Raises:
-        InvalidInput: there is none, or it cannot be cut into that many equal ones.
+        InvalidInput: there is none, or it cannot be cut so.
     """
     if batch is None:
         raise InvalidInput(
@@ -48,55 +69,44 @@ def cut(batch: Batches | None, microbatches: int, name: str, rank: int) -> Seque
     if isinstance(batch, Mapping):
         raise InvalidInput(f"rank {rank}: the {name} are a dict, which is for stages that are a graph; pass the batch itself")
     if not isinstance(batch, torch.Tensor):
+        if not isinstance(batch, Sequence):
+            expected = f"a tensor or a list of {microbatches} microbatches"
+            raise InvalidInput(f"rank {rank}: the {name} are of type {type(batch).__name__}, expected {expected}")
         if len(batch) != microbatches:
             raise InvalidInput(f"rank {rank}: {len(batch)} microbatches of {name} were given, the plan has {microbatches}")
         return batch
-    if batch.dim() == 0 or batch.shape[0] % microbatches or not batch.shape[0]:
-        raise InvalidInput(
-            f"rank {rank}: the {name} have the shape {list(batch.shape)}; dimension 0 must be a multiple of the plan's"
-            f" {microbatches} microbatches"
-        )
-    return batch.chunk(microbatches)
+    if batch.dim() == 0 or not batch.shape[0] or (even and batch.shape[0] % microbatches):
+        expected = f"a multiple of the plan's {microbatches} microbatches" if even else "1 or more"
+        raise InvalidInput(f"rank {rank}: the {name} have the shape {list(batch.shape)}; dimension 0 must be {expected}")
+    sizes, times = samples_of(batch, microbatches), 1
+    if samples is not None and samples[0] >= 0:
+        check_targets(batch, sum(samples), microbatches, rank)
+        if sum(samples) % microbatches:
+            sizes, times = list(samples), batch.shape[0] // sum(samples)
+    parts = torch.split(batch, [size * times for size in sizes])
+    return [part if size else batch[-times:] for part, size in zip(parts, sizes, strict=True)]
 
 
-def checked_inputs(
-    batch: Batches | None, microbatches: int, rank: int, samples: int | None, what: str = "inputs"
-) -> Sequence[Microbatch]:
-    """The microbatches of a rank's inputs.
-
-    Args:
-        batch: all of them.
-        microbatches: how many the plan has.
-        rank: this one.
-        samples: how many each has along dimension 0; None: any number.
-        what: they are, for messages.
+def check_targets(targets: torch.Tensor, inputs: int, microbatches: int, rank: int) -> None:
+    """Refuse targets of a rank that cannot be cut as so many samples of `inputs` are.
 
     Raises:
-        InvalidInput: as `cut`; or one has another number of samples, or is neither a tensor nor a tuple of tensors.
+        InvalidInput: says so.
     """
-    found = cut(batch, microbatches, what, rank)
-    for number, one in enumerate(found):
-        first = next(iter(tensors_of(one, f"rank {rank}: a microbatch of {what}")), None)
-        if samples is not None and first is not None and first.shape[:1] != (samples,):
-            has = first.shape[0] if first.dim() else "no dimension"
-            raise InvalidInput(
-                f"rank {rank}: microbatch {number} of the inputs has {has} samples along dimension 0, expected {samples} as in the"
-                " steps before; leave out a last batch that is smaller (drop_last=True), or evaluate it"
-            )
-    return found
+    if targets.dim() and inputs and targets.shape[0] % (inputs if inputs % microbatches else microbatches):
+        raise InvalidInput(
+            f"rank {rank}: the targets have the shape {list(targets.shape)}, and the inputs {inputs} samples; expected as many, or"
+            " a multiple, along dimension 0"
+        )
 
 
-def same_samples(inputs: Sequence[Microbatch], shapes: Collection[Sequence[int]]) -> int | None:
-    """How many samples each microbatch has along dimension 0, if what stages exchange has as many; None: they do not.
+def shape_of(microbatch: Microbatch, what: str) -> tuple[object, ...]:
+    """The types and shapes of a microbatch's tensors.
 
-    Args:
-        inputs: of a step that has run.
-        shapes: of the outputs that this rank sends or gets.
+    Raises:
+        InvalidInput: it is something else, which `what` names.
     """
-    first = next(iter(tensors_of(inputs[0])), None)
-    if first is None or not shapes or any(shape[:1] != first.shape[:1] for shape in shapes):
-        return None
-    return first.shape[0] if first.dim() else None
+    return tuple((tensor.dtype, tensor.shape) for tensor in tensors_of(microbatch, what))
 
 
 def inputs_of(microbatch: Microbatch) -> tuple[torch.Tensor, ...]:

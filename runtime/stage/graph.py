@@ -20,7 +20,7 @@ import torch
 from schedc.errors import InvalidInput
 from schedc.ir import Kind
 from schedc.runtime.common.boundary import Value, tensors_of
-from schedc.runtime.stage.batches import Batches, Microbatch, Microbatches, Name, checked_inputs, cut, inputs_of
+from schedc.runtime.stage.batches import Batches, Microbatch, Microbatches, Name, cut, inputs_of
 from schedc.runtime.stage.block import StageBlock
 from schedc.runtime.stage.training import Training, by_name, losses_of
 
@@ -130,7 +130,7 @@ def cut_by_name(
             yield name, what, by_name(given, name)
 
     begins = named("inputs", inputs, (name for call in calls for name in call.begins))
-    found = {name: checked_inputs(batch, microbatches, rank, None, what) for name, what, batch in begins}
+    found = {name: cut(batch, microbatches, what, rank) for name, what, batch in begins}
     bare = bare and targets is None
     ends = named("targets", targets, (name for call in calls for name in call.targets if not (bare and name in call.losses)))
     return Microbatches((), None if bare else (), found, {name: cut(each, microbatches, what, rank) for name, what, each in ends})

@@ -35,7 +35,11 @@ def check_weights(weights: Weights | None, divide_by: float | None, scale: float
     Raises:
         InvalidInput: says which.
     """
-    given = [1.0] * microbatches if weights is None else [float(weight) for weight in weights]
+    try:
+        given = [1.0] * microbatches if weights is None else [float(weight) for weight in weights]
+        scale, divide_by = float(scale), None if divide_by is None else float(divide_by)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"rank {rank}: weights, divide_by or scale: {error}; expected numbers, of weights a list") from error
     if len(given) != microbatches:
         raise InvalidInput(f"rank {rank}: {len(given)} weights were given, the plan has {microbatches} microbatches")
     wrong = next((weight for weight in given if not (math.isfinite(weight) and weight >= 0)), None)

@@ -142,16 +142,16 @@ class PeerWords:
         """Begin to send."""
         self._sent.append(self._begin(self._group.send, tensor, peer, doing))
 
-    def expect(self, peers: Collection[int], doing: str) -> dict[int, torch.Tensor]:
-        """Begin to receive a yes or no of each peer that is another rank; what it is, once it has come."""
-        words = {peer: torch.zeros(1, dtype=torch.uint8, device="cpu") for peer in self._others(peers)}
+    def expect(self, peers: Collection[int], doing: str, numbers: int = 1) -> dict[int, torch.Tensor]:
+        """Begin to receive a word of so many numbers of each peer that is another rank; what it is, once it has come."""
+        words = {peer: torch.zeros(numbers, dtype=torch.int64, device="cpu") for peer in self._others(peers)}
         for peer, word in words.items():
             self.receive(word, peer, doing)
         return words
 
-    def say(self, word: bool, peers: Collection[int], doing: str) -> None:
-        """Begin to send a yes or no to each peer that is another rank."""
-        said = torch.tensor([word], dtype=torch.uint8, device="cpu")
+    def say(self, word: Sequence[int], peers: Collection[int], doing: str) -> None:
+        """Begin to send a word to each peer that is another rank."""
+        said = torch.tensor(word, dtype=torch.int64, device="cpu")
         for peer in self._others(peers):
             self.send(said, peer, doing)
 
@@ -205,7 +205,7 @@ class Completion:
         """Say whether all has come. Only the first word of a step counts."""
         if self._own is None:
             self._own = good
-            self._words.say(good, self._peers, "rank {rank} says to rank {peer} that it has received all of the step")
+            self._words.say([good], self._peers, "rank {rank} says to rank {peer} that it has received all of the step")
 
     def hear(self, timeout_s: float) -> bool:
         """Wait for the others' words: whether all of them, and this rank's own, are good.

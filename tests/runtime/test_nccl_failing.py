@@ -66,7 +66,7 @@ class Job:
                 self.failing(rank, error)
 
     def send(self, fails_before: int | None) -> None:
-        sender = Sender(WIRE, self.ends(0), BoundaryMeta({0: (KIND,)}), WAIT_S, lambda _, error: self.failing(0, error))
+        sender = Sender(WIRE, self.ends(0), BoundaryMeta({(0, 0): (KIND,)}), WAIT_S, lambda _, error: self.failing(0, error))
         for number in range(COUNT):
             if number == fails_before:
                 self.fail(0)
@@ -75,7 +75,7 @@ class Job:
         sender.flush()
 
     def receive(self, fails_before: int | None, ahead: int) -> None:
-        receiver = Receiver(WIRE, self.ends(1), BoundaryMeta({0: (KIND,)}), WAIT_S, lambda _, error: self.failing(1, error))
+        receiver = Receiver(WIRE, self.ends(1), BoundaryMeta({(0, 0): (KIND,)}), WAIT_S, lambda _, error: self.failing(1, error))
         receiver.begin()
         for number in range(COUNT):
             receiver.post(min(number + ahead, COUNT) - 1)

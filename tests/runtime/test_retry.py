@@ -300,7 +300,7 @@ def test_what_has_failed_is_used_no_more(error: Exception) -> None:
     """Its failure is noted once; zeros come, of the right kind, and nothing is sent."""
     data: Any = Scripted(error)
     found: list[str] = []
-    boundaries = BoundaryMeta({0: (KIND,)})
+    boundaries = BoundaryMeta({(0, 0): (KIND,)})
 
     def failing(doing: str, _: Exception) -> None:
         found.append(doing)
@@ -320,7 +320,7 @@ def test_what_has_failed_is_used_no_more(error: Exception) -> None:
 def test_a_device_that_is_broken_is_no_channel_that_fails() -> None:
     """Any channel would meet the same error: it is raised as what it is."""
     data: Any = Scripted(torch.AcceleratorError("CUDA error: device-side assert triggered"))
-    receiver = Receiver(wire_of(1), Ends(data, data), BoundaryMeta({0: (KIND,)}), 1.0, lambda doing, error: None)
+    receiver = Receiver(wire_of(1), Ends(data, data), BoundaryMeta({(0, 0): (KIND,)}), 1.0, lambda doing, error: None)
     receiver.begin()
     with pytest.raises(torch.AcceleratorError, match="device-side assert"):
         receiver.take(0, Op(Kind.F, 1, 0))
@@ -328,7 +328,7 @@ def test_a_device_that_is_broken_is_no_channel_that_fails() -> None:
 
 def test_a_channel_that_nothing_can_take_over_from_ends_the_step() -> None:
     data: Any = Scripted(ConnectionLost("the card is gone"))
-    receiver = Receiver(wire_of(1), Ends(data, data), BoundaryMeta({0: (KIND,)}), 1.0)
+    receiver = Receiver(wire_of(1), Ends(data, data), BoundaryMeta({(0, 0): (KIND,)}), 1.0)
     receiver.begin()
     with pytest.raises(TransferFailed, match="the connection is lost; rank 0 has ended or failed"):
         receiver.take(0, Op(Kind.F, 1, 0))

@@ -42,6 +42,12 @@ def test_two_ranks(two: Ranks, lengths: tuple[int, ...], split: bool, recompute:
     assert_exact(two.run(slice_runs.errors_of, plans, recompute=recompute, times=3 if len({*lengths}) == 1 else 1))
 
 
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_a_smaller_batch(two: Ranks, lengths: tuple[int, ...]) -> None:
+    """Each token counts the same."""
+    assert_exact(two.run(slice_runs.errors_of, [plan_in_any_order(Random(0), sliced(2, lengths))], left_out=1))
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_four_ranks(four: Ranks, seed: int) -> None:
     """Any order; W in parts."""
@@ -78,8 +84,8 @@ REFUSALS = (
     "its microbatches are in slices, which ranks that choose inside a step does not support; expected a chain of whole ones",
     "BatchRefused: rank 0: inputs, microbatch 0: found the shape [2, 7], expected 8 tokens, in slices of [5, 3], along dimension 1",
     "BatchRefused: rank 1: targets, microbatch 0: found the shape [2, 7, 2], expected 8 tokens, in slices of [5, 3], along",
-    "BatchRefused: rank 0: the inputs have the shape [3, 8]; dimension 0 must be a multiple of the plan's 2 microbatches",
-    "BatchRefused: rank 1: 2 weights were given, the plan has 4 microbatches",
+    "BatchRefused: rank 0: the inputs have the shape [0, 8]; dimension 0 must be 1 or more",
+    "BatchRefused: rank 0: 2 weights were given, the plan has 4 microbatches",
     "it has the slices [4, 4], expected [5, 3]; a swap leaves every stage where it is",
     "stage 0 gives a Tensor; expected (y, state), as microbatches are in slices: what the next stage gets, and what the next slice",
 )

@@ -40,14 +40,14 @@ def test_two_pipelines(four: Ranks, zero: int | None) -> None:
 
 def test_refusals(two: Ranks) -> None:
     said = two.run(loss_runs.call, few_plan("1f1b"), [{"weights": [1.0] * 3}] * 2)
-    assert said[1] == "BatchRefused: rank 1: 3 weights were given, the plan has 4 microbatches"
+    assert said[1] == "BatchRefused: rank 0: 3 weights were given, the plan has 4 microbatches"
     assert said[0] == said[1]
     said = two.run(loss_runs.call, few_plan("1f1b"), [{"weights": [1.0, -1.0, 1.0, 1.0]}] * 2)
-    assert said[1] == "BatchRefused: rank 1: a microbatch has the weight -1; expected a finite number, 0 or more"
+    assert said[1] == "BatchRefused: rank 0: a microbatch has the weight -1; expected a finite number, 0 or more"
     said = two.run(loss_runs.call, few_plan("1f1b"), [{"weights": [0.0] * 4}] * 2)
     assert said[1].startswith("InvalidInput: rank 1: the weights of all microbatches are 0; expected")
     said = two.run(loss_runs.call, few_plan("1f1b"), [{"divide_by": 0.0}] * 2)
-    assert said[1].startswith("BatchRefused: rank 1: divide_by is 0; expected")
+    assert said[1].startswith("BatchRefused: rank 0: divide_by is 0; expected")
 
 
 def test_what_is_not_the_same_in_all_pipelines(four: Ranks) -> None:

@@ -203,5 +203,5 @@ def refuse_later(rank: int, plan: Plan) -> list[str]:
         pipe.step(inputs, targets)
         for _ in range(2):
             with noting(lines):
-                pipe.step(inputs[: 7 if rank == 1 else None], targets[: 7 if rank == 1 else None])
+                pipe.step(inputs[: 0 if rank == 1 else None], targets[: 0 if rank == 1 else None])
     return lines

@@ -157,10 +157,10 @@ def refuse_batches(
                 inputs, targets = make_batch(plan, step)
                 wrong: list[Any] = [["none"] * 4] if not step else []
                 if step and refuses:
-                    wrong = [inputs[:4], inputs[:7], [inputs[:2]] * 3, None]
+                    wrong = [inputs[:0], inputs[0, 0], [inputs[:2]] * 3, None]
                 calls: list[Any] = [(pipe.step, batch) for batch in wrong if between or not (step or refuses)]
                 for call, batch in [*calls, *((pipe.evaluate, batch) for batch in wrong[1:])]:
-                    given = (batch, targets[:7]) if culprit in (None, rank) else (inputs, targets)
+                    given = (batch, targets[: None if culprit is None else 0]) if culprit in (None, rank) else (inputs, targets)
                     try:
                         call(*given)
                     except schedc.runtime.BatchRefused as error:

@@ -73,8 +73,10 @@ def batch_of(problem: Problem, step: int, times: int = 1) -> tuple[torch.Tensor,
     return found[0], found[1]
 
 
-def errors_of(rank: int, plans: Sequence[Plan], times: int = 1, **options: Any) -> float | list[Any]:
+def errors_of(rank: int, plans: Sequence[Plan], times: int = 1, left_out: int = 0, **options: Any) -> float | list[Any]:
     """A step and an evaluation of each of the plans of the same slices, which take over while the job trains.
+
+    The batch is so many samples smaller than its microbatches.
 
     Returns:
         The largest relative error of a loss or a gradient, or why the plan is refused.
@@ -93,7 +95,7 @@ def errors_of(rank: int, plans: Sequence[Plan], times: int = 1, **options: Any) 
                 assert swap.state == "done", swap.reason
             for weight in (*weights_of(dict(enumerate(whole))), *weights_of(own)):
                 weight.grad = None
-            inputs, targets = batch_of(problem, number, times)
+            inputs, targets = (each[left_out:] for each in batch_of(problem, number, times))
             x = inputs
             for stage in whole:
                 x = stage.whole(x)
@@ -147,7 +149,7 @@ def refusals(rank: int, plan: Plan, other: Plan) -> list[Any]:
             pass
     with noting(lines), load(plan, own) as pipe:
         inputs, targets = batch_of(problem, 0)
-        for given in ((inputs[:, 1:], targets), (inputs, targets[:, :, None].expand(-1, -1, 2)[:, 1:]), (inputs[1:], targets)):
+        for given in ((inputs[:, 1:], targets), (inputs, targets[:, :, None].expand(-1, -1, 2)[:, 1:]), (inputs[:0], targets)):
             with noting(lines):
                 pipe.step(*given)
         with noting(lines):

@@ -1,0 +1,112 @@
+"""What rank processes run in the tests of shapes that change: steps on batches of other lengths and sizes, beside one process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import torch
+from torch import nn
+
+from runs.harness import TOKENS, Run, load, loss_fn, make_batch, make_stages, noting
+from schedc.runtime.session import beginning
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from schedc.ir.plan import Plan
+
+Shape = tuple[int, int]
+"""Samples and tokens."""
+
+
+def made(number: int, shape: Shape) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and targets."""
+    inputs, targets = torch.randint(TOKENS, (2, *shape), generator=torch.Generator().manual_seed(number))
+    return inputs, targets
+
+
+def train(
+    rank: int, plan: Plan, batches: Sequence[Shape | list[Shape]], steady: int = beginning.STEADY, **options: Any
+) -> tuple[list[float], list[int]]:
+    """Train on batches of these shapes, or of microbatches of these, and the whole model on the same.
+
+    `steady` is after how many steps of the same shapes receives are posted before those of the next are known.
+
+    Returns:
+        Of each step the largest relative error of its loss, of an evaluation's before it, and of all gradients; and for how many
+        boundaries and shapes this rank has learnt in it what is exchanged.
+    """
+    run, errors, learnt = Run(plan), [], []
+    with patch.object(beginning, "STEADY", steady), run.load(**options) as pipe:
+        for number, shapes in enumerate(batches):
+            known = len(pipe.steps.wiring.boundaries)
+            run.clear()
+            if isinstance(shapes, list):
+                parts = [made(10 * number + at, shape) for at, shape in enumerate(shapes)]
+                given: Any = [[part[side] for part in parts] for side in range(2)]
+                right = torch.stack([loss_fn(run.outputs(x), y) for x, y in parts]).mean()
+            else:
+                inputs, targets = made(number, shapes)
+                right = loss_fn(run.outputs(inputs), targets)
+                given = run.share((inputs, targets))
+            torch.autograd.backward(right)
+            losses = [pipe.evaluate(*given).item()] if number % 2 else []
+            losses.append(pipe.step(*given).item())
+            errors.append(max(*(abs(loss - right.item()) / right.item() for loss in losses), *run.gradient_errors()))
+            learnt.append(len(pipe.steps.wiring.boundaries) - known)
+            run.descend()
+    return errors, learnt
+
+
+class Longer(nn.Module):
+    """A first stage that gives one token more in each forward, whatever it takes."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.calls = inner, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return torch.cat([self.inner(x)] + [self.inner(x[:, :1])] * self.calls, dim=1)
+
+
+def mean_square(output: torch.Tensor, _: object) -> torch.Tensor:
+    """A loss without targets."""
+    return output.pow(2).mean()
+
+
+def vary(rank: int, plan: Plan, varying: bool) -> list[Any]:
+    """Two steps of a first stage whose outputs' shapes do not follow from its inputs': what they say, or the largest error."""
+    run, lines = Run(plan), list[Any]()
+    inner, *others = run.whole
+    run.whole = [Longer(inner), *others]
+    if rank == 0:
+        run.stages = {0: Longer(run.stages[0])}
+    with noting(lines), run.load(loss_fn=mean_square, varying=varying) as pipe:
+        for number in range(2):
+            run.clear()
+            inputs, targets = make_batch(plan, number)
+            losses = [mean_square(run.outputs(part), None) for part in torch.chunk(inputs, plan.problem.microbatches)]
+            torch.autograd.backward(torch.stack(losses).mean())
+            pipe.step(inputs, targets)
+            lines.append(max(run.gradient_errors()))
+    return lines
+
+
+def mistake(rank: int, plan: Plan, given: dict[str, Any]) -> tuple[list[str], bool]:
+    """A step, one that all ranks call with a mistake in it, and another: what is said, and whether gradients are the first's."""
+    stages, lines = make_stages(plan, rank), list[str]()
+    weights = [*nn.ModuleList(stages.values()).parameters()]
+    with load(plan, stages) as pipe:
+        inputs, targets = make_batch(plan, 0)
+        pipe.step(inputs, targets)
+        first = [weight.grad for weight in weights]
+        for weight in weights:
+            weight.grad = None
+        with noting(lines):
+            pipe.step(**{"inputs": inputs, "targets": targets, **given})
+        clean = all(weight.grad is None for weight in weights)
+        pipe.step(inputs, targets)
+    same = all(torch.equal(weight.grad, other) for weight, other in zip(weights, first, strict=True))  # type: ignore[arg-type]
+    return lines, same and clean
