@@ -5,16 +5,17 @@ window; for each backward that may be fused, whether it is. Constraints, each in
 time per rank, one transfer at a time per link or trunk; microbatch order; memory; collectives. Objective: the makespan or the
 stage span, at most the incumbent's.
 
-A link serves its transfers in any order here, where the simulator serves them in order of ready time, and an op may wait, which can
-make a stage span shorter (`models.start_windows`), and let a value wait less for others (`models.cpsat.memory`): the model is a
-relaxation in these, so its bounds hold for schedules of whole blocks, and a schedule that it finds is timed again.
+An op may wait here, which can make a stage span shorter (`models.start_windows`), let a value wait less for others
+(`models.cpsat.memory`), and let the message of another rank go first on a trunk; and a message of 0 bytes waits for none of another
+chain. The model is a relaxation in these, so its bounds hold for schedules of whole blocks, and a schedule that it finds is timed
+again.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import TYPE_CHECKING
 
 from schedc.ir import Kind, Objective, Op, Problem, Resource
@@ -42,6 +43,7 @@ def build(problem: Problem, blocks: Blocks, windows: Windows, lower: int, upper:
     add_precedences(variables)
     add_rank_no_overlap(variables, problem)
     add_transfers(variables, windows, shared)
+    add_ready_order(variables)
     add_microbatch_order(variables)
     add_memory_limit(variables, problem, windows.end)
     add_collectives(variables, problem, windows.end, shared)
@@ -132,6 +134,24 @@ def add_transfers(variables: CpSatVariables, windows: Windows, shared: dict[Reso
     for lane in lanes.values():
         for (first, occupancy), (second, _) in pairwise(lane):
             model.add(second >= first + occupancy)
+
+
+def add_ready_order(variables: CpSatVariables) -> None:
+    """A link or trunk serves transfers of different chains in the order in which they become ready; of equals, either is first."""
+    model, blocks = variables.model, variables.blocks
+    chain_of = {op: number for number, chain in enumerate(blocks.chains) for op in chain}
+    queues: dict[Resource, list[BlockTransfer]] = defaultdict(list)
+    for move in blocks.transfers:
+        if move.occupancy:
+            queues[move.resource].append(move)
+    for queue in queues.values():
+        for first, second in combinations(queue, 2):
+            if chain_of[first.producer] == chain_of[second.producer]:
+                continue
+            order = model.new_bool_var("")
+            for a, b, literal in ((first, second, order), (second, first, ~order)):
+                model.add(variables.send[b.name] >= variables.send[a.name] + a.occupancy).only_enforce_if(literal)
+                model.add(variables.end(a.producer) <= variables.end(b.producer)).only_enforce_if(literal)
 
 
 def add_microbatch_order(variables: CpSatVariables) -> None:

@@ -3,12 +3,12 @@
 Sets: the ops, transfers and collectives of `schedc.models.blocks`. Variables: the start of each, continuous, in ticks of the grid,
 in its window; for each backward that may be fused, whether it is, a binary; for each pair of tasks on one rank, link or trunk whose
 order is open, a binary. Constraints, each in a function of its name: precedence; one op at a time per rank, one transfer at a time
-per link or trunk; microbatch order; memory; collectives. Objective: the makespan or the stage span, at most the incumbent's.
+per link or trunk, in the order in which they become ready; microbatch order; memory; collectives. Objective: the makespan or the
+stage span, at most the incumbent's.
 
-A link serves its transfers in any order here, where the simulator serves them in order of ready time, and an op may wait, which can
-make a stage span shorter (`models.start_windows`): the model is a relaxation in these, as the CP-SAT model is, and in values that
-wait for others, which take no memory here. All data are
-integers, and with the order given the least starts are longest paths: the optimum is an integer number of ticks.
+An op may wait here, and a message of 0 bytes waits for none of another chain: the model is a relaxation in these, as the CP-SAT
+model is, and in values that wait for others, which take no memory here. All data are integers, and with the order given the least
+starts are longest paths: the optimum is an integer number of ticks.
 """
 
 from __future__ import annotations

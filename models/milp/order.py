@@ -2,6 +2,7 @@
 
 Tasks of one resource go in. For each pair of them the model gets nothing where what needs what decides their order, a row where
 their windows do, else a binary variable and the two rows of a disjunction, each with the least big-M that the windows allow.
+Transfers that a rank sends have the order of the ops that send them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 import pulp
 
 from schedc.ir import Op
+from schedc.models.milp.variables import op_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,6 +82,9 @@ def _fix(variables: MilpVariables, a: OrderedTask, b: OrderedTask) -> None:
 def _add_disjunction(variables: MilpVariables, a: OrderedTask, b: OrderedTask) -> None:
     a_first = a.earliest + a.length <= b.latest
     b_first = b.earliest + b.length <= a.latest
+    if a.lane is not None and b.lane is not None:  # transfers of two chains
+        _add_ready_order(variables, a, b)
+        return
     if not (a_first and b_first):
         if a_first or not b_first:
             _fix(variables, a, b)
@@ -88,10 +93,31 @@ def _add_disjunction(variables: MilpVariables, a: OrderedTask, b: OrderedTask) -
             _fix(variables, b, a)
             variables.model += a.start >= _end(b, a)
         return
+    _add_either(variables, a, b, _order(variables, a, b))
+
+
+def _order(variables: MilpVariables, a: OrderedTask, b: OrderedTask) -> pulp.LpVariable:
     first = variables.model.add_variable(f"{a.name}_before_{b.name}", cat=pulp.LpBinary)
     variables.before[a.name, b.name] = first
     variables.before[b.name, a.name] = 1 - first
     variables.order[a.name, b.name] = first
+    return first
+
+
+def _add_ready_order(variables: MilpVariables, a: OrderedTask, b: OrderedTask) -> None:
+    """Transfers leave in the order in which they become ready: of one rank, that of its ops; of two, that of their ends."""
+    assert a.after is not None and b.after is not None
+    first = variables.before.get((op_name(a.after), op_name(b.after)))
+    if first is None:
+        first = _order(variables, a, b)
+        for one, other, late in ((a, b, 1 - first), (b, a, first)):
+            assert one.after is not None and other.after is not None
+            most = max(1, one.latest - other.earliest)  # it is ready when it leaves, or before
+            variables.model += variables.end(other.after) >= variables.end(one.after) - most * late
+    _add_either(variables, a, b, first)
+
+
+def _add_either(variables: MilpVariables, a: OrderedTask, b: OrderedTask, first: pulp.LpAffineExpression | int) -> None:
     # At least 1, so that the variable is in a row where both tasks take no time and cannot move.
     variables.model += b.start >= _end(a, b) - max(1, a.latest_end - b.earliest) * (1 - first)
     variables.model += a.start >= _end(b, a) - max(1, b.latest_end - a.earliest) * first

@@ -8,32 +8,26 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
+from inputs.claim_problems import claim_problem
 from inputs.problems import m70, make_problem
 from inputs.tiny_problems import random_schedule, tiny_problem
+from oracles.bounds import models_are_exact
 from oracles.brute_force import SearchTooLarge, optimum
 
 from schedc.analysis.bounds.lower_bounds import lower_bounds
 from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.problem import Objective
-from schedc.models.blocks import blocks_of, grid_of
+from schedc.models.blocks import grid_of
 from schedc.solvers.common.base import Limits
 from schedc.solvers.driver.registry import constructive
 from schedc.solvers.exact.cpsat import solve_cpsat
+from schedc.solvers.exact.milp import solve_milp
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
-    from schedc.ir.problem import Problem
-    from schedc.ir.resource import Resource
+    from collections.abc import Callable
 
-
-def exact(problem: Problem) -> bool:
-    """Whether the model is the problem, not a relaxation: a link carries what one chain sends, or transfers take no time on it."""
-    blocks = blocks_of(problem, grid_of(problem, 1))
-    users: dict[Resource, set[int]] = {}
-    for move in blocks.transfers:
-        if move.occupancy:
-            users.setdefault(move.resource, set()).update(at for at, chain in enumerate(blocks.chains) if move.producer in chain)
-    return all(len(each) == 1 for each in users.values())
+    from schedc.solvers.common.base import Solved
 
 
 MOST_STATES = 1_000
@@ -44,7 +38,7 @@ def check(seed: int) -> bool:
     """One random tiny problem; returns whether its optimum was compared for equality."""
     random = Random(seed)
     problem = tiny_problem(random, most_ops=18)
-    equal = exact(problem) and problem.objective is Objective.MAKESPAN
+    equal = models_are_exact(problem)
     incumbent = constructive("greedy{n_sub=1}")(problem)
     try:
         best_ns = optimum(problem, most_states=MOST_STATES if equal else MOST_STATES // 5)
@@ -89,6 +83,18 @@ def test_a_schedule_with_fused_backwards_is_a_hint() -> None:
     solved = solve_cpsat(problem, constructive("1f1b")(problem), limits=Limits(workers=1))
     assert solved.objective_ns <= simulate(problem, constructive("zb-h2")(problem)).makespan_ns
     assert solved.objective_ns == solved.lower_bound_ns
+
+
+SWAPS = 32
+"""The number of a problem of claims where messages would change places on a link, if they could: 55 instead of 56."""
+
+
+@pytest.mark.parametrize("solve", [solve_cpsat, solve_milp])
+def test_messages_leave_in_the_order_in_which_they_are_ready(solve: Callable[..., Solved]) -> None:
+    problem = replace(claim_problem(SWAPS)[0], objective=Objective.MAKESPAN)
+    assert models_are_exact(problem)
+    solved = solve(problem, constructive("greedy{n_sub=1}")(problem), limits=Limits(workers=1))
+    assert (solved.status, solved.lower_bound_ns, solved.objective_ns) == ("OPTIMAL", 56, 56)
 
 
 def test_the_incumbent_is_kept_where_nothing_is_better() -> None:

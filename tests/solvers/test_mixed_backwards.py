@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from inputs.fused_problems import fused_problem, with_fused
 from inputs.problems import make_problem
+from oracles.bounds import models_are_exact
 from oracles.brute_force import SearchTooLarge, optimum
 
 from schedc.analysis.simulation.simulate import simulate
@@ -19,7 +20,6 @@ from schedc.errors import Unsupported
 from schedc.ir.ops import Kind, Op
 from schedc.ir.problem import Objective
 from schedc.ir.schedule import Parts, Schedule
-from schedc.models.blocks import TimeGrid, blocks_of
 from schedc.solvers.common.base import Limits
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.exact.milp import solve_milp
@@ -29,7 +29,6 @@ from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
-    from schedc.ir.resource import Resource
     from schedc.solvers.common.base import Solved
 
 LIMITS = Limits(workers=1)
@@ -46,16 +45,6 @@ def suits_milp(problem: Problem) -> bool:
     return problem.num_ops <= (MILP_OPS_OF_ONE_RANK if alone else MILP_OPS)
 
 
-def is_exact(problem: Problem) -> bool:
-    """Whether the models are the problem, and no relaxation: links carry one chain's transfers, and spans begin where they say."""
-    blocks = blocks_of(problem, TimeGrid(1, True))
-    users: dict[Resource, set[int]] = {}
-    for move in blocks.transfers:
-        if move.occupancy:
-            users.setdefault(move.resource, set()).update(at for at, chain in enumerate(blocks.chains) if move.producer in chain)
-    return problem.objective is Objective.MAKESPAN and all(len(each) == 1 for each in users.values())
-
-
 def is_mixed(schedule: Schedule) -> bool:
     return {Kind.B, Kind.BW} <= {op.kind for order in schedule.orders for op in order}
 
@@ -66,7 +55,7 @@ def compare(problem: Problem, best_ns: int, found: Solved) -> None:
     assert verify_schedule(problem, found.schedule) == ()
     assert simulate(problem, found.schedule).objective_ns(problem.objective) == found.objective_ns
     assert found.lower_bound_ns <= best_ns <= found.objective_ns
-    if is_exact(problem):
+    if models_are_exact(problem):
         assert found.lower_bound_ns == found.objective_ns == best_ns
 
 
@@ -88,7 +77,7 @@ def compared(seed: int, *, most_states: int) -> bool | None:
     if problem.objective is Objective.MAKESPAN and seed % 4 == 1:
         refuted = refute(problem, bound_ns=0, objective_ns=solved.objective_ns, limits=LIMITS)
         assert refuted.lower_bound_ns <= best_ns
-    return is_exact(problem) and is_mixed(solved.schedule)
+    return models_are_exact(problem) and is_mixed(solved.schedule)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -143,7 +132,7 @@ def test_a_fused_release_overtakes_a_weight_that_waits() -> None:
         stages = tuple(replace(stage, activation_bytes=2, activation_after_input_bytes=2) for stage in problem.stages)
         limits = tuple(3 + 2 * (seed % 2) for _ in range(problem.ranks))
         held = replace(problem, stages=stages, memory_limit_bytes=limits, objective=Objective.MAKESPAN)
-        if len(problem.stages) > problem.ranks or problem.ranks > 2 or not is_exact(held):
+        if len(problem.stages) > problem.ranks or problem.ranks > 2 or not models_are_exact(held):
             continue
         best_ns = optimum(held, symmetry=False, most_states=20_000)
         assert best_ns is not None

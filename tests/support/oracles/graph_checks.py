@@ -1,8 +1,7 @@
 """Bounds and exact solvers of one tiny graph, or of microbatches in slices, held against brute force over all schedules.
 
-CP-SAT and MILP prove the optimum, but where the models are relaxations: on trunks that several links share, and links that have the
-transfers of several ops, which they may serve in another order; where values wait for others on a rank with a limit; for some stage
-spans.
+CP-SAT and MILP prove the optimum, but where the models are relaxations: on trunks that several links share; where values wait for
+others on a rank with a limit; for some stage spans.
 """
 
 from __future__ import annotations
