@@ -42,8 +42,6 @@ class OwnLayout:
     """No schedule of the plan's own problem has a smaller objective."""
     gap: float
     """(objective − bound) / objective."""
-    of_whole_blocks: bool
-    """Whether the bound is a solver's over all layouts, which speaks of schedules of whole blocks."""
 
 
 def time_plan(plan: Plan, problem: Problem | None = None, *, transfers: Transfers = Transfers.DECOUPLED) -> Timeline:
@@ -171,8 +169,7 @@ def own_layout(plan: Plan) -> OwnLayout | None:
     bound = max(bounds_in_time(problem, lambda: perf_counter() >= end_s), key=lambda each: each.value_ns)
     if bound.value_ns > claims.objective_ns:
         return None
-    of_all = bound.value_ns < claims.lower_bound_ns
-    if of_all:
+    if bound.value_ns < claims.lower_bound_ns:
         bound = Bound(name=claims.bound, value_ns=claims.lower_bound_ns, detail="over all layouts")
     gap = relative_gap(claims.objective_ns, bound.value_ns, bound.name)
-    return OwnLayout(bound=bound, gap=gap, of_whole_blocks=of_all and bool(claims.solver_log_sha256))
+    return OwnLayout(bound=bound, gap=gap)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from schedc.ir.ops import Kind
 from schedc.ir.problem import Objective, Problem
 from schedc.ir.schedule import Parts, Schedule
 
@@ -73,12 +74,24 @@ class BoundName(StrEnum):
     LAYOUTS = "layouts"
     """Over all layouts that a job leaves open; whoever has the job can compute it again."""
     CPSAT = "cpsat"
+    CPSAT_CUT = "cpsat-cut"
+    """CP-SAT's word, too, and it holds for schedules that cut W as well."""
     MILP = "milp"
 
     @property
     def is_solvers(self) -> bool:
-        """Whether it is a solver's word, for schedules of whole blocks; else it can be computed again."""
-        return self in (BoundName.CPSAT, BoundName.MILP)
+        """Whether it is a solver's word, for some schedules alone (`speaks_of`); else it can be computed again."""
+        return self in (BoundName.CPSAT, BoundName.CPSAT_CUT, BoundName.MILP)
+
+    @property
+    def only(self) -> str:
+        """For people, of which schedules alone it holds; empty: of all."""
+        return "whose F and B are whole" if self is BoundName.CPSAT_CUT else "of whole blocks" if self.is_solvers else ""
+
+    def speaks_of(self, parts: tuple[Parts, ...]) -> bool:
+        """Whether it holds for schedules that cut such blocks, as it does for those of whole ones."""
+        cut = all(each.kind is Kind.W for each in parts) if self is BoundName.CPSAT_CUT else not parts
+        return cut or not self.is_solvers
 
 
 class Scope(StrEnum):
@@ -97,7 +110,7 @@ class Certificate:
     makespan_ns: int
     """Of a period, the period: from one step to the next."""
     lower_bound_ns: int
-    """No schedule of the problem has a smaller objective; where a solver says so (`bound`), none that cuts no block into parts."""
+    """No schedule of the problem has a smaller objective; where a solver says so (`bound`), none of those that it speaks of."""
     gap: float
     """(objective − lower bound) / objective."""
     bound: BoundName
@@ -107,7 +120,7 @@ class Certificate:
     stage_span_ns: int = 0
     objective: Objective = Objective.MAKESPAN
     solver_log_sha256: str = ""
-    """Where the bound is a solver's word, the digest of what it rests on. Such a bound holds for schedules of whole blocks."""
+    """Where the bound is a solver's word, the digest of what it rests on."""
     scope: Scope = Scope.SCHEDULE
     """For which layouts the bound holds."""
     delays: tuple[int, ...] = ()

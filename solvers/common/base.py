@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -38,6 +38,11 @@ class Limits:
     def clock_s(self) -> float | None:
         """The seconds after which a clock ends the search; None: none does."""
         return self.time_s if self.deterministic is None else None
+
+    def part(self, share: float) -> Limits:
+        """This share of the time and of the work."""
+        time_s = None if self.time_s is None else share * self.time_s
+        return replace(self, time_s=time_s, deterministic=None if self.deterministic is None else share * self.deterministic)
 
 
 NO_LIMITS = Limits()

@@ -166,14 +166,14 @@ class BestKnown(ABC):
         return self.interruption.alarm(None if seconds is None else max(0.0, seconds - self.seconds))
 
     def would_take(self, schedule: Schedule, objective_ns: int) -> bool:
-        """Whether it is the best so far. Of equals, one that cuts no block is better: a solver's bound speaks for it."""
+        """Whether it is the best so far. Of equals, one that cuts no block is better: every solver's bound speaks for it."""
         best = (self.objective_ns, bool(self.schedule.parts)) if self.schedule is not None else None
         return best is None or (objective_ns, bool(schedule.parts)) < best
 
     def take(self, schedule: Schedule, makespan_ns: int, objective_ns: int, found_by: str) -> None:
         """Take a schedule, timed by the simulator and within memory, if it is the best so far.
 
-        A solver's bound holds for schedules of whole blocks, so one that cuts blocks puts the analytic bound back in its place.
+        Where a solver's bound does not speak of it, as it cuts blocks, the analytic bound is back in its place.
 
         Raises:
             Defect: the schedule, which is taken, is better than the bound, which is dropped if a solver proved it.
@@ -183,7 +183,7 @@ class BestKnown(ABC):
                 self.whole, self.whole_ns = schedule, objective_ns
             if self.would_take(schedule, objective_ns):
                 self.schedule, self.objective_ns, self.makespan_ns, self.found_by = schedule, objective_ns, makespan_ns, found_by
-                if schedule.parts:
+                if not self.bound_by.speaks_of(schedule.parts):
                     self.drop_solver_bound()
                 bound_ns, bound_by = self.bound_ns, self.bound_by
                 if bound_ns > objective_ns:
@@ -195,16 +195,17 @@ class BestKnown(ABC):
     def raise_bound(self, bound_ns: int, bound_by: BoundName, solver_log: tuple[str, ...]) -> None:
         """Take a solver's lower bound if it is better than the one known, or the same with the log that it had not yet.
 
-        It holds for schedules of whole blocks, so it is taken only while the best schedule is one.
+        It is taken only while it speaks of the best schedule (`BoundName.speaks_of`).
 
         Raises:
-            Defect: a schedule of whole blocks is known that is better than the bound, which is not taken.
+            Defect: a schedule that it speaks of is known that is better than the bound, which is not taken.
         """
         with self.interruption.deferred(), self._lock:
             if self.whole is not None:
                 check_bound(bound_ns, self.whole_ns, bound_by)
-            if self.schedule is None or self.schedule.parts:
+            if self.schedule is None or not bound_by.speaks_of(self.schedule.parts):
                 return
+            check_bound(bound_ns, self.objective_ns, bound_by)
             if bound_ns == self.bound_ns and bound_by == self.bound_by:
                 self.solver_log = solver_log or self.solver_log
             if bound_ns > self.bound_ns:

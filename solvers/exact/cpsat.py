@@ -17,6 +17,7 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Defect
 from schedc.ir import BoundName, Objective, Problem, Schedule
 from schedc.models.blocks import NothingAtMost, blocks_of, grid_of
+from schedc.models.cpsat.cut_weights import build_cut
 from schedc.models.cpsat.extract import add_hint, schedule_of_cpsat
 from schedc.models.cpsat.model import build
 from schedc.models.start_windows import windows_of
@@ -52,9 +53,14 @@ class CpSat(Search, frozen=True):
     name, place, graphs, slices = "cpsat", 260, True, True
 
     def improve(self, incumbent: Incumbent, limits: Limits) -> None:
-        """Offer better schedules and bounds."""
+        """Offer better schedules and bounds; where the best one cuts W, at first a bound for all that do, in half of the limits."""
+        problem, best = incumbent.problem, incumbent.schedule
+        if best is not None and best.parts and BoundName.CPSAT_CUT.speaks_of(best.parts) and may_cut_weights(problem):
+            limits = limits.part(0.5)
+            solved = bound_cut_weights(problem, best, limits=limits, known_bound_ns=incumbent.bound_ns)
+            incumbent.take_solved(solved, BoundName.CPSAT_CUT, limits)
         solved = solve_cpsat(
-            incumbent.problem,
+            problem,
             incumbent.start,
             limits=limits,
             known_bound_ns=incumbent.bound_ns,
@@ -143,6 +149,57 @@ def solve_cpsat(
             f"{parameters.num_workers} workers, seed {parameters.random_seed}, gap {parameters.relative_gap_limit}",
             digest_of(variables.model),
             f"status {name}, best bound {int(solver.best_objective_bound)} ticks",
+        ),
+        work=solver.response_proto.deterministic_time,
+        ended_by=ended_by,
+    )
+
+
+def may_cut_weights(problem: Problem) -> bool:
+    """Whether there is a model of the schedules that cut W alone: of chains of whole microbatches, for the makespan."""
+    chain = not (problem.edges or problem.slices or problem.updates)
+    return chain and problem.objective is Objective.MAKESPAN and problem.split_backward and problem.cut_blocks
+
+
+def bound_cut_weights(problem: Problem, known: Schedule, *, limits: Limits, known_bound_ns: int = 0) -> Solved:
+    """A lower bound for all schedules whose F, B and BW are whole, however they cut W; the known one is kept.
+
+    Args:
+        problem: one of `may_cut_weights`.
+        known: a valid schedule that cuts no other blocks.
+        limits: when to stop, and the seed.
+        known_bound_ns: a lower bound that is known already.
+
+    Raises:
+        Defect: the model has no schedule as good as the known one, or is invalid.
+    """
+    known_ns = simulate(problem, known).makespan_ns
+    check_bound(known_bound_ns, known_ns, "known before cpsat")
+    grid = grid_of(problem, known_ns)
+    blocks, most = blocks_of(problem, grid), grid.ticks(known_ns)
+    try:
+        model = build_cut(problem, blocks, windows_of(problem, blocks, most), known_bound_ns // grid.tick_ns, most)
+    except NothingAtMost as reason:
+        raise Defect(f"cpsat: {reason}, but one of {known_ns} ns that cuts weight gradients is known") from reason
+    solver = solver_of(limits)
+    status, ended_by = run(solver, model)
+    name = solver.status_name(status)
+    if name == "MODEL_INVALID":
+        raise Defect(f"cpsat: the model is invalid: {model.validate()}")
+    if name == SolverStatus.INFEASIBLE:
+        raise Defect(f"cpsat: no schedule takes {known_ns} ns or less, but one that cuts weight gradients does")
+    least = int(solver.best_objective_bound)
+    return Solved(
+        schedule=known,
+        objective_ns=known_ns,
+        lower_bound_ns=max(known_bound_ns, least * grid.tick_ns),
+        status=SolverStatus(name).of_schedule(least * grid.tick_ns, known_ns),
+        log=(
+            SOLVER.format(version("ortools")),
+            f"{limits.workers} workers, seed {limits.seed}, gap {limits.gap}",
+            "weight gradients cut wherever that is better",
+            digest_of(model),
+            f"status {name}, at least {least} ticks of {grid.tick_ns} ns",
         ),
         work=solver.response_proto.deterministic_time,
         ended_by=ended_by,

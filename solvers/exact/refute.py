@@ -2,7 +2,9 @@
 
 Takes a Problem with bounds from both sides; gives a better lower bound. The model is `build_relaxed`: links, needs
 and the memory of a few ranks, while ranks compute any number of ops at once. Each makespan is a question of its own: windows are
-narrow then, and the answer comes sooner than a bound that creeps. It is CP-SAT's word, and speaks of schedules of whole blocks.
+narrow then, and the answer comes sooner than a bound that creeps. It is CP-SAT's word, and speaks of schedules whose F, B and BW
+are whole, however they cut W: with what is left of a rank's compute, the order in which its W follow each other, the model is one
+of all these (`models.cpsat.cut_weights`).
 """
 
 from __future__ import annotations
@@ -56,20 +58,20 @@ class Refuted:
 
 
 class Refute(Search, frozen=True):
-    """A better bound alone: CP-SAT refutes makespans for a model without the ranks' compute. Nothing comes of cut blocks."""
+    """A better bound alone: CP-SAT refutes makespans for a model without the ranks' compute."""
 
     name, place, graphs, slices = "refute", 270, True, True
 
     def improve(self, incumbent: Incumbent, limits: Limits) -> None:
         """Offer better bounds."""
-        if incumbent.schedule is not incumbent.start:
-            return  # what is best cuts blocks, and bounds for whole blocks do not speak of it
+        if incumbent.schedule is None or not BoundName.CPSAT_CUT.speaks_of(incumbent.schedule.parts):
+            return  # what is best cuts other blocks than W, of which the bound does not speak
         found = refute(
             incumbent.problem,
             bound_ns=incumbent.bound_ns,
             objective_ns=incumbent.objective_ns,
             limits=limits,
-            on_bound=lambda bound_ns, log: incumbent.raise_bound(bound_ns, BoundName.CPSAT, log),
+            on_bound=lambda bound_ns, log: incumbent.raise_bound(bound_ns, BoundName.CPSAT_CUT, log),
         )
         incumbent.work += found.work
         incumbent.cut_short |= found.cut_short and limits.deterministic is None
@@ -85,8 +87,8 @@ def refute(
 ) -> Refuted:
     """Refute makespans from the bound up to the objective, as far as the relaxation and the limits let.
 
-    Every step asks for a relaxed schedule of at most that many ticks. Where there is none, there is no schedule of whole blocks
-    either: with durations and start times rounded down to ticks, it would be a relaxed one. Where there is one, the best of
+    Every step asks for a relaxed schedule of at most that many ticks. Where there is none, there is no schedule that is whole but
+    for W either: with durations and start times rounded down to ticks, it would be a relaxed one. Where there is one, the best of
     them is the relaxation's optimum, which bounds all schedules, and the end.
 
     Args:

@@ -23,7 +23,7 @@ OPEN = replace(
 def test_the_bound_of_the_layout_is_beside_the_one_over_layouts() -> None:
     plan = replace(PLAN, certificate=OPEN)
     found = own_layout(plan)
-    assert found is not None and not found.of_whole_blocks
+    assert found is not None and found.bound.name.only == ""
     assert 7 < simple_bound(PROBLEM).value_ns <= found.bound.value_ns <= best_bound(PROBLEM).value_ns < OPEN.makespan_ns
     assert found.gap == pytest.approx(1 - found.bound.value_ns / OPEN.makespan_ns)
     whole, alone, _ = certificate_lines(plan)
@@ -36,7 +36,7 @@ def test_where_more_is_known_of_all_layouts_that_counts() -> None:
     bound_ns = OPEN.makespan_ns - 1
     claims = replace(OPEN, lower_bound_ns=bound_ns, gap=1 / OPEN.makespan_ns, bound=BoundName.CPSAT, solver_log_sha256="ab")
     found = own_layout(replace(PLAN, certificate=claims))
-    assert found is not None and found.of_whole_blocks
+    assert found is not None and found.bound.name.only == "of whole blocks"
     assert (found.bound.value_ns, found.bound.name, found.gap) == (bound_ns, BoundName.CPSAT, 1 / OPEN.makespan_ns)
 
 

@@ -201,7 +201,7 @@ def explain_plan(
                 on_work(f"delays of link {delay.source}>{delay.destination}, solved again")
                 resolved = resolved_delay(problem, (schedule, base.schedule), solver, delay, target_ns)
                 delays[at] = replace(delay, resolved=resolved)
-    # A solver's bound holds for whole blocks: it says something of the plan, and nothing of a better schedule that cuts them.
+    # A solver's bound says something of the plan, and nothing of a better schedule that cuts other blocks.
     base_bound_ns = base.lower_bound_ns
     if base.objective_ns == planned_ns:
         base_bound_ns = max(base_bound_ns, plan.certificate.lower_bound_ns)

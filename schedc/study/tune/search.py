@@ -317,7 +317,7 @@ class _Search:
                 work.end(CandidateState.NO_PLAN, str(error))
             return
         row.seconds += time.perf_counter() - begun_s
-        if not plan.certificate.bound.is_solvers:  # a solver's holds for whole blocks only: it says nothing of other schedules
+        if not plan.certificate.bound.is_solvers:  # a solver's says nothing of schedules that cut other blocks
             work.raise_bound(plan.certificate.lower_bound_ns)
         reached = None if self.request.loss is None else self.reached(work, *_period_of(plan, work))
         if work.plan is None or rated(reached, plan.certificate.makespan_ns) < rated(

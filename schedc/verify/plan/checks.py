@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedc.ir import BoundName, Objective, Plan, Scope
+from schedc.ir import BoundName, Kind, Objective, Plan, Scope
 from schedc.verify.plan.channels import CHANNELS, needs_of
 from schedc.verify.plan.memory import as_run, peaks_of
 from schedc.verify.plan.period import repeat
@@ -159,15 +159,16 @@ def check_gap(plan: Plan, _: Replay) -> Found:
 
 @CERTIFICATE
 def check_bound_source(plan: Plan, _: Replay) -> Found:
-    """The bound comes from somewhere: the problem itself, or a solver, whose word says nothing about blocks that are cut.
+    """The bound comes from somewhere: the problem itself, or a solver, whose word speaks of whole blocks, or of whole F, B and BW.
 
     A bound over layouts is an analytic one of its own, or a solver's.
     """
     claims = plan.certificate
     if not claims.bound.is_solvers and (claims.bound is BoundName.LAYOUTS) != (claims.scope is Scope.LAYOUT):
         yield "certificate.scope", f"the bound {claims.bound} does not have the scope {claims.scope}"
-    if claims.bound.is_solvers and plan.parts:
-        yield "certificate.bound", f"the bound {claims.bound} holds for whole blocks, but the plan cuts some"
+    cut = {parts.kind for parts in plan.parts} - ({Kind.W} if claims.bound is BoundName.CPSAT_CUT else set())
+    if claims.bound.is_solvers and cut:
+        yield "certificate.bound", f"the bound {claims.bound} holds for whole {min(cut).name}, but the plan cuts some"
     if claims.solver_log_sha256 and not claims.bound.is_solvers:
         yield "certificate.solver_log_sha256", f"names a solver's log, but the bound {claims.bound} is no solver's"
     if claims.bound.is_solvers and not claims.solver_log_sha256:

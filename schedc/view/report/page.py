@@ -113,11 +113,11 @@ def _headline(figures: Figures) -> Markup:
     """The plan in two sentences, a measured one in three."""
     certificate, timeline = figures.plan.certificate, figures.timeline
     what = "stage span is" if certificate.objective is Objective.STAGE_SPAN else "step takes"
-    others = " of whole blocks" if certificate.solver_log_sha256 else ""
+    others = f" {certificate.bound.only}" if certificate.bound.only else ""
     others += " of any layout that the job leaves open" if certificate.scope is Scope.LAYOUT else ""
     shorter, own = _shorter(certificate.gap), figures.own_layout
     if own is not None:
-        shorter += f"; none{' of whole blocks' if own.of_whole_blocks else ''} of this layout is {_shorter(own.gap)}"
+        shorter += f"; none{f' {own.bound.name.only}' if own.bound.name.only else ''} of this layout is {_shorter(own.gap)}"
     whole_ns = timeline.ranks * timeline.makespan_ns
     causes = [f"{CAUSE_WORDS[cause]} ({percent(ns, whole_ns)})" for cause, ns in list(figures.idle_by_cause.items())[:2]]
     idle = f"Ranks are idle {percent(sum(figures.idle_by_cause.values()), whole_ns)} of the time"

@@ -192,7 +192,7 @@ def certificate_panel(figures: Figures) -> Panel:
     """What is proven of the plan."""
     certificate, own = figures.plan.certificate, figures.own_layout
     scope = "every layout that the job leaves open" if certificate.scope is Scope.LAYOUT else "every schedule of this layout"
-    scope += ", of whole blocks" if certificate.solver_log_sha256 else ""
+    scope += f", {certificate.bound.only}" if certificate.bound.only else ""
     rows = [
         ("status", "proven optimal" if certificate.gap <= 0 else "a schedule and a lower bound, with a gap between them"),
         ("minimized", f"{certificate.objective}: {duration(certificate.objective_ns)}"),
@@ -202,7 +202,7 @@ def certificate_panel(figures: Figures) -> Panel:
         ("bubble ratio", percent(certificate.bubble_ratio, 1, 2)),
     ]
     if own is not None:
-        said = f"{worth(own)}{', of whole blocks' if own.of_whole_blocks else ''}"
+        said = f"{worth(own)}{f', {own.bound.name.only}' if own.bound.name.only else ''}"
         rows.append(("in this layout alone", f"{said}: {duration(own.bound.value_ns)}, by {own.bound.name}"))
     if certificate.solver_log_sha256:
         rows.append(("solver's log", f"sha256 {certificate.solver_log_sha256}"))

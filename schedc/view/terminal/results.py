@@ -9,7 +9,7 @@ from schedc.analysis.simulation.memory import peak_bytes
 from schedc.compile.plans import OwnLayout, own_layout
 from schedc.io.location import one_line
 from schedc.io.outputs import is_standard
-from schedc.ir import Certificate, Layout, Objective, Plan, Problem, Schedule, Scope
+from schedc.ir import BoundName, Certificate, Layout, Objective, Plan, Problem, Schedule, Scope
 from schedc.spelling import counted
 from schedc.view.document import Block, Column, Line, Table, duration, left, picked, right, size
 
@@ -35,11 +35,11 @@ def certificate_lines(plan: Plan) -> list[str]:
     """The certificate in words; where a layout was open, also what is known of the plan's own layout."""
     certificate, own = plan.certificate, own_layout(plan)
     where = " in any layout that the job leaves open" if certificate.scope is Scope.LAYOUT else ""
-    worth = _worth(certificate, bool(certificate.solver_log_sha256), where, certificate.lower_bound_ns, certificate.bound)
+    worth = _worth(certificate, where, certificate.lower_bound_ns, certificate.bound)
     what = "period" if plan.is_period else certificate.objective
     lines = [f"{what} {duration(certificate.objective_ns)}, {worth}"]
     if own is not None:
-        lines.append("in this layout alone: " + _worth(own, own.of_whole_blocks, "", own.bound.value_ns, own.bound.name))
+        lines.append("in this layout alone: " + _worth(own, "", own.bound.value_ns, own.bound.name))
     updates = plan.problem.updates
     held = f"peak activations {'and versions ' if updates else ''}{size(max(certificate.peak_activation_bytes))}"
     lines.append(f"bubble ratio {certificate.bubble_ratio:.2%}, {held}")
@@ -49,9 +49,9 @@ def certificate_lines(plan: Plan) -> list[str]:
     return lines
 
 
-def _worth(known: Certificate | OwnLayout, of_whole_blocks: bool, where: str, bound_ns: int, bound_by: str) -> str:
+def _worth(known: Certificate | OwnLayout, where: str, bound_ns: int, bound_by: BoundName) -> str:
     worth = f"gap {known.gap:.2%}" if known.gap > 0 else "proven optimal"
-    worth += " among schedules of whole blocks" if of_whole_blocks else ""
+    worth += f" among schedules {bound_by.only}" if bound_by.only else ""
     return f"{worth}{where} (lower bound {duration(bound_ns)}, by {bound_by})"
 
 

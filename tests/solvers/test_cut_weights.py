@@ -1,0 +1,117 @@
+"""Schedules that cut W: their bound is the optimum that brute force finds with W in parts of 1 ns, and plans may claim it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from inputs.problems import make_problem
+from oracles.brute_force import SearchTooLarge, best_schedule, optimum
+
+from schedc.compile.certify import certify, check_plan
+from schedc.errors import Defect
+from schedc.ir import BoundName, Kind, MadeBy, Parts, Problem
+from schedc.solvers.common.base import Limits, SearchSettings
+from schedc.solvers.common.incumbent import Incumbent
+from schedc.solvers.driver.portfolio import solve
+from schedc.solvers.exact.cpsat import bound_cut_weights
+from schedc.solvers.exact.refute import refute
+from schedc.solvers.heuristics.greedy import Greedy
+from schedc.verify.plan.checks import verify_plan
+from schedc.verify.schedule.checks import verify_schedule
+
+LIMITS = Limits(workers=1, deterministic=5)
+HELPS = (0, 41)
+"""There, cutting makes the optimum less, as W is long beside F and B; in the first of them some backwards fuse."""
+QUICK = (*HELPS, 1, 2, 4, 5, 14, 15, 20, 23, 30, 33, 34, 37)
+"""Those that brute force settles soon."""
+
+
+def long_weights(seed: int) -> Problem:
+    """2 or 3 ranks, mostly with several stages; W takes longer than F and B, so that cutting it can help, and is fused in some."""
+    random = Random(seed)
+    placement = random.choice(["unidirectional", "unidirectional", "loop", "wave", "bidirectional"])
+    chunks = 2 if placement in ("loop", "wave") else 1
+    ranks = 2 if chunks == 2 or random.random() < 0.7 else 3
+    microbatches = 2 if chunks == 2 else random.randint(2, 3)
+    count = ranks * chunks * (2 if placement == "bidirectional" else 1)
+    costs = [(random.randint(1, 3), random.randint(1, 3), random.randint(3, 6)) for _ in range(count)]
+    fuses = random.random() < 0.3
+    problem = make_problem(
+        ranks,
+        microbatches,
+        placement=placement,
+        chunks=chunks,
+        costs_ns=costs if random.random() < 0.5 else costs[0],
+        in_flight=random.choice([None, 1, 1.5, 2]),
+        activation=random.choice([(3, 1), (2, 1), (4, 3), (1, 1)]),
+        links={(x, y): (random.randint(0, 5), random.choice([0, 0, 2])) for x in range(ranks) for y in range(ranks) if x != y},
+    )
+    both = [(stage.backward_input_ns[0], stage.backward_weight_ns[0]) for stage in problem.stages]
+    fused = [(random.randint(max(pair), sum(pair)) if fuses else sum(pair),) for pair in both]
+    return replace(
+        problem, stages=tuple(replace(stage, backward_ns=each) for stage, each in zip(problem.stages, fused, strict=True))
+    )
+
+
+def units(problem: Problem) -> tuple[Parts, ...]:
+    """Every W in parts of 1 ns."""
+    shares = [(1,) * stage.backward_weight_ns[0] for stage in problem.stages]
+    return tuple(Parts(kind=Kind.W, stage=index, shares=each) for index, each in enumerate(shares))
+
+
+def check(seed: int) -> tuple[bool, bool]:
+    """Whether the problem was compared, and whether cutting helps."""
+    problem = long_weights(seed)
+    known = Greedy(n_sub=1)(problem)
+    if verify_schedule(problem, known):
+        return False, False
+    try:
+        least_ns, whole_ns = (optimum(problem, cut, most_states=8_000) for cut in (units(problem), ()))
+    except SearchTooLarge:
+        return False, False
+    assert least_ns is not None and whole_ns is not None
+    solved = bound_cut_weights(problem, known, limits=LIMITS)
+    assert solved.lower_bound_ns == least_ns, seed
+    refuted = refute(problem, bound_ns=0, objective_ns=solved.objective_ns, limits=replace(LIMITS, deterministic=0.5))
+    assert refuted.lower_bound_ns <= least_ns, seed
+    return True, least_ns < whole_ns
+
+
+def test_equals_brute_force_over_parts_of_1_ns() -> None:
+    assert [check(seed) for seed in QUICK] == [(True, seed in HELPS) for seed in QUICK]
+
+
+@pytest.mark.slow
+def test_equals_brute_force_on_more_problems() -> None:
+    assert sum(check(seed)[0] for seed in range(60, 160)) >= 60
+
+
+def test_a_plan_that_cuts_weights_is_proven_optimal() -> None:
+    problem = long_weights(HELPS[0])
+    _, best = best_schedule(problem, units(problem))
+    assert best is not None
+    known = [(Greedy(n_sub=1)(problem), "greedy"), (best, "brute force")]
+    settings = SearchSettings(method="cpsat", limits=LIMITS)
+    found = solve(problem, settings, bound_ns=1, bound_by=BoundName.WORK, known=known)
+    assert (found.found_by, found.bound_by, found.gap) == ("brute force", BoundName.CPSAT_CUT, 0.0)
+    plan = certify(problem, best, MadeBy(schedc="", method="brute force"), proven=found)
+    assert plan.certificate.bound is BoundName.CPSAT_CUT and plan.parts and not check_plan(plan)
+    says = replace(plan.certificate, bound=BoundName.CPSAT)
+    (violation,) = verify_plan(replace(plan, certificate=says))
+    assert str(violation) == "certificate.bound: bound-source: the bound cpsat holds for whole W, but the plan cuts some"
+
+
+def test_a_bound_for_cut_weights_is_kept_where_a_schedule_cuts_some_and_only_them() -> None:
+    problem = long_weights(HELPS[0])
+    _, best = best_schedule(problem, units(problem))
+    assert best is not None
+    incumbent = Incumbent(problem=problem)
+    incumbent.offer(Greedy(n_sub=1)(problem), "greedy")
+    incumbent.raise_bound(44, BoundName.CPSAT_CUT, ("a log",))
+    incumbent.offer(best, "cut")
+    assert (incumbent.bound_ns, incumbent.bound_by) == (44, BoundName.CPSAT_CUT)
+    with pytest.raises(Defect, match="cpsat-cut: the lower bound of 46 ns"):
+        incumbent.raise_bound(46, BoundName.CPSAT_CUT, ("a log",))
+    assert not BoundName.CPSAT_CUT.speaks_of((Parts(kind=Kind.F, stage=0, shares=(1, 1)),))
