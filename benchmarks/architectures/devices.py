@@ -10,7 +10,8 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.table import Table
 
-from schedc.costs.devices import DEVICES, ROOFLINE
+from schedc.costs.devices import DEVICES
+from schedc.costs.efficiency import efficiency_of
 
 
 def main() -> None:
@@ -30,7 +31,11 @@ def main() -> None:
     for name, device in DEVICES.items():
         out.print(f"{name}: {device.title}. {device.source}", soft_wrap=True)
     out.print()
-    out.print(", ".join(f"{name} {share:g}" for name, share in asdict(ROOFLINE).items()), soft_wrap=True)
+    for name in ("", *DEVICES):
+        rates = efficiency_of(name)
+        if not name or rates.device:
+            shares = ", ".join(f"{key} {share:g}" for key, share in asdict(rates).items() if isinstance(share, float))
+            out.print(f"{name}, products by its table: {shares}" if name else shares, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.simulation.memory import exceeded_limit, peak_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.compile.driver import compile_job
-from schedc.costs.devices import ROOFLINE
+from schedc.costs.efficiency import ROOFLINE
 from schedc.costs.predicted import predicted
 from schedc.errors import NoPlanFound, Unsupported
 from schedc.formats.profile_file import profile_json
@@ -100,7 +100,7 @@ class Case:
 
 def case_of(tokens: int, microbatches: int, directory: Path, *, capacity: bool) -> Case:
     """The case; writes its profile."""
-    without_launches = replace(ROOFLINE, launch_s=0.0, collective_s=0.0)
+    without_launches = replace(ROOFLINE, launch_s=0.0, move_s=0.0, collective_s=0.0)
     context = max(1, tokens // (128 * KI))
     made, without = (
         predicted(MODEL, "h100", tp=TENSOR, cp=context, sequence=tokens, rates=rates) for rates in (ROOFLINE, without_launches)

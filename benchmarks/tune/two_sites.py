@@ -32,7 +32,8 @@ from rich.table import Table
 
 from schedc.compile.driver import compile_problem
 from schedc.costs.architecture import Setting
-from schedc.costs.devices import device_named, sustained
+from schedc.costs.devices import device_named
+from schedc.costs.efficiency import sustained
 from schedc.costs.layers import architecture_named, layers_of
 from schedc.formats.profile_file import profile_json
 from schedc.frontend.job_source import source_of_table

@@ -9,9 +9,14 @@ by operator; the tests compare the two.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
+from math import ceil
 from typing import ClassVar, TypeAlias
+
+VOCABULARY_PADDING = 128
+"""Megatron-LM's default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +179,27 @@ class Architecture:
     """What makes tokens of images."""
 
 
+class Framework(StrEnum):
+    """Whose habits count: what a framework pads, fuses and holds that the model does not ask for."""
+
+    PLAIN = "plain"
+    """None's."""
+    MEGATRON_TE = "megatron-te"
+    """Megatron-LM with Transformer Engine: the vocabulary is padded, the loss fused over 16-bit logits, which its gradient takes
+    the place of; gradients of weights are summed in the products, and one empty gradient for each shape of a weight stays for
+    autograd.
+    """
+
+
+class ContextExchange(StrEnum):
+    """How devices that share a sequence see all of it."""
+
+    RING = "ring"
+    """Keys and values go round while devices compute."""
+    ALL_TO_ALL = "all-to-all"
+    """Before attention each device gets all tokens of its share of the heads, and sends them back behind it (Ulysses)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """What one device gets of the model and of one microbatch.
@@ -188,6 +214,10 @@ class Setting:
     tensor_parallel: int = 1
     context_parallel: int = 1
     expert_parallel: int = 1
+    expert_tensor_parallel: int | None = None
+    """Devices that divide the width of an expert; None: as many as elsewhere."""
+    context_exchange: ContextExchange = ContextExchange.RING
+    framework: Framework = Framework.PLAIN
     element_bytes: int = 2
     """Of activations and of the weights that are computed with."""
     fused_attention: bool = True
@@ -208,6 +238,21 @@ class Setting:
     def own_tokens(self) -> float:
         """Those of one device outside the projections."""
         return self.tokens / self.tensor_parallel
+
+    @property
+    def is_megatron(self) -> bool:
+        """Whether Megatron-LM's and Transformer Engine's habits count."""
+        return self.framework is Framework.MEGATRON_TE
+
+    @property
+    def expert_tensor(self) -> int:
+        """Devices that divide the width of an expert."""
+        return self.tensor_parallel if self.expert_tensor_parallel is None else self.expert_tensor_parallel
+
+    def rows(self, vocabulary: int) -> int:
+        """Of the vocabulary on one device; Megatron-LM pads it (`make_vocab_size_divisible_by` × the tensor parallel size)."""
+        padding = VOCABULARY_PADDING if self.is_megatron else 1
+        return padding * ceil(vocabulary / (padding * self.tensor_parallel))
 
 
 def parameters(architecture: Architecture) -> int:

@@ -10,14 +10,13 @@ from __future__ import annotations
 import tomllib
 from functools import cache
 from importlib import resources
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
 from schedc.costs.architecture import Architecture, Block, Experts, Setting
-from schedc.costs.devices import ROOFLINE, Accelerator, Efficiency, duration_s
+from schedc.costs.efficiency import PHASES, ROOFLINE, Efficiency, operator_s
 from schedc.costs.hugging_face import architecture_of_config
 from schedc.costs.operators.blocks import (
     TOKEN_BYTES,
@@ -41,6 +40,7 @@ from schedc.units import MAX_QUANTITY
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from schedc.costs.devices import Accelerator
     from schedc.costs.operators.operator import Operators
 
 
@@ -110,24 +110,16 @@ def layer_of(
     Raises:
         Unsupported: a number is larger than a profile can hold.
     """
-    forward_s, input_s, weight_s = (
-        sum(duration_s(work, operator.engine, device, efficiency, element_bytes=element_bytes) for operator, work in works)
-        for works in (
-            [(operator, operator.forward) for operator in operators],
-            [(operator, operator.backward_input) for operator in operators],
-            [(operator, operator.backward_weight) for operator in operators],
-        )
-    )
+    took_s = {
+        phase: [operator_s(each, phase, device, efficiency, element_bytes=element_bytes) for each in operators] for phase in PHASES
+    }
+    forward_s, input_s, weight_s = map(sum, took_s.values())
     kept = sum(operator.kept_for_input_bytes + operator.kept_for_weight_bytes for operator in operators)
     after = sum(operator.kept_for_weight_bytes + operator.gradient_bytes for operator in operators) if split_backward else 0.0
     if max(forward_s, input_s, weight_s) * 1e9 > MAX_QUANTITY or max(kept, after) > MAX_QUANTITY:
         raise Unsupported(f"the microbatch is too large: {name} takes or holds more than {MAX_QUANTITY} ns or B")
     quadratic_s = [
-        sum(
-            each.quadratic * duration_s(work(each), each.engine, device, efficiency, element_bytes=element_bytes)
-            for each in operators
-        )
-        for work in (attrgetter("forward"), attrgetter("backward_input"))
+        sum(each.quadratic * part_s for each, part_s in zip(operators, took_s[phase], strict=True)) for phase in PHASES[:2]
     ]
     shares = [round(part_s / all_s, 4) if part_s else 0.0 for part_s, all_s in zip(quadratic_s, (forward_s, input_s), strict=True)]
     return LayerEntry(

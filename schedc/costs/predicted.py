@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from numbers import Integral
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from schedc.costs.architecture import Architecture, Setting, vision_parameters
-from schedc.costs.devices import ROOFLINE, Accelerator, Efficiency, device_named
+from schedc.costs.architecture import Architecture, ContextExchange, Framework, Setting, vision_parameters
+from schedc.costs.devices import Accelerator, device_named
+from schedc.costs.efficiency import Efficiency, efficiency_of
 from schedc.costs.layers import architecture_of, graph_of, layers_of, merged
 from schedc.costs.operators.operator import GRADIENT_BYTES
 from schedc.errors import InvalidInput
@@ -20,6 +22,15 @@ if TYPE_CHECKING:
 
 DEFAULT_SEQUENCE = 4096
 """Tokens, where neither the user nor the model's position embeddings say otherwise."""
+
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+def _choice(kind: type[Choice], name: str, given: str) -> Choice:
+    if given not in list(kind):
+        raise InvalidInput(f"{name}: found {show(given)}, expected {' or '.join(kind)}")
+    return kind(given)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +58,16 @@ def predicted(
     tp: int = 1,
     cp: int = 1,
     ep: int = 1,
+    etp: int | None = None,
+    context_exchange: str = "ring",
+    framework: str = "plain",
     microbatch: int = 1,
     sequence: int | None = None,
     images: int = 0,
     image_size: tuple[int, int] | None = None,
     selective_recompute: bool = False,
     split_backward: bool = True,
-    rates: Efficiency = ROOFLINE,
+    rates: Efficiency | None = None,
 ) -> Predicted:
     """What the layers cost.
 
@@ -63,19 +77,22 @@ def predicted(
         tp: the tensor parallel size.
         cp: the context parallel size.
         ep: the expert parallel size.
+        etp: devices that divide the width of an expert; None: tp.
+        context_exchange: how the devices of a sequence meet: `ring`, or `all-to-all`.
+        framework: whose habits count: `plain`, or `megatron-te`.
         microbatch: sequences in a microbatch.
         sequence: tokens in a sequence, those of images included; None: 4096, or the model's position embeddings if fewer.
         images: in a microbatch, all its sequences together; 0: a model that takes images is its decoder alone.
         image_size: width and height of each image in pixels; None: as the model has it.
         selective_recompute: whether B computes norms and activation functions again.
         split_backward: whether B and W may run apart.
-        rates: which share of the device's peaks is reached.
+        rates: which share of the device's peaks is reached; None: what its table says, or constants for devices without one.
 
     Raises:
         InvalidInput: there is no such model or device, the file cannot be used, or a size is not a whole number above 0.
         Unsupported: a dimension of the model cannot be divided so.
     """
-    for name, size in (("tp", tp), ("cp", cp), ("ep", ep), ("microbatch", microbatch), ("sequence", sequence)):
+    for name, size in (("tp", tp), ("cp", cp), ("ep", ep), ("etp", etp), ("microbatch", microbatch), ("sequence", sequence)):
         if size is not None and not (isinstance(size, Integral) and size >= 1):
             raise InvalidInput(f"{name}: found {show(size)}, expected a whole number of at least 1")
     if not (isinstance(images, Integral) and images >= 0):
@@ -91,10 +108,14 @@ def predicted(
         tensor_parallel=tp,
         context_parallel=cp,
         expert_parallel=ep,
+        expert_tensor_parallel=etp,
+        context_exchange=_choice(ContextExchange, "context_exchange", context_exchange),
+        framework=_choice(Framework, "framework", framework),
         selective_recompute=selective_recompute,
         images=images,
         image_size=image_size,
     )
+    rates = efficiency_of(where.name) if rates is None else rates
     layers = merged(layers_of(architecture, where, setting, rates, split_backward=split_backward))
     divided = "".join(f", {name} {size}" for name, size in (("tp", tp), ("cp", cp), ("ep", ep)) if size > 1)
     title = f"{architecture.name} on {where.title}{divided}, {microbatch} × {setting.sequence_length} tokens"

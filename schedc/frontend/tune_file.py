@@ -29,7 +29,14 @@ class ModelSection(Section, frozen=True, kw_only=True):
     device: Annotated[Text | None, Meta(description="A known device. Required with name or config.")] = None
     tp: Annotated[Count, Meta(description="Tensor parallel size.")] = 1
     cp: Annotated[Count, Meta(description="Context parallel size.")] = 1
-    ep: Annotated[Count, Meta(description="Expert parallel size, within data parallelism.")] = 1
+    ep: Annotated[Count, Meta(description="Expert parallel size, within data × context × tensor parallelism.")] = 1
+    etp: Annotated[Count | None, Meta(description="Devices that divide the width of an expert. Default: tp.")] = None
+    context_exchange: Annotated[
+        Literal["ring", "all-to-all"], Meta(description="How devices of one sequence meet: keys go round, or heads are exchanged.")
+    ] = "ring"
+    framework: Annotated[
+        Literal["plain", "megatron-te"], Meta(description="Whose habits count in memory and time, as of schedc costs.")
+    ] = "plain"
     sequence: Annotated[Count | None, Meta(description="Tokens in a sequence.")] = None
     recompute: Annotated[
         Literal["none", "selective"], Meta(description="selective: B computes norms and activation functions again.")
@@ -116,7 +123,10 @@ class TuneLink(Section, frozen=True, kw_only=True):
     """What it costs to send from one device to another."""
 
     latency_ns: Annotated[Duration, Meta(description="Default: 0.")] = 0
-    bytes_per_second: Annotated[Bandwidth | None, Meta(description="Default: within a site, the device's network.")] = None
+    bytes_per_second: Annotated[
+        Bandwidth | None,
+        Meta(description="Default: within a site, the device's links where each site is one node, else its network."),
+    ] = None
 
 
 class TuneTopology(Section, frozen=True, kw_only=True):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from schedc.costs.architecture import Attention, Setting
-from schedc.costs.devices import DEVICES, Accelerator, Efficiency, device_named, duration_s, sustained
+from schedc.costs.devices import DEVICES, Accelerator, device_named
+from schedc.costs.efficiency import Efficiency, duration_s, sustained
 from schedc.costs.operators.operator import Engine, OperatorWork
 from schedc.costs.operators.sublayers import attention_operators
 from schedc.errors import InvalidInput
@@ -22,7 +23,7 @@ ROUND = Accelerator(
     network_bytes_per_s=1.0,
     source="",
 )
-HALF = Efficiency(matrix=0.5, attention=0.25, scan=0.1, memory=0.5, link=0.5, launch_s=0.25, collective_s=0.5)
+HALF = Efficiency(matrix=0.5, attention=0.25, scan=0.1, memory=0.5, link=0.5, launch_s=0.25, move_s=0.25, collective_s=0.5)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from schedc.costs.architecture import Attention, FeedForward, Mamba, Setting, block_parameters
-from schedc.costs.devices import DEVICES, ROOFLINE, duration_s, sustained
+from schedc.costs.devices import DEVICES
+from schedc.costs.efficiency import ROOFLINE, duration_s, sustained
 from schedc.costs.layers import architecture_named, known_models, layers_of, merged
 from schedc.costs.operators.blocks import block_operators
 from schedc.costs.operators.operator import Engine, matrix_product
@@ -173,8 +174,8 @@ def test_tokens_of_experts_go_through_the_network_and_are_gathered_within_the_no
     setting = Setting(sequence_length=4096, tensor_parallel=8, expert_parallel=8)
     operators = block_operators(mixtral.blocks[0], mixtral, setting)
     spans = {operator.name: operator.forward.spans for operator in operators if operator.forward.link_bytes}
-    assert spans == {"gather": 8, "scatter": 8, "dispatch": 64, "combine": 64}
-    (dispatch,) = [operator.forward for operator in operators if operator.name == "dispatch"]
+    assert spans == {"gather": 8, "scatter": 8, "all-to-all": 64}
+    dispatch = next(operator.forward for operator in operators if operator.name == "all-to-all")
     copies = 4096 / 8 * 2 * 6144
     assert dispatch.link_bytes == copies * 2 * 7 / 8
     assert duration_s(dispatch, Engine.MATRIX, H100, ROOFLINE) > dispatch.link_bytes / (50e9 * 0.75)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, strategies as st
 
 from schedc.ir.costs import MessageCost
-from schedc.study.tune.candidates import Choices, candidates, divisors
+from schedc.study.tune.candidates import Choices, Degrees, candidates, divisors
 from schedc.study.tune.problems import one_way_ns, ring_ns
 
 
@@ -27,7 +27,7 @@ def test_every_candidate_uses_all_devices_and_the_whole_batch(sites: list[int], 
         zero_stages=(0, 1),
         recompute=("none",),
         across_sites=("pipeline", "data-parallel"),
-        expert_parallel=experts,
+        degrees=Degrees(expert=experts),
     )
     found = candidates(choices)
     assert len(set(found)) == len(found)

@@ -23,6 +23,13 @@ def costs_command(
     tp: TensorOption = 1,
     cp: ContextOption = 1,
     ep: ExpertOption = 1,
+    etp: Annotated[int | None, Option(min=1, help="Devices that divide the width of an expert. Default: --tp.")] = None,
+    context_exchange: Annotated[
+        Literal["ring", "all-to-all"], Option(help="How devices of one sequence meet: keys go round, or heads are exchanged.")
+    ] = "ring",
+    framework: Annotated[
+        Literal["plain", "megatron-te"], Option(help="Whose habits count: none's, or Megatron-LM's with Transformer Engine.")
+    ] = "plain",
     microbatch: MicrobatchOption = 1,
     sequence: Annotated[
         int | None, Option(min=1, help="Tokens in a sequence. Default: 4096, or the model's position embeddings if fewer.")
@@ -43,7 +50,7 @@ def costs_command(
 ) -> None:
     """Predict what a model's layers cost on a device, and write them as a profile for jobs."""
     from schedc.costs.architecture import expert_parameters, parameters
-    from schedc.costs.devices import ROOFLINE, sustained
+    from schedc.costs.efficiency import sustained
     from schedc.costs.layers import is_known
     from schedc.costs.predicted import predicted
     from schedc.formats.profile_file import profile_json
@@ -58,13 +65,16 @@ def costs_command(
         tp=tp,
         cp=cp,
         ep=ep,
+        etp=etp,
+        context_exchange=context_exchange,
+        framework=framework,
         microbatch=microbatch,
         sequence=sequence,
         images=images,
         image_size=None if image_size is None else _pixels(image_size),
         selective_recompute=recompute == "selective",
         split_backward=split_backward,
-        rates=ROOFLINE if efficiency is None else sustained(efficiency),
+        rates=None if efficiency is None else sustained(efficiency),
     )
     architecture, layers = made.architecture, made.layers
     text = profile_json(layers, modules=made.modules, edges=made.edges, model=f"{made.title}, predicted")

@@ -5,7 +5,7 @@ A block has for each sublayer a norm, the sublayer between collectives of tensor
 
 from __future__ import annotations
 
-from math import ceil
+from dataclasses import replace
 
 from schedc.costs.architecture import (
     Architecture,
@@ -21,6 +21,7 @@ from schedc.costs.architecture import (
 )
 from schedc.costs.operators.operator import (
     GRADIENT_BYTES,
+    Engine,
     Operator,
     Operators,
     OperatorWork,
@@ -98,15 +99,17 @@ def norm(architecture: Architecture | Vision, setting: Setting) -> Operator:
 def embedding_operators(architecture: Architecture, setting: Setting) -> Operators:
     """Each device looks its part of the vocabulary up; then the devices of a tensor-parallel group sum their results."""
     hidden, size, tokens = architecture.hidden, setting.element_bytes, setting.tokens
-    rows = ceil(architecture.vocabulary / setting.tensor_parallel)
-    moved = tokens * hidden
+    moved, weights = tokens * hidden, setting.rows(architecture.vocabulary) * hidden
     look_up = Operator(
         name="embedding",
         forward=OperatorWork(memory_bytes=2 * moved * size),
-        backward_weight=OperatorWork(memory_bytes=moved * (size + 2 * GRADIENT_BYTES)),
-        parameters=rows * hidden + architecture.positions * hidden,
+        # The gradient is a matrix as large as the weights, written with zeros, then added to the sum: torch's
+        # `embedding_dense_backward`.
+        backward_weight=OperatorWork(memory_bytes=2 * moved * size + weights * (2 * size + 2 * GRADIENT_BYTES)),
+        parameters=weights + architecture.positions * hidden,
         kept_for_weight_bytes=tokens * TOKEN_BYTES,
         gradient_bytes=setting.own_tokens * hidden * size,
+        working_bytes=(moved + weights) * size,
     )
     return [look_up, *collective("scatter", setting, hidden)]
 
@@ -116,19 +119,31 @@ def head_operators(architecture: Architecture, setting: Setting, *, held: bool =
 
     Where the model shares one matrix between embedding and head, each of the two still has a copy: they are on different ranks.
     """
-    rows = ceil(architecture.vocabulary / setting.tensor_parallel)
+    rows, size = setting.rows(architecture.vocabulary), setting.element_bytes
     logits = setting.tokens * rows
+    if setting.is_megatron:
+        # Read for the sum, read again, and their gradient written in their place; B scales it (Transformer Engine,
+        # cross_entropy.py).
+        forward, backward, kept, working = 3 * size, 2 * size, size, 0
+    else:
+        # Converted, then read for the largest, for the sum, and written normalized.
+        forward, backward, kept, working = size + 4 * LOSS_BYTES, size + LOSS_BYTES, LOSS_BYTES, size + LOSS_BYTES
     loss = Operator(
         name="loss",
-        # Converted, then read for the largest, for the sum, and written normalized.
-        forward=OperatorWork(memory_bytes=logits * (setting.element_bytes + 4 * LOSS_BYTES)),
-        backward_input=OperatorWork(memory_bytes=logits * (setting.element_bytes + LOSS_BYTES)),
-        kept_for_input_bytes=logits * LOSS_BYTES,
+        engine=Engine.LOSS,
+        forward=OperatorWork(memory_bytes=logits * forward),
+        backward_input=OperatorWork(memory_bytes=logits * backward),
+        kept_for_input_bytes=logits * kept,
+        working_bytes=logits * working,
     )
+    matrix = matrix_product("logits", setting, architecture.hidden, rows, kept=setting.own_tokens, held=held, gathered=True)
+    if setting.is_megatron:
+        # Its product adds to the sum of gradients, and hands autograd an empty one (`LinearWithGradAccumulation`).
+        matrix = replace(matrix, working_bytes=matrix.working_bytes + rows * architecture.hidden * size)
     return [
         norm(architecture, setting),
         *collective("gather", setting, architecture.hidden),
-        matrix_product("logits", setting, architecture.hidden, rows, kept=setting.own_tokens, held=held),
+        matrix,
         loss,
     ]
 
@@ -145,7 +160,7 @@ def further_token_operators(block: Block, architecture: Architecture, setting: S
         norm(architecture, setting),
         norm(architecture, setting),
         *collective("gather", setting, 2 * hidden),
-        matrix_product("joint projection", setting, 2 * hidden, hidden / setting.tensor_parallel, kept=own),
+        matrix_product("joint projection", setting, 2 * hidden, hidden / setting.tensor_parallel, kept=own, gathered=True),
         *collective("scatter", setting, hidden),
         *block_operators(block, architecture, setting),
         *head_operators(architecture, setting, held=False),

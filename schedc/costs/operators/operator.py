@@ -6,9 +6,9 @@ as shares of tensors are; `schedc.costs.layers` rounds the sums.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from schedc.errors import Unsupported
 
@@ -20,11 +20,39 @@ GRADIENT_BYTES = 4
 
 
 class Engine(StrEnum):
-    """What computes; each reaches another share of the peak."""
+    """What computes, or moves; each reaches another share of the peak."""
 
     MATRIX = "matrix"
+    GROUPED = "grouped"
+    """Products with several matrices at once, of which each token meets one (experts)."""
     ATTENTION = "attention"
     SCAN = "scan"
+    PERMUTE = "permute"
+    """Rows gathered into another order."""
+    LOSS = "loss"
+
+
+class Collective(StrEnum):
+    """What the devices of a group do together."""
+
+    GATHER = "all-gather"
+    SCATTER = "reduce-scatter"
+    EXCHANGE = "all-to-all"
+    RING = "ring"
+    """Messages from each to the next."""
+
+
+class Shape(NamedTuple):
+    """Of a product, as tables of measured shares have it: the same in F, B and W."""
+
+    number: float
+    """Matrices, or heads of queries."""
+    tokens: float
+    """That each matrix meets; of a sequence."""
+    inner: float
+    """Elements of a token that come in; of a head of keys."""
+    outer: float
+    """Elements that go out; of a head of values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +64,9 @@ class OperatorWork:
     link_bytes: float = 0.0
     """That one device sends through its links in collectives."""
     collectives: int = 0
+    collective: Collective = Collective.GATHER
     spans: int = 1
-    """How many devices take part in them; more than a group has go through the network."""
+    """How many devices they reach over; more than a group has go through the network."""
     overlapped: bool = False
     """The links work while the device computes (ring attention)."""
 
@@ -59,7 +88,10 @@ class Operator:
     backward_input: OperatorWork = NO_WORK
     backward_weight: OperatorWork = NO_WORK
     engine: Engine = Engine.MATRIX
+    shape: Shape | None = None
     parameters: float = 0.0
+    matrices: float = 1
+    """How many the parameters are, all of the shape."""
     routed: bool = False
     """They are of experts among which each token's are chosen; expert parallelism divides these among data-parallel replicas."""
     kept_for_input_bytes: float = 0.0
@@ -68,6 +100,9 @@ class Operator:
     """Kept from F; W frees it."""
     gradient_bytes: float = 0.0
     """Kept from B; W frees it."""
+    working_bytes: float = 0.0
+    """What its backward takes and makes, and holds while it runs alone: the gradients of its output and its input, what it
+    gathers."""
     quadratic: float = 0.0
     """Which share of its work grows with the square of the sequence: 1 where each token meets all before it."""
     state_bytes: float = 0.0
@@ -100,6 +135,7 @@ def matrix_product(
     bias: float = 0.0,
     recomputed: bool = False,
     held: bool = True,
+    gathered: bool = False,
     summed: bool = False,
     routed: bool = False,
 ) -> Operator:
@@ -116,6 +152,8 @@ def matrix_product(
         bias: parameters besides.
         recomputed: with selective recomputation the input is not kept from F: B computes it, and keeps it for W.
         held: False: the matrix is counted elsewhere.
+        gathered: its input is gathered from the tensor-parallel group, each device of which keeps its share, and gathers again for
+            W (Megatron-LM, `LinearWithGradAccumulationAndAsyncCommunication`).
         summed: over the tensor-parallel group, each device of which keeps its share of the output's gradient, gathered again for W.
         routed: the matrices are experts, among which each token's are chosen.
     """
@@ -124,16 +162,28 @@ def matrix_product(
     weights, reads, writes = matrices * inner * outer, tokens * inner * size, tokens * outer * size
     kept_bytes = reads if kept is None else kept * inner * size
     again = recomputed and setting.selective_recompute
+    group = setting.expert_tensor if routed else setting.tensor_parallel
+    others = group - 1 if gathered else 0
     work = OperatorWork(flops=flops, memory_bytes=reads + weights * size + writes)
     return Operator(
         name=name,
+        engine=Engine.GROUPED if routed else Engine.MATRIX,
+        shape=Shape(matrices, tokens / matrices, inner, outer),
         forward=work,
         backward_input=work,
-        backward_weight=OperatorWork(flops=flops, memory_bytes=reads + writes + 2 * GRADIENT_BYTES * weights),
+        backward_weight=OperatorWork(
+            flops=flops,
+            memory_bytes=reads + writes + 2 * GRADIENT_BYTES * weights,
+            link_bytes=reads * others / group,
+            collectives=min(1, others),
+            spans=group,
+        ),
         parameters=weights + bias if held else 0.0,
+        matrices=matrices,
         routed=routed,
+        working_bytes=reads * (2 if others else 1) + writes,
         kept_for_weight_bytes=0.0 if again else kept_bytes,
-        gradient_bytes=writes / (setting.tensor_parallel if summed else 1) + (kept_bytes if again else 0.0),
+        gradient_bytes=writes / (group if summed else 1) + (kept_bytes if again else 0.0),
     )
 
 
@@ -158,23 +208,26 @@ def elementwise(
         backward_input=OperatorWork(memory_bytes=backward * tensor),
         parameters=parameters,
         kept_for_input_bytes=kept * tensor,
+        working_bytes=forward * tensor,
     )
 
 
-def collective(name: str, setting: Setting, elements: float) -> Operators:
-    """An all-gather of each token's elements over the tensor-parallel group, or a reduce-scatter: B has the other one.
+def collective(name: str, setting: Setting, elements: float, *, group: int | None = None) -> Operators:
+    """An all-gather (`gather`) of each token's elements over a group, or a reduce-scatter: B has the other one.
 
     Args:
-        name: of the operator.
+        name: of the operator: `gather` or `scatter`.
         setting: for the group, and the tokens of each of its devices.
         elements: of one token.
+        group: its devices; None: the tensor-parallel group.
 
     Returns:
         Nothing where the group is one device.
     """
-    others = setting.tensor_parallel - 1
+    others = (setting.tensor_parallel if group is None else group) - 1
     if not others:
         return []
-    sent = others * setting.own_tokens * elements * setting.element_bytes
-    work = OperatorWork(link_bytes=sent, collectives=1, spans=setting.tensor_parallel)
-    return [Operator(name=name, forward=work, backward_input=work)]
+    work = OperatorWork(link_bytes=others * setting.own_tokens * elements * setting.element_bytes, collectives=1, spans=others + 1)
+    gather, scatter = (replace(work, collective=each) for each in (Collective.GATHER, Collective.SCATTER))
+    forward, backward = (gather, scatter) if name == "gather" else (scatter, gather)
+    return [Operator(name=name, forward=forward, backward_input=backward)]

@@ -9,13 +9,17 @@ layer's scan works in chunks: within one, products over all pairs of its tokens;
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from schedc.costs.architecture import ContextExchange
 from schedc.costs.operators.operator import (
+    Collective,
     Engine,
     Operator,
     Operators,
     OperatorWork,
+    Shape,
     collective,
     elementwise,
     matrix_product,
@@ -26,8 +30,9 @@ from schedc.errors import Unsupported
 if TYPE_CHECKING:
     from schedc.costs.architecture import Attention, Experts, FeedForward, LatentAttention, Mamba, Setting
 
-BACKWARD_PRODUCTS = 2.5
-"""Fused attention: F computes two products (scores, output), B five (the scores again, and four gradients)."""
+BACKWARD_OF_KEYS, BACKWARD_OF_VALUES = 3, 2
+"""Fused attention: F computes a product over the elements of a key (scores) and one over those of a value (output). B computes the
+scores again and the gradients of queries and keys; and the gradients of values and of the probabilities."""
 UNFUSED_FORWARD, UNFUSED_BACKWARD = 6, 8
 """How often the matrix of scores passes the memory without fusion: written, masked and normalized (read, written), dropped out
 (read, written), read; in B the gradient likewise, with both operands read again."""
@@ -81,13 +86,15 @@ def attention_operators(attention: Attention, hidden: int, setting: Setting) -> 
     outer = (heads + 2 * kv_heads) * dim
     input_bias, output_bias = outer if attention.input_bias else 0.0, hidden if attention.output_bias else 0.0
     rotated = setting.tokens * (heads + kv_heads) * dim
-    operators = [matrix_product("query, key, value", setting, hidden, outer, kept=own, bias=input_bias, recomputed=True)]
+    operators = [
+        matrix_product("query, key, value", setting, hidden, outer, kept=own, bias=input_bias, recomputed=True, gathered=True)
+    ]
     if attention.head_norms:
         weights = 2 * dim if attention.head_norm_weights else 0
         operators.append(elementwise("head norms", setting, rotated, forward=2, backward=3, kept=1, parameters=weights))
     if attention.rotary:
         operators.append(elementwise("rotary embedding", setting, rotated, forward=2, backward=2))
-    operators.append(_core(setting, heads, kv_heads, dim, dim, attention))
+    operators += _core(setting, heads, kv_heads, dim, dim, attention)
     operators.append(matrix_product("output", setting, heads * dim, hidden, bias=output_bias, summed=True))
     return operators
 
@@ -101,26 +108,26 @@ def latent_attention_operators(attention: LatentAttention, hidden: int, setting:
     heads, own, rank = share(attention.heads, setting, _HEADS), setting.own_tokens, attention.query_rank
     query_dim, latent = attention.plain_dim + attention.rotary_dim, attention.kv_rank
     if rank is None:
-        operators = [matrix_product("query", setting, hidden, heads * query_dim, kept=0)]
+        operators = [matrix_product("query", setting, hidden, heads * query_dim, kept=0, gathered=True)]
     else:
         operators = [
             matrix_product("query down", setting, hidden, rank, tokens=own, kept=0),
             elementwise("query norm", setting, own * rank, forward=2, backward=3, kept=1, parameters=rank),
-            matrix_product("query up", setting, rank, heads * query_dim, kept=own),
+            matrix_product("query up", setting, rank, heads * query_dim, kept=own, gathered=True),
         ]
     up = heads * (attention.plain_dim + attention.value_dim)
     return [
         *operators,
         matrix_product("key and value down", setting, hidden, latent + attention.rotary_dim, tokens=own, recomputed=True),
         elementwise("key and value norm", setting, own * latent, forward=2, backward=3, kept=1, parameters=latent),
-        matrix_product("key and value up", setting, latent, up, kept=own),
+        matrix_product("key and value up", setting, latent, up, kept=own, gathered=True),
         elementwise("rotary embedding", setting, setting.tokens * heads * query_dim, forward=4, backward=4),
-        _core(setting, heads, heads, query_dim, attention.value_dim, None),
+        *_core(setting, heads, heads, query_dim, attention.value_dim, None),
         matrix_product("output", setting, heads * attention.value_dim, hidden, summed=True),
     ]
 
 
-def _core(setting: Setting, heads: float, kv_heads: float, key_dim: int, value_dim: int, attention: Attention | None) -> Operator:
+def _core(setting: Setting, heads: float, kv_heads: float, key_dim: int, value_dim: int, attention: Attention | None) -> Operators:
     """Scores, softmax and the sum of values, causal and whole without an `attention`; all that comes in and out is kept for B."""
     limits = (None, None) if attention is None else (attention.window, attention.chunk)
     causal = attention is None or attention.causal
@@ -130,9 +137,12 @@ def _core(setting: Setting, heads: float, kv_heads: float, key_dim: int, value_d
     length = setting.sequence_length
     seen = visible_pairs(length, *limits, causal=causal) if setting.fused_attention else length**2
     pairs = setting.microbatch_size * heads * seen / ring
-    flops = 2 * pairs * (key_dim + value_dim)
-    touched, kept, passed = queries + pairs_of_keys + outputs, queries + pairs_of_keys, (ring - 1) * pairs_of_keys
-    forward_bytes, backward_bytes, backward_flops = touched, 3 * touched, BACKWARD_PRODUCTS * flops
+    flops, backward_flops = (
+        2 * pairs * (key_dim + value_dim),
+        2 * pairs * (BACKWARD_OF_KEYS * key_dim + BACKWARD_OF_VALUES * value_dim),
+    )
+    touched, kept = queries + pairs_of_keys + outputs, queries + pairs_of_keys
+    forward_bytes, backward_bytes = touched, 3 * touched
     if setting.fused_attention:
         kept += 4 * tokens * heads  # the logarithm of each row's sum
     else:
@@ -141,20 +151,65 @@ def _core(setting: Setting, heads: float, kv_heads: float, key_dim: int, value_d
         forward_bytes += UNFUSED_FORWARD * scores
         backward_bytes += UNFUSED_BACKWARD * scores
         backward_flops = 2 * flops
-
-    def work(flops: float, memory_bytes: float, link_bytes: float) -> OperatorWork:
-        group = {"collectives": 1 if ring > 1 else 0, "spans": ring * setting.tensor_parallel}
-        return OperatorWork(flops=flops, memory_bytes=memory_bytes, link_bytes=link_bytes, overlapped=True, **group)
-
-    return Operator(
+    reordered: Operators = []
+    links, shape = _exchanged(setting, heads, kv_heads, touched, pairs_of_keys), Shape(heads, length, key_dim, value_dim)
+    if setting.context_exchange is ContextExchange.ALL_TO_ALL and ring > 1:
+        shape = shape._replace(number=heads / ring)
+        kept += outputs  # as it is computed, beside what the next product keeps
+        # Copied to be sent, and put in the order of the sequence behind it (Transformer Engine, `flash_attn_a2a_communicate`).
+        copies = OperatorWork(memory_bytes=4 * touched)
+        reordered = [
+            Operator(name="reorder", engine=Engine.PERMUTE, forward=copies, backward_input=copies, working_bytes=2 * touched)
+        ]
+    core = Operator(
         name="attention",
         engine=Engine.ATTENTION if setting.fused_attention else Engine.MATRIX,
-        forward=work(flops, forward_bytes, passed),
-        backward_input=work(backward_flops, backward_bytes, 2 * passed),
+        shape=shape if setting.fused_attention else None,
+        forward=replace(links[0], flops=flops, memory_bytes=forward_bytes),
+        backward_input=replace(links[1], flops=backward_flops, memory_bytes=backward_bytes),
         kept_for_input_bytes=kept,
+        working_bytes=touched,
         quadratic=quadratic_share(length, *limits) if causal else 0.0,
         state_bytes=pairs_of_keys if causal else 0.0,
     )
+    return [*reordered, core]
+
+
+def _exchanged(
+    setting: Setting, heads: float, kv_heads: float, touched: float, pairs_of_keys: float
+) -> tuple[OperatorWork, OperatorWork]:
+    """What F and B of attention send so that the tokens of all devices of a sequence meet.
+
+    In a ring, F sends keys and values on, and B their gradients, too. All-to-all: queries, keys and values there, the output back;
+    in B their gradients the same ways.
+
+    Raises:
+        Unsupported: there are too few heads.
+    """
+    devices = setting.context_parallel
+    if devices == 1:
+        return OperatorWork(), OperatorWork()
+    if setting.context_exchange is ContextExchange.RING:
+        work = OperatorWork(
+            link_bytes=(devices - 1) * pairs_of_keys,
+            collectives=devices - 1,
+            collective=Collective.RING,
+            spans=devices * setting.tensor_parallel,
+            overlapped=True,
+        )
+        return work, replace(work, link_bytes=2 * work.link_bytes)
+    if heads % devices or kv_heads % devices:
+        raise Unsupported(
+            f"context parallel size {devices} does not divide the {heads:g} heads and {kv_heads:g} heads of keys of a device,"
+            " as an all-to-all needs"
+        )
+    work = OperatorWork(
+        link_bytes=touched * (devices - 1) / devices,
+        collectives=4,
+        collective=Collective.EXCHANGE,
+        spans=devices * setting.tensor_parallel,
+    )
+    return work, work
 
 
 def feed_forward_operators(feed_forward: FeedForward, hidden: int, setting: Setting) -> Operators:
@@ -167,7 +222,7 @@ def feed_forward_operators(feed_forward: FeedForward, hidden: int, setting: Sett
     up = (2 if feed_forward.gated else 1) * width
     up_bias, down_bias = (up, hidden) if feed_forward.bias else (0.0, 0.0)
     return [
-        matrix_product("up", setting, hidden, up, kept=setting.own_tokens, bias=up_bias, recomputed=True),
+        matrix_product("up", setting, hidden, up, kept=setting.own_tokens, bias=up_bias, recomputed=True, gathered=True),
         _activation(setting, setting.tokens * width, gated=feed_forward.gated),
         matrix_product("down", setting, width, hidden, bias=down_bias, recomputed=True, summed=True),
     ]
@@ -181,23 +236,30 @@ def experts_operators(experts: Experts, hidden: int, setting: Setting) -> Operat
     """
     if experts.count % setting.expert_parallel:
         raise Unsupported(f"expert parallel size {setting.expert_parallel} does not divide {experts.count} experts")
-    width, own, chosen = share(experts.width, setting, _WIDTH), setting.own_tokens, experts.chosen
-    count, pairs = experts.count / setting.expert_parallel, setting.tokens * chosen
+    tensor, own, chosen = setting.expert_tensor, setting.own_tokens, experts.chosen
+    if experts.width % tensor:
+        raise Unsupported(f"expert tensor parallel size {tensor} does not divide a feed-forward width of {experts.width}")
+    width, count, pairs = experts.width / tensor, experts.count / setting.expert_parallel, own * tensor * chosen
     bias = experts.count if experts.router_bias else 0.0
+    sides = own * chosen * hidden, own * hidden, count > 1
     operators = [
         matrix_product("router", setting, hidden, experts.count, tokens=own, bias=bias),
-        _exchange("dispatch", setting, own * chosen * hidden, own * hidden),
-        *collective("gather", setting, chosen * hidden),
-        matrix_product("experts up", setting, hidden, 2 * width, tokens=pairs, kept=own * chosen, matrices=count, routed=True),
+        elementwise("scores", setting, own * experts.count * 2, forward=3, backward=3, kept=1),  # in 32 bits
+        elementwise("choice", setting, own * experts.count * 2, forward=2, backward=2),
+        *_exchange("dispatch", setting, *sides),
+        *collective("gather", setting, chosen * hidden, group=tensor),
+        matrix_product(
+            "experts up", setting, hidden, 2 * width, tokens=pairs, kept=own * chosen, matrices=count, gathered=True, routed=True
+        ),
         _activation(setting, pairs * width, gated=True),
         matrix_product("down", setting, width, hidden, tokens=pairs, matrices=count, recomputed=True, summed=True, routed=True),
-        *collective("scatter", setting, chosen * hidden),
-        _exchange("combine", setting, own * chosen * hidden, own * hidden),
+        *collective("scatter", setting, chosen * hidden, group=tensor),
+        *_exchange("combine", setting, *sides),
     ]
     if experts.shared_width:
         shared = share(experts.shared_width, setting, _WIDTH)
         operators += [
-            matrix_product("shared experts up", setting, hidden, 2 * shared, kept=0),
+            matrix_product("shared experts up", setting, hidden, 2 * shared, kept=0, gathered=True),
             _activation(setting, setting.tokens * shared, gated=True),
             matrix_product("down", setting, shared, hidden, recomputed=True, summed=True),
         ]
@@ -211,19 +273,26 @@ def _activation(setting: Setting, elements: float, *, gated: bool) -> Operator:
     return elementwise("activation", setting, elements, forward=forward, backward=backward + again, kept=kept)
 
 
-def _exchange(name: str, setting: Setting, copies: float, tokens: float) -> Operator:
+def _exchange(name: str, setting: Setting, copies: float, tokens: float, sorted_again: bool) -> Operators:
     """Tokens copied for each expert that they take and sent there, or brought back and summed: the same both ways.
 
-    Copies and tokens are elements of one device.
+    Where a device has several experts, what comes from each other device is sorted by expert, and back (Megatron-LM,
+    `MoEAlltoAllTokenDispatcher`). Copies and tokens are elements of one device.
     """
     group, size = setting.expert_parallel, setting.element_bytes
-    work = OperatorWork(
-        memory_bytes=(2 * copies + tokens) * size,
-        link_bytes=copies * size * (group - 1) / group,
-        collectives=1 if group > 1 else 0,
-        spans=group * setting.tensor_parallel,
+    reach = group * setting.expert_tensor
+    moved = OperatorWork(memory_bytes=(copies + tokens) * size)
+    again = OperatorWork(memory_bytes=2 * copies * size if sorted_again else 0.0)
+    sent = OperatorWork(
+        link_bytes=copies * size * (group - 1) / group, collectives=min(1, group - 1), collective=Collective.EXCHANGE, spans=reach
     )
-    return Operator(name=name, forward=work, backward_input=work)
+    operators = [
+        Operator(name=name, engine=Engine.PERMUTE, forward=moved, backward_input=moved, working_bytes=(copies + tokens) * size),
+        Operator(name="all-to-all", forward=sent, backward_input=sent, working_bytes=2 * copies * size),
+        Operator(name="sort", engine=Engine.PERMUTE, forward=again, backward_input=again, working_bytes=2 * copies * size),
+    ]
+    some = [each for each in operators if not each.forward.is_nothing]
+    return some if name == "dispatch" else some[::-1]
 
 
 def mamba_operators(mamba: Mamba, hidden: int, setting: Setting) -> Operators:
@@ -239,7 +308,9 @@ def mamba_operators(mamba: Mamba, hidden: int, setting: Setting) -> Operators:
     inner, convolved = heads * mamba.head_dim, heads * mamba.head_dim + 2 * groups * mamba.state
     weights = convolved * (mamba.convolution + 1)
     return [
-        matrix_product("projection in", setting, hidden, inner + convolved + heads, kept=setting.own_tokens, recomputed=True),
+        matrix_product(
+            "projection in", setting, hidden, inner + convolved + heads, kept=setting.own_tokens, recomputed=True, gathered=True
+        ),
         elementwise("convolution", setting, tokens * convolved, forward=2, backward=3, kept=1, parameters=weights),
         _scan(mamba, setting, heads, groups),
         elementwise("gated norm", setting, tokens * inner, forward=3, backward=5, kept=2, parameters=inner),

@@ -136,6 +136,33 @@ OF_LOSS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Degrees:
+    """How a pipeline's rank divides the model among its devices, and a weight among pipelines."""
+
+    tensor: int = 1
+    context: int = 1
+    expert: int = 1
+    expert_tensor: int = 1
+
+    @property
+    def group(self) -> int:
+        """Devices of a rank."""
+        return self.tensor * self.context
+
+    def replicas(self, pipelines: int) -> int:
+        """How many devices of a stage have the same weights: all that share sequences, too."""
+        return pipelines * self.context
+
+    def divides_experts(self, pipelines: int) -> bool:
+        """Whether groups of expert parallelism fill the devices of a stage (Megatron-LM, `parallel_state`)."""
+        return pipelines * self.group % (self.expert * self.expert_tensor) == 0
+
+    def expert_replicas(self, pipelines: int) -> int:
+        """How many devices of a stage have the same experts."""
+        return pipelines * self.group // (self.expert * self.expert_tensor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
     """What is tried, in its order."""
 
@@ -152,7 +179,7 @@ class Choices:
     zero_stages: tuple[int, ...]
     recompute: tuple[str, ...]
     across_sites: tuple[Across, ...]
-    expert_parallel: int = 1
+    degrees: Degrees = Degrees()
     overlaps: tuple[tuple[Versions | None, int | None], ...] = ((None, None),)
     """Which weights ops read, and the most delay; no versions: steps end."""
     step_microbatches: tuple[StepMicrobatches, ...] = ("all",)
@@ -174,8 +201,8 @@ def candidates(choices: Choices) -> tuple[TuneCandidate, ...]:
     for ranks in choices.ranks:
         for across, ranks_of_site, replicas_of_site in _divided(ranks, groups, choices.across_sites):
             data_parallel = sum(groups) // ranks
-            # The tokens of an expert-parallel group go to all of its pipelines, so no such group is in two sites.
-            if choices.batch % data_parallel or any(each % choices.expert_parallel for each in replicas_of_site):
+            # The tokens of an expert-parallel group go to all of its devices, so no such group is in two sites.
+            if choices.batch % data_parallel or not all(map(choices.degrees.divides_experts, replicas_of_site)):
                 continue
             of_pipeline = choices.batch // data_parallel
             tried = product(
@@ -186,7 +213,7 @@ def candidates(choices: Choices) -> tuple[TuneCandidate, ...]:
                     for chunks in ((1,) if placement == "unidirectional" else choices.chunks)
                     if ranks * chunks <= choices.layers and (placement == "unidirectional" or (ranks > 1 and chunks > 1))
                 ],
-                choices.zero_stages if data_parallel > 1 else (0,),  # ZeRO 1 divides nothing where there is one replica
+                choices.zero_stages if choices.degrees.replicas(data_parallel) > 1 else (0,),  # one replica divides nothing
                 choices.recompute,
                 choices.overlaps if ranks > 1 else [each for each in choices.overlaps if each[0] is None],
             )

@@ -150,7 +150,7 @@ def no_room(request: TuneRequest, candidate: TuneCandidate, totals: Totals) -> s
 
 def static_bytes(request: TuneRequest, candidate: TuneCandidate, totals: Totals) -> float:
     """What one device of each rank of a pipeline holds all the time, all ranks together."""
-    each, of_expert = (bytes_per_parameter(request, candidate, divided) for divided in (1, request.file.model.ep))
+    each, of_expert = bytes_per_parameter(request, candidate)
     return totals.parameters * each + totals.expert_parameters * of_expert
 
 
@@ -160,8 +160,6 @@ def _collectives_ns(request: TuneRequest, candidate: TuneCandidate, totals: Tota
     They grow with either kind of parameters and bend upwards, but for two things of experts' collectives: their latencies, which a
     rank without experts does not have, and what rounding adds.
     """
-    if candidate.data_parallel == 1:
-        return 0
     others, experts = totals.parameters // candidate.ranks, totals.expert_parameters // candidate.ranks
     least_ns = sum(collectives_ns(request, candidate, others, 0))
     if experts:

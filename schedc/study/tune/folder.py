@@ -17,6 +17,7 @@ from schedc.formats.plan.plan_file import plan_json
 from schedc.frontend.job import load_job
 from schedc.io.outputs import check_outputs, write_atomically
 from schedc.ir import MessageCost, Semantics
+from schedc.lower.problem import stage_static_bytes
 from schedc.solvers.common.method import Constructive
 from schedc.solvers.driver.registry import method_named
 from schedc.study.tune.candidates import rows_csv
@@ -124,14 +125,18 @@ def job_table(request: TuneRequest, candidate: TuneCandidate, made: CandidatePro
         "memory": {
             "capacity": f"{request.capacity_bytes} B",
             "reserve": f"{request.reserve_bytes} B",
-            "bytes_per_parameter": bytes_per_parameter(request, candidate),
         },
         "topology": {"sites": list(candidate.ranks_of_site), "within": _link(network.within)},
     }
     if candidate.versions is not None:
         table["memory"]["bytes_per_version_parameter"] = float(request.file.memory.weight_bytes)
-    if any(layer.expert_parameters for layer in made.workload.layers):
-        table["memory"]["bytes_per_expert_parameter"] = bytes_per_parameter(request, candidate, request.file.model.ep)
+    if made.besides:
+        table["memory"] |= {"static": [f"{size} B" for size in stage_static_bytes(made.workload, layout)]}
+    else:
+        each, of_expert = bytes_per_parameter(request, candidate)
+        table["memory"]["bytes_per_parameter"] = each
+        if any(layer.expert_parameters for layer in made.workload.layers):
+            table["memory"]["bytes_per_expert_parameter"] = of_expert
     if network.between is not None:
         table["topology"]["between"] = _link(network.between)
     parallel = made.problem.data_parallel

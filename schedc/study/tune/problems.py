@@ -22,9 +22,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
+from itertools import accumulate, pairwise
 from math import ceil
 from typing import TYPE_CHECKING
 
+from schedc.costs.memory import Besides, besides
 from schedc.errors import Defect
 from schedc.frontend.checks import check_size
 from schedc.frontend.cost_keys import MemorySection
@@ -33,12 +36,12 @@ from schedc.io.location import Location
 from schedc.ir import DataParallel, Device, Layout, MessageCost, Network, Problem, Updates, Workload
 from schedc.lower.partition import balanced_partition
 from schedc.lower.placement import place
-from schedc.lower.problem import problem_of, static_bytes
+from schedc.lower.problem import problem_of, stage_static_bytes, static_bytes
 from schedc.verify.layout import verify_layout
 from schedc.verify.workload import verify_workload
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from schedc.study.tune.candidates import TuneCandidate
     from schedc.study.tune.request import TuneRequest
@@ -56,6 +59,8 @@ class CandidateProblem:
     problem: Problem
     collectives_ns: tuple[int, ...]
     """Of each rank, if nothing overlapped them."""
+    besides: tuple[Besides, ...]
+    """Of each rank, what a device holds besides its parameters' states and activations; none of layers that were measured."""
     update_ns: int
     """What the optimizer's step takes after a step that ends, of the rank where it takes longest; updates of a period are in it."""
 
@@ -65,18 +70,19 @@ class CandidateProblem:
         return static_bytes(self.workload, self.layout)
 
 
-def candidate_problem(request: TuneRequest, candidate: TuneCandidate) -> CandidateProblem:
-    """The problem of a candidate.
+def candidate_problem(request: TuneRequest, candidate: TuneCandidate, partition: Sequence[int] | None = None) -> CandidateProblem:
+    """The problem of a candidate; a `partition` says how many layers each stage has instead of the balanced one.
 
     Raises:
         InvalidInput: a rank has no room for what it holds all the time, or a step is too long to be exact.
     """
     placed = place(candidate.placement, candidate.ranks, candidate.chunks)
     recomputed = frozenset(range(len(placed.rank_of_stage)) if candidate.recompute == "full" else ())
+    each, of_expert = bytes_per_parameter(request, candidate)
     memory = Memory(
         devices=(Device(capacity_bytes=request.room_bytes),) * candidate.ranks,
-        bytes_per_parameter=exactly(bytes_per_parameter(request, candidate)),
-        bytes_per_expert_parameter=exactly(bytes_per_parameter(request, candidate, request.file.model.ep)),
+        bytes_per_parameter=exactly(each),
+        bytes_per_expert_parameter=exactly(of_expert),
     )
     sites, between = candidate.ranks_of_site, None
     if len(sites) > 1:  # each rank has its share of what all pipelines use at the same time
@@ -93,7 +99,9 @@ def candidate_problem(request: TuneRequest, candidate: TuneCandidate) -> Candida
         semantics=request.file.tune.semantics,
     )
     layout = Layout(
-        layers_of_stage=balanced_partition(workload, placed, recomputed),
+        layers_of_stage=balanced_partition(workload, placed, recomputed)
+        if partition is None
+        else tuple(pairwise(accumulate(partition, initial=0))),
         rank_of_stage=placed.rank_of_stage,
         paths=placed.paths,
         recomputed=recomputed,
@@ -103,7 +111,7 @@ def candidate_problem(request: TuneRequest, candidate: TuneCandidate) -> Candida
     for first, last in layout.layers_of_stage:  # from the parameters of one device of each stage
         experts = sum(layer.expert_parameters for layer in workload.layers[first:last])
         others = sum(layer.parameters for layer in workload.layers[first:last]) - experts
-        durations_ns.append(collectives_ns(request, candidate, others, experts) if candidate.data_parallel > 1 else (0, 0))
+        durations_ns.append(collectives_ns(request, candidate, others, experts))
         optimizers_ns.append(optimizer_ns(request, candidate, others, experts))
     reduce_ns, gather_ns = zip(*durations_ns, strict=True)
     on_rank, of_collectives = [0] * candidate.ranks, [0] * candidate.ranks
@@ -120,14 +128,21 @@ def candidate_problem(request: TuneRequest, candidate: TuneCandidate) -> Candida
             version_bytes=(0,) * len(optimizers_ns),
             bytes_per_version_parameter=exactly(float(request.file.memory.weight_bytes)),
         )
-    elif candidate.data_parallel > 1:
-        parallel = DataParallel(
-            size=candidate.data_parallel,
-            zero_stage=candidate.zero_stage,
-            reduce_scatter_ns=reduce_ns,
-            all_gather_ns=gather_ns if candidate.zero_stage else (),
-        )
-        workload = replace(workload, data_parallel=parallel)
+    else:
+        if request.loss is None:  # else it is apart, as `update_ns`
+            reduce_ns = tuple(map(sum, zip(reduce_ns, optimizers_ns, strict=True)))
+        if any((*reduce_ns, *gather_ns)):
+            parallel = DataParallel(
+                size=request.degrees.replicas(candidate.data_parallel),
+                zero_stage=candidate.zero_stage,
+                reduce_scatter_ns=reduce_ns,
+                all_gather_ns=gather_ns if candidate.zero_stage else (),
+            )
+            workload = replace(workload, data_parallel=parallel)
+    held = _besides(request, candidate, layout)
+    if held:  # said for each stage, as it is in the job that `folder` writes
+        own = zip(stage_static_bytes(workload, layout), _static_of(layout, held), strict=True)
+        workload = replace(workload, layers=request.layers[candidate.microbatch_size], static_bytes=tuple(map(sum, own)))
     problem = problem_of(workload, layout)
     section = MemorySection(capacity_bytes=request.capacity_bytes, reserve_bytes=request.reserve_bytes)
     check_room(problem, workload.devices, section, JOB / "memory")
@@ -139,18 +154,41 @@ def candidate_problem(request: TuneRequest, candidate: TuneCandidate) -> Candida
         layout=layout,
         problem=problem,
         collectives_ns=tuple(of_collectives),
+        besides=held,
         update_ns=max(on_rank) if candidate.versions is None else 0,
     )
 
 
-def bytes_per_parameter(request: TuneRequest, candidate: TuneCandidate, divided: int = 1) -> float:
-    """What a device holds all the time for each of its parameters; ZeRO 1 divides the optimizer's state by its replicas.
+def _besides(request: TuneRequest, candidate: TuneCandidate, layout: Layout) -> tuple[Besides, ...]:
+    """Of each rank: buffers of all its stages together, and the working set of the one that needs most."""
+    parts = request.parts.get(candidate.microbatch_size, ())
+    if request.architecture is None or request.setting is None:
+        return ()
+    setting, made = replace(request.setting, microbatch_size=candidate.microbatch_size), []
+    of = partial(besides, setting=setting, hidden=request.architecture.hidden, split_backward=request.file.tune.split_backward)
+    for rank in range(candidate.ranks):
+        stages = zip(layout.rank_of_stage, layout.layers_of_stage, strict=True)
+        own = [parts[first:last] for at, (first, last) in stages if at == rank]
+        most = max(map(of, own), key=lambda each: each.working_bytes)
+        made.append(most._replace(buffers_bytes=of([part for stage in own for part in stage]).buffers_bytes))
+    return tuple(made)
 
-    `divided` is the expert parallel size for parameters of experts, which have that many times fewer replicas than others.
-    """
-    memory = request.file.memory
-    optimizer = memory.optimizer_bytes / (candidate.data_parallel // divided if candidate.zero_stage else 1)
-    return memory.weight_bytes + memory.gradient_bytes + optimizer
+
+def _static_of(layout: Layout, held: Sequence[Besides]) -> tuple[int, ...]:
+    """What each rank holds besides, on its first stage."""
+    first = {rank: stage for stage, rank in reversed(list(enumerate(layout.rank_of_stage)))}
+    return tuple(held[rank].total_bytes if first[rank] == stage else 0 for stage, rank in enumerate(layout.rank_of_stage))
+
+
+def bytes_per_parameter(request: TuneRequest, candidate: TuneCandidate) -> tuple[float, float]:
+    """What a device holds all the time for each parameter, and for one of an expert; ZeRO 1 divides optimizer state by replicas."""
+    memory, degrees, pipelines = request.file.memory, request.degrees, candidate.data_parallel
+    replicas = degrees.replicas(pipelines), degrees.expert_replicas(pipelines)
+    each, of_expert = (
+        memory.weight_bytes + memory.gradient_bytes + memory.optimizer_bytes / (many if candidate.zero_stage else 1)
+        for many in replicas
+    )
+    return each, of_expert
 
 
 def ring_ns(link: MessageCost, members: int, size_bytes: int) -> int:
@@ -185,11 +223,11 @@ def collectives_ns(request: TuneRequest, candidate: TuneCandidate, others: int, 
 
     With ZeRO 0 the first is an all-reduce, and there is no second.
     """
-    memory, ep = request.file.memory, request.file.model.ep
+    memory, degrees = request.file.memory, request.degrees
 
     def both_ns(bytes_of_each: int) -> int:
-        total_ns = _among_ns(request, candidate, 1, others * bytes_of_each)
-        return total_ns + (_among_ns(request, candidate, ep, experts * bytes_of_each) if experts else 0)
+        total_ns = _among_ns(request, candidate, degrees.replicas, others * bytes_of_each)
+        return total_ns + (_among_ns(request, candidate, degrees.expert_replicas, experts * bytes_of_each) if experts else 0)
 
     reduce_ns, gather_ns = both_ns(memory.gradient_bytes), both_ns(memory.weight_bytes)
     return (reduce_ns, gather_ns) if candidate.zero_stage else (2 * reduce_ns, 0)
@@ -198,25 +236,29 @@ def collectives_ns(request: TuneRequest, candidate: TuneCandidate, others: int, 
 def optimizer_ns(request: TuneRequest, candidate: TuneCandidate, others: int, experts: int) -> int:
     """The optimizer's step of a stage, from the parameters of one device of it, those of experts apart.
 
-    Its part of what all parameters take on one device, of which ZeRO 1 leaves each replica its own.
+    ZeRO 1 leaves each replica its own part of what the step of the parameters takes, but not of what is done to all gradients.
     """
-    if not request.optimizer_ns:
-        return 0
-    replicas = candidate.data_parallel if candidate.zero_stage else 1
-    own = Fraction(others, replicas) + Fraction(experts, replicas // request.file.model.ep if candidate.zero_stage else 1)
-    return ceil(request.optimizer_ns * own / sum(layer.parameters for layer in request.layers[candidate.microbatch_size]))
+    degrees, pipelines, own = request.degrees, candidate.data_parallel, Fraction(others + experts)
+    if candidate.zero_stage:
+        own = Fraction(others, degrees.replicas(pipelines)) + Fraction(experts, degrees.expert_replicas(pipelines))
+    return ceil(request.optimizer.own * own + request.optimizer.every * (others + experts))
 
 
-def _among_ns(request: TuneRequest, candidate: TuneCandidate, divided: int, size_bytes: int) -> int:
-    """Among the replicas of a stage, or of experts that expert parallelism of this size divides.
+def _among_ns(request: TuneRequest, candidate: TuneCandidate, replicas_of: Callable[[int], int], size_bytes: int) -> int:
+    """Among the replicas of a stage's weights, which are so many for each number of pipelines.
 
-    Groups of experts' replicas are beside each other, so each has its part of what connects sites.
+    Groups that have different weights are beside each other, so each has its part of what connects sites.
     """
-    between = None
-    if len(candidate.replicas_of_site) > 1:
+    between, members = None, [replicas_of(each) for each in candidate.replicas_of_site]
+    if len(members) > 1:
         assert request.between is not None
-        between = shared(request.between, candidate.ranks * request.group * divided)
-    return one_way_ns([replicas // divided for replicas in candidate.replicas_of_site], request.within, between, size_bytes)
+        beside = candidate.ranks * request.group * candidate.replicas_of_site[0] // members[0]
+        between = shared(request.between, beside)
+    within, rate = request.within, request.within.bytes_per_second
+    if rate is not None and request.file.topology.within.bytes_per_second is None:
+        within = replace(within, bytes_per_second=round(rate * request.rates.link))
+    fixed_ns = round(request.rates.collective_s * 1e9) if sum(members) > 1 and request.device is not None else 0
+    return fixed_ns + one_way_ns(members, within, between, size_bytes)
 
 
 def shared(link: MessageCost, senders: int, own: MessageCost | None = None) -> MessageCost:

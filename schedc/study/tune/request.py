@@ -6,9 +6,12 @@ Takes the source of a job; gives a `TuneRequest`. Whatever is wrong is said in o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from fractions import Fraction
+from typing import TYPE_CHECKING, NamedTuple
 
-from schedc.costs.devices import RESERVE, ROOFLINE, Accelerator, device_named
+from schedc.costs.devices import RESERVE, Accelerator, device_named
+from schedc.costs.efficiency import ROOFLINE, Efficiency, efficiency_of
+from schedc.costs.layers import Part, parts_of
 from schedc.errors import InvalidInput, Unsupported
 from schedc.formats.profile_file import ProfileFile, profile_json
 from schedc.frontend.profile import layers_of_entries
@@ -20,19 +23,28 @@ from schedc.io.tables import parse_json
 from schedc.ir import Layer, MessageCost, Semantics, Versions
 from schedc.study.loss.delay_table import read_delay_table
 from schedc.study.loss.time_to_loss import Measurements, Theory, theory_of
-from schedc.study.tune.candidates import Choices, divisors
+from schedc.study.tune.candidates import Choices, Degrees, divisors
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from schedc.costs.architecture import Architecture
+    from schedc.costs.architecture import Architecture, Setting
     from schedc.costs.predicted import Predicted
     from schedc.frontend.job_source import JobSource
 
 PROFILE = "profile.json"
 MICROBATCH_SIZES = (1, 2, 4, 8)
 """What is tried where the job says nothing and has a model by name."""
+
+
+class OptimizerRates(NamedTuple):
+    """Nanoseconds for each parameter."""
+
+    own: Fraction
+    """Of those whose state a device has."""
+    every: Fraction
+    """Of those whose gradient it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +73,12 @@ class TuneRequest:
     device: Accelerator | None
     loss: Theory | Measurements | None
     """How many updates reach the loss; None: candidates are compared by their steps."""
-    optimizer_ns: int
-    """The optimizer's step of all parameters on one device; 0 without a loss."""
+    optimizer: OptimizerRates
+    rates: Efficiency
+    """Which share of the links' bandwidth collectives reach, and how long they take besides."""
+    parts: dict[int, tuple[Part, ...]]
+    """The layers' operators for each microbatch size; none of layers that were measured."""
+    setting: Setting | None
     files: tuple[Path, ...]
     """All files that were read."""
 
@@ -77,9 +93,14 @@ class TuneRequest:
         return self.capacity_bytes - self.reserve_bytes
 
     @property
+    def degrees(self) -> Degrees:
+        """How ranks and weights are divided."""
+        return self.choices.degrees
+
+    @property
     def group(self) -> int:
         """How many devices a rank has."""
-        return self.file.model.tp * self.file.model.cp
+        return self.degrees.group
 
 
 def read_request(source: JobSource) -> TuneRequest:
@@ -104,7 +125,7 @@ def read_request(source: JobSource) -> TuneRequest:
         except InvalidInput as error:
             raise (root / "model" / "device").error(str(error)) from error
     sizes = tune.microbatch_sizes
-    architecture = None
+    architecture, setting, parts = None, None, {}
     if tune.profiles is not None:
         sequence, files = model.sequence, _profile_paths(source, file, root)
         sizes = sizes or tuple(sorted(files))
@@ -119,7 +140,8 @@ def read_request(source: JobSource) -> TuneRequest:
         sizes = sizes or MICROBATCH_SIZES
         made, named = _predicted(source, file, sizes, root)
         first = next(iter(made.values()))
-        sequence, architecture = first.setting.sequence_length, first.architecture
+        sequence, architecture, setting = first.setting.sequence_length, first.architecture, first.setting
+        parts = {size: parts_of(each.architecture, each.setting) for size, each in made.items()}
         read = {
             size: (
                 profile_json(each.layers, model=f"{each.title}, predicted", exact=True),
@@ -136,19 +158,22 @@ def read_request(source: JobSource) -> TuneRequest:
     layers = min(len(each) for _, each in read.values())
     within_bandwidth = file.topology.within.bytes_per_second
     if within_bandwidth is None and device is not None:
-        within_bandwidth = round(device.network_bytes_per_s)
+        within_bandwidth = round(
+            device.link_bytes_per_s if max(file.topology.sites) <= device.group else device.network_bytes_per_s
+        )
     if within_bandwidth is None:
         raise (root / "topology" / "within" / "bandwidth").refuse("nothing", 'a bandwidth such as "50 GB/s", or model.device')
     between = file.topology.between
     recompute = tune.recompute or (("none",) if tune.semantics is Semantics.TORCH else ("none", "full"))
     own = () if source.path is None else (source.path,)
     loss, of_loss = _loss(source, file, sequence, root)
-    optimizer_ns = 0 if file.loss is None else file.loss.update_ns
-    if optimizer_ns is None:
-        moved_bytes = file.memory.gradient_bytes + 2 * file.memory.optimizer_bytes + file.memory.weight_bytes
-        parameters = sum(layer.parameters for layer in next(iter(read.values()))[1])
-        rate = None if device is None or model.efficiency is not None else ROOFLINE.memory * device.memory_bytes_per_s
-        optimizer_ns = 0 if rate is None else round(1e9 * parameters * moved_bytes / rate)
+    rates = ROOFLINE if device is None or model.efficiency is not None else efficiency_of(device.name)
+    parameters = sum(layer.parameters for layer in next(iter(read.values()))[1])
+    optimizer = OptimizerRates(Fraction(0), Fraction(0))
+    if file.loss is not None and file.loss.update_ns is not None:
+        optimizer = OptimizerRates(Fraction(file.loss.update_ns, max(1, parameters)), Fraction(0))
+    elif device is not None and model.efficiency is None:
+        optimizer = _optimizer(file, 1e9 / (rates.memory * device.memory_bytes_per_s))
     return TuneRequest(
         source=source,
         file=file,
@@ -164,7 +189,7 @@ def read_request(source: JobSource) -> TuneRequest:
             zero_stages=tune.zero_stages,
             recompute=recompute,
             across_sites=tune.across_sites,
-            expert_parallel=model.ep,
+            degrees=Degrees(tensor=model.tp, context=model.cp, expert=model.ep, expert_tensor=model.etp or model.tp),
             overlaps=_overlaps(file),
             step_microbatches=tune.step_microbatches or (("all",) if isinstance(loss, Theory) else (1, "all")),
         ),
@@ -178,9 +203,24 @@ def read_request(source: JobSource) -> TuneRequest:
         architecture=architecture,
         device=device,
         loss=loss,
-        optimizer_ns=optimizer_ns,
+        optimizer=optimizer,
+        rates=rates,
+        parts=parts,
+        setting=setting,
         files=(*own, *named, *of_loss),
     )
+
+
+def _optimizer(file: TuneFile, byte_ns: float) -> OptimizerRates:
+    """Passes over the memory, as Megatron-LM's distributed optimizer makes them.
+
+    Of all gradients that a device has: zeros are written, and what is to be reduced is divided by the replicas (read, written). Of
+    those whose state it has: read for the norm, clipped (read, written), read by Adam, which writes the states anew; then the
+    weight in 32 bits, a third of these, is read again and written as it is computed with.
+    """
+    memory = file.memory
+    own = 4 * memory.gradient_bytes + 2 * memory.optimizer_bytes + memory.optimizer_bytes / 3 + memory.weight_bytes
+    return OptimizerRates(Fraction(own * byte_ns), Fraction(3 * memory.gradient_bytes * byte_ns))
 
 
 def _overlaps(file: TuneFile) -> tuple[tuple[Versions | None, int | None], ...]:
@@ -235,7 +275,7 @@ def _predicted(
     source: JobSource, file: TuneFile, sizes: tuple[int, ...], root: Location
 ) -> tuple[dict[int, Predicted], tuple[Path, ...]]:
     """The model's layers for each microbatch size, and the file that the model is in, if it is in one."""
-    from schedc.costs.devices import ROOFLINE, sustained
+    from schedc.costs.efficiency import sustained
     from schedc.costs.predicted import predicted
 
     model, at = file.model, root / "model"
@@ -250,11 +290,14 @@ def _predicted(
                 tp=model.tp,
                 cp=model.cp,
                 ep=model.ep,
+                etp=model.etp,
+                context_exchange=model.context_exchange,
+                framework=model.framework,
                 microbatch=size,
                 sequence=model.sequence,
                 selective_recompute=model.recompute == "selective",
                 split_backward=file.tune.split_backward,
-                rates=ROOFLINE if model.efficiency is None else sustained(model.efficiency),
+                rates=None if model.efficiency is None else sustained(model.efficiency),
             )
         except InvalidInput as error:
             said = str(error) if path is None else f"found {show(model.config)}; {error}"

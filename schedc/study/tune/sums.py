@@ -43,16 +43,17 @@ class Sums:
 def state_bytes(request: TuneRequest, candidate: TuneCandidate) -> int | None:
     """Weights, gradients and optimizer state of the model in all devices together: what each weight's replicas hold.
 
-    A weight of an expert has data-parallel ÷ expert-parallel replicas, any other as many as there are pipelines. No more is counted
-    for what tensor parallelism or a second copy of a tied matrix adds. None where the model is not known.
+    A weight of an expert has data × context × tensor ÷ (expert × expert tensor parallel) replicas, any other data × context. No
+    more is counted for what tensor parallelism or a second copy of a tied matrix adds. None where the model is not known.
     """
     if request.architecture is None:
         return None
-    memory, replicas = request.file.memory, candidate.data_parallel
+    memory, degrees, pipelines = request.file.memory, request.degrees, candidate.data_parallel
+    devices = degrees.replicas(pipelines), degrees.expert_replicas(pipelines)
     experts = expert_parameters(request.architecture)
     others = parameters(request.architecture) + further_token_parameters(request.architecture) - experts
     held = 0
-    for count, copies in ((others, replicas), (experts, replicas // request.file.model.ep)):
+    for count, copies in zip((others, experts), devices, strict=True):
         states = copies if candidate.zero_stage == 0 else 1
         held += count * (copies * (memory.weight_bytes + memory.gradient_bytes) + states * memory.optimizer_bytes)
     return held

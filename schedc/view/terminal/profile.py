@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import asdict
 
-from schedc.costs.devices import duration_s
+from schedc.costs.efficiency import PHASES, operator_s
 from schedc.costs.layers import Part, parts_of
 from schedc.io.location import one_line
 from schedc.io.outputs import is_standard
@@ -29,7 +29,6 @@ PIPED_WIDTH = 160
 """Columns where standard output is no terminal: as many as the table needs."""
 MOST_ALTERNATING = 8
 """How many kinds of layers are seen to alternate, at most."""
-PHASES = ("forward", "backward_input", "backward_weight")
 _COLUMNS = ("layer", "×", "F", "B", "W", "BW", "spread", "activation", "after B", "message", "parameters")
 _OF_OPERATORS = ("F GFLOPs", "F memory", "F links", "F", "B", "W", "F to B", "F to W", "B to W", "parameters")
 
@@ -126,9 +125,10 @@ def shown_operators(made: Predicted) -> Iterator[Block]:
 
 def _durations_ns(operator: Operator, made: Predicted) -> list[int]:
     """Of its phases."""
-    works = [getattr(operator, phase) for phase in PHASES]
-    given, element_bytes = (operator.engine, made.device, made.rates), made.setting.element_bytes
-    return [round(1e9 * duration_s(work, *given, element_bytes=element_bytes)) for work in works]
+    return [
+        round(1e9 * operator_s(operator, phase, made.device, made.rates, element_bytes=made.setting.element_bytes))
+        for phase in PHASES
+    ]
 
 
 def _cells_of_operator(operator: Operator, made: Predicted) -> tuple[str, ...]:

@@ -1,0 +1,270 @@
+"""Predicted training steps beside measured ones: time, and peak memory of each rank, of SimuMax's runs of Megatron-LM on 8 B200.
+
+STEPS is a file of measured steps (MooreThreads/SimuMax 4dcaae5, docs/b200, as JSON: rows of model, layers, degrees, microbatches,
+milliseconds, MiB by rank). Each row is predicted as `schedc tune` predicts a candidate: from model, degrees, microbatches and
+device; nothing of a row's measurement is used. The plan is 1F1B, with as many blocks on each rank.
+
+Without a file it says where to get one. Run it as `python benchmarks/architectures/measured_steps.py STEPS [--terms] [--fit]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from statistics import mean
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from schedc.compile.driver import compile_problem
+from schedc.costs.layers import known_models, layer_of
+from schedc.frontend.job_source import source_of_table
+from schedc.frontend.profile import layers_of_entries
+from schedc.io.location import Location
+from schedc.solvers.common.base import SearchSettings
+from schedc.study.tune.candidates import Degrees, candidates
+from schedc.study.tune.problems import candidate_problem
+from schedc.study.tune.request import OptimizerRates, TuneRequest, read_request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from schedc.costs.efficiency import Efficiency
+    from schedc.costs.operators.operator import Operator
+
+MODELS = {
+    "llama3-70b": {},
+    "llama3-405b": {"num_key_value_heads": 16},
+    "deepseekv2": {},
+    "deepseekv3": {"first_k_dense_replace": 1, "num_nextn_predict_layers": 0},
+}
+"""What the measured models' configurations have besides fewer layers."""
+NAMES = {"deepseekv2": "deepseek-v2-236b", "deepseekv3": "deepseek-v3-671b"}
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Predicted and measured."""
+
+    name: str
+    took_ms: float
+    measured_ms: float
+    held_mib: tuple[float, ...]
+    """By pipeline rank."""
+    measured_mib: tuple[float, ...]
+    moments: tuple[str, ...]
+    has_experts: bool
+
+    @property
+    def error(self) -> float:
+        """Of the time."""
+        return self.took_ms / self.measured_ms - 1
+
+    @property
+    def memory_error(self) -> float:
+        """Of the peaks, in the mean of the ranks, each without its sign."""
+        return mean(abs(one / other - 1) for one, other in zip(self.held_mib, self.measured_mib, strict=True))
+
+
+def request_of(row: dict[str, Any], folder: Path, framework: str = "megatron-te") -> TuneRequest:
+    """What a user would write."""
+    name = NAMES.get(row["model"], row["model"])
+    config = {**known_models()[name]["config"], "num_hidden_layers": row["layers"], **MODELS[row["model"]]}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    table = {
+        "model": {
+            "config": "config.json",
+            "device": "b200",
+            "sequence": row["seq"],
+            "framework": framework,
+            "context_exchange": "all-to-all",
+            **{key: row[key] for key in ("tp", "cp", "ep")},
+            "etp": row.get("etp", 1),
+        },
+        "tune": {
+            "batch": row["microbatches"] * row["dp"],
+            "ranks": [row["pp"]],
+            "microbatch_sizes": [1],
+            "placements": ["unidirectional"],
+            "recompute": ["none"],
+            "split_backward": False,
+        },
+        "topology": {"sites": [row["tp"] * row["cp"] * row["dp"] * row["pp"]]},
+        "memory": {"capacity": "1 TB", "reserve": "0 B"},  # so that no term leaves a row without room
+    }
+    return read_request(source_of_table(table, directory=folder, name=row["case"]))
+
+
+def step_of(
+    row: dict[str, Any], change: Callable[[TuneRequest], TuneRequest] = lambda request: request, framework: str = "megatron-te"
+) -> Step:
+    """A row's step, of its request, changed."""
+    with tempfile.TemporaryDirectory() as name:
+        request = change(request_of(row, Path(name), framework))
+    (candidate,) = candidates(request.choices)
+    each = row["layers"] // row["pp"]
+    partition = [each + (rank == 0) + (rank == row["pp"] - 1) for rank in range(row["pp"])]
+    made = candidate_problem(request, candidate, partition)
+    plan = compile_problem(made.problem, SearchSettings(method="1f1b" if row["pp"] > 1 else "sequential")).plan
+    activations = plan.certificate.peak_activation_bytes
+    measured = list(row["measured_peak_mib_by_rank"].values())
+    devices = len(measured) // row["pp"]
+    return Step(
+        name=row["case"],
+        took_ms=plan.certificate.makespan_ns / 1e6,
+        measured_ms=row["measured_ms"],
+        held_mib=tuple((static + kept) / MIB for static, kept in zip(made.static_bytes, activations, strict=True)),
+        measured_mib=tuple(mean(measured[rank * devices : (rank + 1) * devices]) for rank in range(row["pp"])),
+        moments=tuple(each.moment for each in made.besides),
+        has_experts=row["ep"] > 1 or row["model"].startswith("deepseek"),
+    )
+
+
+def changed(
+    rates: Callable[[Efficiency], Efficiency] = lambda each: each,
+    operator: Callable[[Operator], Operator | None] = lambda each: each,
+    request: Callable[[TuneRequest], TuneRequest] = lambda each: each,
+) -> Callable[[TuneRequest], TuneRequest]:
+    """A request with other rates, other operators (None: without it), or changed otherwise."""
+
+    def change(before: TuneRequest) -> TuneRequest:
+        assert before.device is not None
+        efficiency, parts = rates(before.rates), []
+        for part in before.parts[1]:
+            parts.append(part._replace(operators=[new for old in part.operators if (new := operator(old))]))
+        entries = [
+            layer_of(
+                part.name,
+                part.kind,
+                part.operators,
+                before.device,
+                efficiency,
+                message_bytes=part.message_bytes,
+                split_backward=False,
+            )
+            for part in parts
+        ]
+        layers = layers_of_entries(entries, Location("layers"), split_backward=False)
+        return request(replace(before, rates=efficiency, parts={1: tuple(parts)}, layers={1: layers}))
+
+    return change
+
+
+def without_repeated_gather(operator: Operator) -> Operator:
+    """W takes an input that is there."""
+    return replace(operator, backward_weight=replace(operator.backward_weight, link_bytes=0.0, collectives=0))
+
+
+def without_dense_gradient(operator: Operator) -> Operator:
+    """The embedding's gradient is that of the tokens."""
+    if operator.name != "embedding":
+        return operator
+    return replace(operator, backward_weight=replace(operator.backward_weight, memory_bytes=5 * operator.forward.memory_bytes / 2))
+
+
+class OfPipelines(Degrees):
+    """The replicas of all weights are the pipelines, those of experts divided by their groups."""
+
+    def replicas(self, pipelines: int) -> int:
+        """Without those that share sequences."""
+        return pipelines
+
+    def expert_replicas(self, pipelines: int) -> int:
+        """The same."""
+        return max(1, pipelines // self.expert)
+
+
+TERMS: dict[str, Callable[[TuneRequest], TuneRequest]] = {
+    "all terms": changed(),
+    "shares of products by constants (0.7, attention 0.5)": changed(lambda each: replace(each, device="", sustained=1.0)),
+    "shares of products as measured alone": changed(lambda each: replace(each, sustained=1.0)),
+    "0.8 of the memory's bandwidth": changed(lambda each: replace(each, memory=0.8, permute=0.8, loss=0.8)),
+    "5 us for each pass over memory": changed(lambda each: replace(each, move_s=5e-6)),
+    "0.75 of the links, 20 us for each collective": changed(
+        lambda each: replace(each, link=0.75, exchange=0.75, collective_s=2e-5)
+    ),
+    "W does not gather again": changed(operator=without_repeated_gather),
+    "no second order of experts' tokens, no router": changed(
+        operator=lambda each: None if each.name in ("sort", "scores", "choice") else each
+    ),
+    "no copies around the all-to-all of attention": changed(operator=lambda each: None if each.name == "reorder" else each),
+    "the embedding's gradient by tokens": changed(operator=without_dense_gradient),
+    "no optimizer's step": changed(request=lambda each: replace(each, optimizer=OptimizerRates(Fraction(0), Fraction(0)))),
+    "replicas are pipelines": changed(
+        request=lambda each: replace(each, choices=replace(each.choices, degrees=OfPipelines(**asdict(each.degrees))))
+    ),
+    "nothing held besides states and activations": changed(request=lambda each: replace(each, setting=None)),
+    "a framework without habits": lambda each: each,
+}
+"""What is left out, or as it was before, and how."""
+
+
+def fitted(rows: Sequence[dict[str, Any]]) -> float:
+    """The `sustained` with which the mean error of the steps' times is 0, by bisection to 0.001."""
+    low, high = 0.8, 1.1
+    while high - low > 0.001:
+        middle = (low + high) / 2
+        change = changed(partial(replace, sustained=middle))
+        low, high = (middle, high) if mean(step_of(row, change).error for row in rows) > 0 else (low, middle)
+    return round((low + high) / 2, 3)
+
+
+def summary(steps: Sequence[Step]) -> str:
+    """Errors in the mean."""
+    errors = [step.error for step in steps]
+    text = f"time {mean(map(abs, errors)):.1%}, bias {mean(errors):+.1%}"
+    for name, experts in (("dense", False), ("experts", True)):
+        of = [step.memory_error for step in steps if step.has_experts is experts]
+        text += f", memory ({name}) {mean(of):.2%}" if of else ""
+    return text
+
+
+def main() -> None:
+    """Print the rows, and the means."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("steps", type=Path, nargs="?")
+    parser.add_argument("--terms", action="store_true", help="the error without each term")
+    parser.add_argument("--fit", action="store_true", help="the one constant that is fitted, on every second step")
+    options, out = parser.parse_args(), Console(width=160)
+    if options.steps is None:
+        out.print("no file of measured steps was given: they are MooreThreads/SimuMax 4dcaae5, docs/b200 (Apache-2.0), as JSON")
+        return
+    rows = json.loads(options.steps.read_text(encoding="utf-8"))["rows"]
+    steps = [step_of(row) for row in rows]
+    table = Table(box=None, pad_edge=False)
+    for column in ("step", "ms", "measured", "error", "GiB by rank", "measured", "error", "peak of the last rank"):
+        table.add_column(column, justify="left" if column.startswith(("step", "peak")) else "right")
+    for step in steps:
+        held, measured = (" ".join(f"{each / 1024:.2f}" for each in sizes) for sizes in (step.held_mib, step.measured_mib))
+        times = f"{step.took_ms:.1f}", f"{step.measured_ms:.1f}", f"{step.error:+.1%}"
+        table.add_row(step.name, *times, held, measured, f"{step.memory_error:.2%}", step.moments[-1])
+    out.print(table)
+    out.print(summary(steps))
+    if options.fit:
+        sustained = fitted(rows[::2])
+        change = changed(lambda each: replace(each, sustained=sustained))
+        out.print(f"sustained {sustained}, fitted on every second step, the first and so on")
+        for name, half in (("these", rows[::2]), ("the others", rows[1::2])):
+            out.print(f"  {name}: {summary([step_of(row, change) for row in half])}")
+    if options.terms:
+        table = Table(box=None, pad_edge=False)
+        for column in ("with, or without", "time", "bias", "memory", "its bias"):
+            table.add_column(column, justify="right" if column != "with, or without" else "left")
+        for name, change in TERMS.items():
+            steps = [step_of(row, change, "plain" if name == "a framework without habits" else "megatron-te") for row in rows]
+            errors = [step.error for step in steps]
+            sizes = [one / other - 1 for step in steps for one, other in zip(step.held_mib, step.measured_mib, strict=True)]
+            means = [f"{mean(map(abs, errors)):.1%}", f"{mean(errors):+.1%}", f"{mean(map(abs, sizes)):.2%}", f"{mean(sizes):+.2%}"]
+            table.add_row(name, *means)
+        out.print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""Which share of a device's peaks is reached, and how long work takes: the roofline.
+
+An operator takes the longer of computing and moving its bytes through the device's memory, then its collectives, and a fixed time
+for each launch. Shares of products are constants, or those of a *table of the device*: products measured by shape, of which the
+nearest ones count. Each constant stands with its reason; docs/measurements/model-costs.md has the ratios of predicted to measured
+durations.
+
+A table is a file of the format `schedc.operators`, version 1, as that of B200 beside this module: `source`; `constants`, by the
+names of `Efficiency`; and `shares`, rows of engine, phase, the four numbers of a `Shape`, and the measured share of the peak.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from heapq import nsmallest
+from importlib import resources
+from math import inf, log2
+from typing import TYPE_CHECKING
+
+from schedc.costs.operators.operator import Collective, Engine, OperatorWork
+
+if TYPE_CHECKING:
+    from schedc.costs.devices import Accelerator
+    from schedc.costs.operators.operator import Operator, Shape
+
+PHASES = ("forward", "backward_input", "backward_weight")
+NEAREST, SPREAD = 4, 0.25
+"""The share of a shape is the mean of those of this many nearest shapes, weighted by 1 / (`SPREAD` + d²); d is the distance of the
+logarithms (base 2) of their numbers. Neighbours smooth what single measurements scatter: products that differ by 10 % in one number
+differ by up to 40 % in their measured share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Efficiency:
+    """Shares of the peaks, and fixed times."""
+
+    matrix: float = 0.7
+    """Matrix products of large 16-bit matrices run at 65 to 80 % of the dense peak: cuBLAS near 250 of 312 TFLOPS on A100, and 600
+    to 750 of 989 on H100, which lowers its clock at its power limit."""
+    attention: float = 0.5
+    """Fused attention with a causal mask, for the products that the mask leaves: FlashAttention-2 reaches 50 to 70 % of the peak of
+    A100, FlashAttention-3 50 to 65 % of that of H100, less in the backward."""
+    scan: float = 0.15
+    """The chunked scan of Mamba-2: its products are small (a chunk, a state), and a part of it runs outside the matrix units."""
+    memory: float = 0.8
+    """Kernels that stream tensors reach 80 to 90 % of the memory's bandwidth."""
+    permute: float = 0.8
+    """Of the memory's bandwidth, for rows in another order."""
+    loss: float = 0.8
+    """The same of a fused loss."""
+    link: float = 0.75
+    """Large collectives reach 70 to 80 % of the links' bandwidth (NCCL's bus bandwidth against NVLink's)."""
+    exchange: float = 0.75
+    """The same of an all-to-all."""
+    launch_s: float = 5e-6
+    """Each operator's kernels begin, fill and drain the device: a few microseconds."""
+    move_s: float = 5e-6
+    """The same where nothing is computed."""
+    collective_s: float = 2e-5
+    """Each collective synchronizes its devices first: about 20 µs within a node."""
+    sustained: float = 1.0
+    """Of the speed that products reach in tables, where each is measured alone, what they keep in a training step, whose load
+    lowers the clock. Fitted where a table's device has measured steps."""
+    device: str = ""
+    """Whose table has the shares of products; empty: the constants are."""
+
+    def product(self, engine: Engine, phase: str, shape: Shape | None) -> float:
+        """The share of the peak of a product in a phase."""
+        if self.device and shape is not None and (found := _nearest(self.device, engine, phase, shape)) is not None:
+            return found * self.sustained
+        return {Engine.ATTENTION: self.attention, Engine.SCAN: self.scan}.get(engine, self.matrix)
+
+
+ROOFLINE = Efficiency()
+"""The constants, where there is no table."""
+
+
+@cache
+def efficiency_of(device: str) -> Efficiency:
+    """That of a known device: its table's, or the constants."""
+    file = resources.files("schedc.costs").joinpath(f"operators-{device}.json")
+    if not file.is_file():
+        return ROOFLINE
+    return replace(ROOFLINE, **json.loads(file.read_text(encoding="utf-8"))["constants"], device=device)
+
+
+@cache
+def _table(device: str) -> dict[tuple[str, str], list[tuple[tuple[float, ...], float]]]:
+    """By engine and phase: the logarithms of each shape, and its share."""
+    text = resources.files("schedc.costs").joinpath(f"operators-{device}.json").read_text(encoding="utf-8")
+    found: dict[tuple[str, str], list[tuple[tuple[float, ...], float]]] = {}
+    for engine, phase, *shape, share in json.loads(text)["shares"]:
+        found.setdefault((engine, phase), []).append((tuple(map(log2, shape)), share))
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _nearest(device: str, engine: Engine, phase: str, shape: Shape) -> float | None:
+    """The share of the nearest measured shapes; None: none of the kind was measured."""
+    known, at = _table(device).get((engine, phase), ()), tuple(map(log2, shape))
+    near = nsmallest(NEAREST, ((sum((a - b) ** 2 for a, b in zip(at, other, strict=True)), share) for other, share in known))
+    weights = [1 / (SPREAD + square) for square, _ in near]
+    return sum(weight * share for weight, (_, share) in zip(weights, near, strict=True)) / sum(weights) if near else None
+
+
+def sustained(share: float) -> Efficiency:
+    """One share of the peak for all FLOPs, everything else for nothing: for who knows the throughput that a whole model reaches.
+
+    Args:
+        share: of the dense peak, above 0; 500 TFLOPS on H100 is 0.505.
+    """
+    moved = Efficiency(memory=inf, permute=inf, loss=inf, link=inf, exchange=inf, launch_s=0.0, move_s=0.0, collective_s=0.0)
+    return replace(moved, matrix=share, attention=share, scan=share)
+
+
+def operator_s(operator: Operator, phase: str, device: Accelerator, efficiency: Efficiency, *, element_bytes: int = 2) -> float:
+    """Seconds of an operator in a phase, one of `PHASES`; the rest as of `duration_s`."""
+    work: OperatorWork = getattr(operator, phase)
+    share = efficiency.product(operator.engine, phase, operator.shape) if work.flops else 1.0
+    return duration_s(work, operator.engine, device, efficiency, element_bytes=element_bytes, share=share)
+
+
+def duration_s(
+    work: OperatorWork,
+    engine: Engine,
+    device: Accelerator,
+    efficiency: Efficiency,
+    *,
+    element_bytes: int = 2,
+    share: float | None = None,
+) -> float:
+    """Seconds: the longer of computing and of moving bytes through the memory, a launch, and the collectives.
+
+    Args:
+        work: of one operator in one phase.
+        engine: what computes.
+        device: its peaks.
+        efficiency: which share of them is reached.
+        element_bytes: of the numbers that are multiplied: 2, or 4 for TF32.
+        share: of the peak that products reach; None: the constant.
+    """
+    if work.is_nothing:
+        return 0.0
+    peak = device.flops_per_s if element_bytes <= 2 else device.tf32_flops_per_s
+    computing_s = work.flops / (peak * (efficiency.product(engine, "", None) if share is None else share))
+    streamed = {Engine.PERMUTE: efficiency.permute, Engine.LOSS: efficiency.loss}.get(engine, efficiency.memory)
+    busy_s = max(computing_s, work.memory_bytes / (device.memory_bytes_per_s * streamed))
+    if work.flops or work.memory_bytes:
+        busy_s += efficiency.launch_s if work.flops else efficiency.move_s
+    links = device.link_bytes_per_s if work.spans <= device.group else device.network_bytes_per_s
+    reached = efficiency.exchange if work.collective is Collective.EXCHANGE else efficiency.link
+    linked_s = work.link_bytes / (links * reached) + work.collectives * efficiency.collective_s
+    return max(busy_s, linked_s) if work.overlapped else busy_s + linked_s

@@ -1,0 +1,76 @@
+"""Which devices have the same weights: optimizer state, collectives and candidates with context and expert parallelism."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from inputs.tune_jobs import EXPERTS, tiny_request
+
+from schedc.study.tune.candidates import Degrees, candidates
+from schedc.study.tune.problems import bytes_per_parameter, candidate_problem, collectives_ns, optimizer_ns
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ALONE = {"ranks": [1], "microbatch_sizes": [1], "recompute": ["none"], "placements": ["unidirectional"]}
+
+
+def test_devices_that_share_a_sequence_have_the_same_weights(tmp_path: Path) -> None:
+    """One pipeline of 8 devices that share sequences: ZeRO 1 divides by 8, and gradients are reduced among 8."""
+    request = tiny_request(tmp_path, sites=(8,), model={"cp": 8}, tune=ALONE)
+    (each,) = candidates(request.choices)
+    assert (each.data_parallel, each.zero_stage) == (1, 1)
+    assert bytes_per_parameter(request, each)[0] == 6 + 12 / 8
+    reduce_ns, gather_ns = collectives_ns(request, each, 10**8, 0)
+    # Eight devices of one node: their links, not the network; 20 us to begin.
+    assert reduce_ns == pytest.approx(20_000 + 7 / 8 * 4e8 / (0.75 * 450), abs=2)
+    assert gather_ns == pytest.approx(20_000 + 7 / 8 * 2e8 / (0.75 * 450), abs=2)
+    parallel = candidate_problem(request, each).problem.data_parallel
+    assert parallel is not None and parallel.size == 8
+
+
+def test_experts_lie_over_the_devices_of_a_stage(tmp_path: Path) -> None:
+    """Megatron-LM's condition: data × context × tensor parallel devices are filled by groups of ep × etp."""
+    given = {"sites": (8,), "config": EXPERTS, "tune": ALONE}
+    request = tiny_request(tmp_path, model={"tp": 2, "ep": 8, "etp": 1}, **given)
+    (each,) = candidates(request.choices)
+    assert each.data_parallel == 4
+    assert bytes_per_parameter(request, each) == (6 + 12 / 4, 6 + 12)
+    assert not candidates(tiny_request(tmp_path, model={"tp": 2, "ep": 8}, **given).choices), "of 4 pipelines, over tensor groups"
+    degrees = Degrees(tensor=2, context=2, expert=4, expert_tensor=1)
+    assert (degrees.replicas(6), degrees.expert_replicas(6)) == (12, 6)
+    assert degrees.divides_experts(1) and not Degrees(expert=4).divides_experts(6)
+
+
+def test_the_step_ends_with_the_optimizers(tmp_path: Path) -> None:
+    """Passes of a device over its memory, at 0.8 of 3.35 TB/s, for each parameter; of its own states with ZeRO 1."""
+    request = tiny_request(tmp_path, sites=(4,), tune=ALONE | {"zero_stages": [0, 1]})
+    for each in candidates(request.choices):
+        own = 4 * 4 + 2 * 12 + 4 + 2  # gradients: the norm, clipped, Adam; states there and back; the weight
+        taken_s = 10**9 * (3 * 4 + own / (4 if each.zero_stage else 1)) / (0.8 * 3.35e12)
+        assert optimizer_ns(request, each, 10**9, 0) == pytest.approx(taken_s * 1e9, abs=1)
+        made = candidate_problem(request, each)
+        parallel, parameters = made.problem.data_parallel, made.problem.stages[0].parameters
+        assert parallel is not None
+        reduced_ns = collectives_ns(request, each, parameters, 0)[0]
+        assert parallel.reduce_scatter_ns == (reduced_ns + optimizer_ns(request, each, parameters, 0),)
+    measured = tiny_request(tmp_path, sites=(1,), model={"efficiency": 0.5}, tune=ALONE)
+    (each,) = candidates(measured.choices)
+    assert candidate_problem(measured, each).problem.data_parallel is None, "nothing but FLOPs takes time"
+
+
+def test_a_stage_holds_what_its_backward_works_with_once_for_a_rank(tmp_path: Path) -> None:
+    request = tiny_request(
+        tmp_path, sites=(2,), tune=ALONE | {"ranks": [2], "placements": ["loop"]}, model={"framework": "megatron-te"}
+    )
+    (each,) = candidates(request.choices)
+    made = candidate_problem(request, each)
+    own, _ = bytes_per_parameter(request, each)
+    for rank, held in enumerate(made.besides):
+        stages = [stage for stage in made.problem.stages if stage.rank == rank]
+        states = sum(own * stage.parameters for stage in stages)
+        assert made.static_bytes[rank] == pytest.approx(states + held.total_bytes, abs=8)
+        assert held.working_bytes > 0 and held.moment.startswith("backward of ")
+        # Four shapes of 1,024 x 4,096 and the like, once.
+        assert held.buffers_bytes == 2 * (1024 * 3072 + 1024 * 1024 + 1024 * 8192 + 4096 * 1024)
