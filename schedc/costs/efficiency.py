@@ -61,8 +61,8 @@ class Efficiency:
     collective_s: float = 2e-5
     """Each collective synchronizes its devices first: about 20 µs within a node."""
     sustained: float = 1.0
-    """Of the speed that products reach in tables, where each is measured alone, what they keep in a training step, whose load
-    lowers the clock. Fitted where a table's device has measured steps."""
+    """What products keep in a training step of the speed that they reach in a table, where each is measured alone; fitted to steps
+    where a table's device has measured ones. The clock under load and what the host takes may be in it; they are not told apart."""
     device: str = ""
     """Whose table has the shares of products; empty: the constants are."""
 

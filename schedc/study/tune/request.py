@@ -5,7 +5,7 @@ Takes the source of a job; gives a `TuneRequest`. Whatever is wrong is said in o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -167,7 +167,9 @@ def read_request(source: JobSource) -> TuneRequest:
     recompute = tune.recompute or (("none",) if tune.semantics is Semantics.TORCH else ("none", "full"))
     own = () if source.path is None else (source.path,)
     loss, of_loss = _loss(source, file, sequence, root)
-    rates = ROOFLINE if device is None or model.efficiency is not None else efficiency_of(device.name)
+    rates = ROOFLINE if device is None else efficiency_of(device.name)
+    if model.efficiency is not None:  # nothing but FLOPs takes time; bytes take what the links say
+        rates = replace(rates, link=1.0, collective_s=0.0)
     parameters = sum(layer.parameters for layer in next(iter(read.values()))[1])
     optimizer = OptimizerRates(Fraction(0), Fraction(0))
     if file.loss is not None and file.loss.update_ns is not None:
