@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from importlib import resources
 
 import pytest
@@ -56,12 +57,12 @@ def test_a_backward_of_latent_attention_has_three_products_of_keys_and_two_of_va
 
 def test_heads_are_exchanged_or_keys_go_round() -> None:
     """4 devices: a ring has 3 messages; all-to-all sends 3/4 of queries, keys, values and output, each way."""
-    given = {"sequence_length": 64, "context_parallel": 4}
-    ring = named(attention_operators(LLAMA, 64, Setting(**given)), "attention")
+    setting = Setting(sequence_length=64, context_parallel=4)
+    ring = named(attention_operators(LLAMA, 64, setting), "attention")
     tokens, size = 16, 2
     assert (ring.forward.collectives, ring.forward.overlapped) == (3, True)
     assert ring.forward.link_bytes == 3 * tokens * 2 * 4 * 32 * size
-    operators = attention_operators(LLAMA, 64, Setting(**given, context_exchange=Exchange.ALL_TO_ALL))
+    operators = attention_operators(LLAMA, 64, replace(setting, context_exchange=Exchange.ALL_TO_ALL))
     sent = named(operators, "attention")
     touched = tokens * (16 + 2 * 4 + 16) * 32 * size
     assert (sent.forward.collectives, sent.forward.collective, sent.forward.overlapped) == (4, Collective.EXCHANGE, False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,12 +33,12 @@ def test_devices_that_share_a_sequence_have_the_same_weights(tmp_path: Path) -> 
 
 def test_experts_lie_over_the_devices_of_a_stage(tmp_path: Path) -> None:
     """Megatron-LM's condition: data × context × tensor parallel devices are filled by groups of ep × etp."""
-    given = {"sites": (8,), "config": EXPERTS, "tune": ALONE}
-    request = tiny_request(tmp_path, model={"tp": 2, "ep": 8, "etp": 1}, **given)
+    of = partial(tiny_request, tmp_path, sites=(8,), config=EXPERTS, tune=ALONE)
+    request = of(model={"tp": 2, "ep": 8, "etp": 1})
     (each,) = candidates(request.choices)
     assert each.data_parallel == 4
     assert bytes_per_parameter(request, each) == (6 + 12 / 4, 6 + 12)
-    assert not candidates(tiny_request(tmp_path, model={"tp": 2, "ep": 8}, **given).choices), "of 4 pipelines, over tensor groups"
+    assert not candidates(of(model={"tp": 2, "ep": 8}).choices), "of 4 pipelines, over tensor groups"
     degrees = Degrees(tensor=2, context=2, expert=4, expert_tensor=1)
     assert (degrees.replicas(6), degrees.expert_replicas(6)) == (12, 6)
     assert degrees.divides_experts(1) and not Degrees(expert=4).divides_experts(6)
