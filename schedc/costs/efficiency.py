@@ -6,7 +6,8 @@ nearest ones count. Each constant stands with its reason; docs/measurements/mode
 durations.
 
 A table is a file of the format `schedc.operators`, version 1, as that of B200 beside this module: `source`; `constants`, by the
-names of `Efficiency`; and `shares`, rows of engine, phase, the four numbers of a `Shape`, and the measured share of the peak.
+names of `Efficiency`; and `shares`, rows of engine, phase, the four numbers of a `ProductShape`, and the measured share of the
+peak.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from importlib import resources
 from math import inf, log2
 from typing import TYPE_CHECKING
 
-from schedc.costs.operators.operator import Collective, Engine, OperatorWork
+from schedc.costs.operators.operator import CollectiveKind, Engine, OperatorWork
 
 if TYPE_CHECKING:
     from schedc.costs.devices import Accelerator
-    from schedc.costs.operators.operator import Operator, Shape
+    from schedc.costs.operators.operator import Operator, ProductShape
 
 PHASES = ("forward", "backward_input", "backward_weight")
 NEAREST, SPREAD = 4, 0.25
@@ -66,7 +67,7 @@ class Efficiency:
     device: str = ""
     """Whose table has the shares of products; empty: the constants are."""
 
-    def product(self, engine: Engine, phase: str, shape: Shape | None) -> float:
+    def product(self, engine: Engine, phase: str, shape: ProductShape | None) -> float:
         """The share of the peak of a product in a phase."""
         if self.device and shape is not None and (found := _nearest(self.device, engine, phase, shape)) is not None:
             return found * self.sustained
@@ -97,7 +98,7 @@ def _table(device: str) -> dict[tuple[str, str], list[tuple[tuple[float, ...], f
 
 
 @lru_cache(maxsize=4096)
-def _nearest(device: str, engine: Engine, phase: str, shape: Shape) -> float | None:
+def _nearest(device: str, engine: Engine, phase: str, shape: ProductShape) -> float | None:
     """The share of the nearest measured shapes; None: none of the kind was measured."""
     known, at = _table(device).get((engine, phase), ()), tuple(map(log2, shape))
     near = nsmallest(NEAREST, ((sum((a - b) ** 2 for a, b in zip(at, other, strict=True)), share) for other, share in known))
@@ -150,6 +151,6 @@ def duration_s(
     if work.flops or work.memory_bytes:
         busy_s += efficiency.launch_s if work.flops else efficiency.move_s
     links = device.link_bytes_per_s if work.spans <= device.group else device.network_bytes_per_s
-    reached = efficiency.exchange if work.collective is Collective.EXCHANGE else efficiency.link
+    reached = efficiency.exchange if work.collective is CollectiveKind.EXCHANGE else efficiency.link
     linked_s = work.link_bytes / (links * reached) + work.collectives * efficiency.collective_s
     return max(busy_s, linked_s) if work.overlapped else busy_s + linked_s

@@ -24,7 +24,7 @@ from schedc.costs.efficiency import PHASES, ROOFLINE, efficiency_of, operator_s
 from schedc.costs.layers import architecture_named, parts_of
 from schedc.costs.memory import besides
 from schedc.costs.operators.blocks import embedding_operators, head_operators
-from schedc.costs.operators.operator import Collective, Engine, Operator, OperatorWork, Shape
+from schedc.costs.operators.operator import CollectiveKind, Engine, Operator, OperatorWork, ProductShape
 from schedc.costs.operators.sublayers import (
     attention_operators,
     experts_operators,
@@ -65,10 +65,10 @@ def test_heads_are_exchanged_or_keys_go_round() -> None:
     operators = attention_operators(LLAMA, 64, replace(setting, context_exchange=Exchange.ALL_TO_ALL))
     sent = named(operators, "attention")
     touched = tokens * (16 + 2 * 4 + 16) * 32 * size
-    assert (sent.forward.collectives, sent.forward.collective, sent.forward.overlapped) == (4, Collective.EXCHANGE, False)
+    assert (sent.forward.collectives, sent.forward.collective, sent.forward.overlapped) == (4, CollectiveKind.EXCHANGE, False)
     assert sent.forward.link_bytes == sent.backward_input.link_bytes == touched * 3 / 4
     assert sent.forward.flops == ring.forward.flops
-    assert sent.shape == Shape(4, 64, 32, 32), "all tokens of a quarter of the heads"
+    assert sent.shape == ProductShape(4, 64, 32, 32), "all tokens of a quarter of the heads"
     assert sent.kept_for_input_bytes == ring.kept_for_input_bytes + tokens * 16 * 32 * size, "the output twice"
     assert named(operators, "reorder").forward.memory_bytes == 4 * touched
     with pytest.raises(Unsupported, match="context parallel size 8 does not divide the 16 heads and 4 heads of keys"):
@@ -111,7 +111,7 @@ def test_experts_over_a_tensor_group_or_whole(etp: int | None, width: int, pairs
     setting = Setting(sequence_length=32, tensor_parallel=4, expert_parallel=4, expert_tensor_parallel=etp)
     operators = experts_operators(Experts(count=8, chosen=2, width=64), 16, setting)
     up = named(operators, "experts up")
-    assert up.engine is Engine.GROUPED and up.shape == Shape(2, pairs / 2, 16, 2 * width)
+    assert up.engine is Engine.GROUPED and up.shape == ProductShape(2, pairs / 2, 16, 2 * width)
     assert up.forward.flops == 2 * pairs * 16 * 2 * width
     assert up.parameters == 2 * 16 * 2 * width
     assert len([each for each in operators if each.name == "gather"]) == (0 if etp == 1 else 1)
@@ -163,13 +163,13 @@ def test_shares_of_a_devices_table() -> None:
     for engine, phase, *shape, share in table["shares"]:
         assert 0 < share < 0.75
         near = [row[-1] for row in table["shares"] if row[:2] == [engine, phase]]
-        assert min(near) <= rates.product(Engine(engine), phase, Shape(*shape)) / rates.sustained <= max(near)
-    large = Operator(name="", shape=Shape(1, 4096, 8192, 57344), forward=OperatorWork(flops=2 * 4096 * 8192 * 57344))
+        assert min(near) <= rates.product(Engine(engine), phase, ProductShape(*shape)) / rates.sustained <= max(near)
+    large = Operator(name="", shape=ProductShape(1, 4096, 8192, 57344), forward=OperatorWork(flops=2 * 4096 * 8192 * 57344))
     # Measured alone: 0.487 of 2,250 TFLOPS; and what a step keeps of it. Neighbours differ by a few percent.
     assert operator_s(large, "forward", DEVICES["b200"], rates) == pytest.approx(
         large.forward.flops / (2250e12 * 0.487 * rates.sustained), rel=0.05
     )
-    assert rates.product(Engine.SCAN, "forward", Shape(1, 1, 1, 1)) == ROOFLINE.scan, "not in the table"
+    assert rates.product(Engine.SCAN, "forward", ProductShape(1, 1, 1, 1)) == ROOFLINE.scan, "not in the table"
 
 
 def test_words_that_are_not_known_are_refused() -> None:

@@ -32,7 +32,7 @@ class Engine(StrEnum):
     LOSS = "loss"
 
 
-class Collective(StrEnum):
+class CollectiveKind(StrEnum):
     """What the devices of a group do together."""
 
     GATHER = "all-gather"
@@ -42,7 +42,7 @@ class Collective(StrEnum):
     """Messages from each to the next."""
 
 
-class Shape(NamedTuple):
+class ProductShape(NamedTuple):
     """Of a product, as tables of measured shares have it: the same in F, B and W."""
 
     number: float
@@ -64,7 +64,7 @@ class OperatorWork:
     link_bytes: float = 0.0
     """That one device sends through its links in collectives."""
     collectives: int = 0
-    collective: Collective = Collective.GATHER
+    collective: CollectiveKind = CollectiveKind.GATHER
     spans: int = 1
     """How many devices they reach over; more than a group has go through the network."""
     overlapped: bool = False
@@ -88,7 +88,7 @@ class Operator:
     backward_input: OperatorWork = NO_WORK
     backward_weight: OperatorWork = NO_WORK
     engine: Engine = Engine.MATRIX
-    shape: Shape | None = None
+    shape: ProductShape | None = None
     parameters: float = 0.0
     matrices: float = 1
     """How many the parameters are, all of the shape."""
@@ -168,7 +168,7 @@ def matrix_product(
     return Operator(
         name=name,
         engine=Engine.GROUPED if routed else Engine.MATRIX,
-        shape=Shape(matrices, tokens / matrices, inner, outer),
+        shape=ProductShape(matrices, tokens / matrices, inner, outer),
         forward=work,
         backward_input=work,
         backward_weight=OperatorWork(
@@ -228,6 +228,6 @@ def collective(name: str, setting: Setting, elements: float, *, group: int | Non
     if not others:
         return []
     work = OperatorWork(link_bytes=others * setting.own_tokens * elements * setting.element_bytes, collectives=1, spans=others + 1)
-    gather, scatter = (replace(work, collective=each) for each in (Collective.GATHER, Collective.SCATTER))
+    gather, scatter = (replace(work, collective=each) for each in (CollectiveKind.GATHER, CollectiveKind.SCATTER))
     forward, backward = (gather, scatter) if name == "gather" else (scatter, gather)
     return [Operator(name=name, forward=forward, backward_input=backward)]

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 from schedc.costs.architecture import ContextExchange
 from schedc.costs.operators.operator import (
-    Collective,
+    CollectiveKind,
     Engine,
     Operator,
     Operators,
     OperatorWork,
-    Shape,
+    ProductShape,
     collective,
     elementwise,
     matrix_product,
@@ -152,7 +152,7 @@ def _core(setting: Setting, heads: float, kv_heads: float, key_dim: int, value_d
         backward_bytes += UNFUSED_BACKWARD * scores
         backward_flops = 2 * flops
     reordered: Operators = []
-    links, shape = _exchanged(setting, heads, kv_heads, touched, pairs_of_keys), Shape(heads, length, key_dim, value_dim)
+    links, shape = _exchanged(setting, heads, kv_heads, touched, pairs_of_keys), ProductShape(heads, length, key_dim, value_dim)
     if setting.context_exchange is ContextExchange.ALL_TO_ALL and ring > 1:
         shape = shape._replace(number=heads / ring)
         kept += outputs  # as it is computed, beside what the next product keeps
@@ -193,7 +193,7 @@ def _exchanged(
         work = OperatorWork(
             link_bytes=(devices - 1) * pairs_of_keys,
             collectives=devices - 1,
-            collective=Collective.RING,
+            collective=CollectiveKind.RING,
             spans=devices * setting.tensor_parallel,
             overlapped=True,
         )
@@ -206,7 +206,7 @@ def _exchanged(
     work = OperatorWork(
         link_bytes=touched * (devices - 1) / devices,
         collectives=4,
-        collective=Collective.EXCHANGE,
+        collective=CollectiveKind.EXCHANGE,
         spans=devices * setting.tensor_parallel,
     )
     return work, work
@@ -284,7 +284,10 @@ def _exchange(name: str, setting: Setting, copies: float, tokens: float, sorted_
     moved = OperatorWork(memory_bytes=(copies + tokens) * size)
     again = OperatorWork(memory_bytes=2 * copies * size if sorted_again else 0.0)
     sent = OperatorWork(
-        link_bytes=copies * size * (group - 1) / group, collectives=min(1, group - 1), collective=Collective.EXCHANGE, spans=reach
+        link_bytes=copies * size * (group - 1) / group,
+        collectives=min(1, group - 1),
+        collective=CollectiveKind.EXCHANGE,
+        spans=reach,
     )
     operators = [
         Operator(name=name, engine=Engine.PERMUTE, forward=moved, backward_input=moved, working_bytes=(copies + tokens) * size),
