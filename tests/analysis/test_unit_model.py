@@ -6,13 +6,16 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from inputs.claim_problems import long_weights
 from inputs.problems import make_problem
 from inputs.tiny_problems import tiny_problem
 from oracles.brute_force import SearchTooLarge, optimum as by_brute_force
-from oracles.unit_model import Unsettled, optimum, search
+from oracles.unit_model import ALL, WEIGHTS, Unsettled, optimum, search
 
 from schedc.analysis.simulation.simulate import simulate
+from schedc.ir.ops import Kind
 from schedc.ir.problem import Objective, Problem
+from schedc.ir.schedule import Parts
 from schedc.verify.schedule.checks import verify_schedule
 
 
@@ -80,8 +83,15 @@ def test_cut_blocks_are_never_worse() -> None:
     for seed in range(6):
         problem = tiny_problem(Random(seed), most_ops=6)
         for objective in Objective:
-            whole_ns, cut_ns = (optimum(problem, objective, cut=cut) for cut in (False, True))
+            whole_ns, cut_ns = (optimum(problem, objective, cut=cut) for cut in (frozenset[Kind](), ALL))
             assert cut_ns is not None and whole_ns is not None and cut_ns <= whole_ns
+
+
+@pytest.mark.parametrize("seed", [0, 1, 14, 20, 34])
+def test_cut_weights_equal_brute_force(seed: int) -> None:
+    problem = long_weights(seed)
+    parts = tuple(Parts(kind=Kind.W, stage=at, shares=(1,) * each.backward_weight_ns[0]) for at, each in enumerate(problem.stages))
+    assert optimum(problem, cut=WEIGHTS) == by_brute_force(problem, parts)
 
 
 def test_only_better_schedules_count_where_that_is_asked() -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from random import Random
 
 import pytest
-from inputs.problems import make_problem
+from inputs.claim_problems import long_weights
 from oracles.brute_force import SearchTooLarge, best_schedule, optimum
 
 from schedc.compile.certify import certify, check_plan
@@ -26,33 +25,6 @@ HELPS = (0, 41)
 """There, cutting makes the optimum less, as W is long beside F and B; in the first of them some backwards fuse."""
 QUICK = (*HELPS, 1, 2, 4, 5, 14, 15, 20, 23, 30, 33, 34, 37)
 """Those that brute force settles soon."""
-
-
-def long_weights(seed: int) -> Problem:
-    """2 or 3 ranks, mostly with several stages; W takes longer than F and B, so that cutting it can help, and is fused in some."""
-    random = Random(seed)
-    placement = random.choice(["unidirectional", "unidirectional", "loop", "wave", "bidirectional"])
-    chunks = 2 if placement in ("loop", "wave") else 1
-    ranks = 2 if chunks == 2 or random.random() < 0.7 else 3
-    microbatches = 2 if chunks == 2 else random.randint(2, 3)
-    count = ranks * chunks * (2 if placement == "bidirectional" else 1)
-    costs = [(random.randint(1, 3), random.randint(1, 3), random.randint(3, 6)) for _ in range(count)]
-    fuses = random.random() < 0.3
-    problem = make_problem(
-        ranks,
-        microbatches,
-        placement=placement,
-        chunks=chunks,
-        costs_ns=costs if random.random() < 0.5 else costs[0],
-        in_flight=random.choice([None, 1, 1.5, 2]),
-        activation=random.choice([(3, 1), (2, 1), (4, 3), (1, 1)]),
-        links={(x, y): (random.randint(0, 5), random.choice([0, 0, 2])) for x in range(ranks) for y in range(ranks) if x != y},
-    )
-    both = [(stage.backward_input_ns[0], stage.backward_weight_ns[0]) for stage in problem.stages]
-    fused = [(random.randint(max(pair), sum(pair)) if fuses else sum(pair),) for pair in both]
-    return replace(
-        problem, stages=tuple(replace(stage, backward_ns=each) for stage, each in zip(problem.stages, fused, strict=True))
-    )
 
 
 def units(problem: Problem) -> tuple[Parts, ...]:

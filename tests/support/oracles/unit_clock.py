@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from ortools.sat.python import cp_model
 
+from schedc.ir.ops import Kind
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -40,16 +42,17 @@ class Task:
 class Clock:
     """Tasks on a time line of whole nanoseconds."""
 
-    def __init__(self, horizon: int, units: bool, may_wait: bool) -> None:
+    def __init__(self, horizon: int, cut: frozenset[Kind], may_wait: bool) -> None:
         """An empty model.
 
         Args:
             horizon: all ends by then.
-            units: whether ops are cut into parts of 1 ns, and links serve in any order.
+            cut: the kinds of ops that are cut into parts of 1 ns; with F among them, links serve in any order.
             may_wait: whether a task may start later than it could; else it starts at one of the moments that it waits for.
         """
         self.model = cp_model.CpModel()
-        self.horizon, self.units, self.may_wait = horizon, units, may_wait
+        self.horizon, self.cut, self.may_wait = horizon, cut, may_wait
+        self.units = Kind.F in cut
         self.always: Literal = self.model.new_constant(1)
         self.first: dict[tuple[Op, Op], Literal] = {}
         """Per pair of ops of one rank, whether the first one comes before the second; not for ops in units."""
@@ -61,8 +64,9 @@ class Clock:
 
     def op(self, op: Op, rank: int, length: int, present: Literal | None) -> tuple[Task, list[cp_model.IntervalVar]]:
         """An op, and when it keeps its rank busy."""
-        starts = [self.moment(1 if self.units else length) for _ in range(length if self.units else 1)]
-        piece = 1 if self.units else length
+        is_cut = op.kind in self.cut
+        starts = [self.moment(1 if is_cut else length) for _ in range(length if is_cut else 1)]
+        piece = 1 if is_cut else length
         for a, b in pairwise(starts):
             self.model.add(b >= a + 1)
         there = self.always if present is None else present
@@ -96,7 +100,7 @@ class Clock:
         """A rank runs one op at a time."""
         self.model.add_no_overlap(busy)
         for a, b in combinations(tasks, 2):
-            if not self.units and a.op is not None and b.op is not None:
+            if a.op is not None and b.op is not None and not self.cut & {a.op.kind, b.op.kind}:
                 order = self.model.new_bool_var("")
                 self.first[a.op, b.op], self.first[b.op, a.op] = order, ~order
                 self._add_turns(a, b, order)

@@ -5,14 +5,16 @@ times are nanoseconds, memory is a sum of bytes at every op that takes some (no 
 overflows), links serve in the order in which messages become ready. Microbatches are ordered only by when they enter the pipeline,
 and only those that take the same time everywhere on the same path: renaming one as a whole changes nothing.
 
-Two questions:
+Three questions:
 
 - `optimum(problem)`: of all schedules of whole blocks, each timed as the simulator does: whatever starts does so as soon as it can,
   for the stage span, too, where starting late would pay. For the makespan without trunks, waiting is left open: with all orders
   given, starts are the least solution of inequalities. There, a BW that takes no less than B and W is left out: these, one after
   the other, do all that it does, no later.
-- `optimum(problem, cut=True)`: of whatever a bound speaks of: blocks in parts of one nanosecond, ranks that idle on purpose, links
-  that serve in any order. It is never above the other. For problems whose blocks take few nanoseconds in all.
+- `optimum(problem, cut=WEIGHTS)`: of schedules that cut W alone, into parts of one nanosecond, for the makespan. Where links share
+  a trunk an op may wait so that another's message goes first.
+- `optimum(problem, cut=ALL)`: of whatever a bound speaks of: blocks in parts of one nanosecond, ranks that idle on purpose, links
+  that serve in any order. None is above those before it. For problems whose blocks take few nanoseconds in all.
 
 Blocks take at least 1 ns, so that two ops of a rank never end together (`ValueError` otherwise).
 """
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from schedc.ir.network import Link
     from schedc.ir.problem import Problem
 
+WEIGHTS, ALL = frozenset((Kind.W,)), frozenset(BLOCKS)
+"""What may be cut."""
 MOST_UNITS = 400
 """Blocks of more nanoseconds in all are not cut."""
 
@@ -61,7 +65,9 @@ class Answer:
         return self.least_ns == self.found_ns
 
 
-def optimum(problem: Problem, objective: Objective | None = None, *, cut: bool = False, work: float = 20) -> int | None:
+def optimum(
+    problem: Problem, objective: Objective | None = None, *, cut: frozenset[Kind] = frozenset(), work: float = 20
+) -> int | None:
     """The least objective of any schedule, in nanoseconds; None if there is no schedule. See `search`.
 
     Raises:
@@ -77,7 +83,7 @@ def search(
     problem: Problem,
     objective: Objective | None = None,
     *,
-    cut: bool = False,
+    cut: frozenset[Kind] = frozenset(),
     below_ns: int | None = None,
     work: float = 20,
     workers: int = 1,
@@ -113,16 +119,18 @@ def search(
 
 
 class _Model:
-    def __init__(self, problem: Problem, objective: Objective, cut: bool, below_ns: int | None) -> None:
+    def __init__(self, problem: Problem, objective: Objective, cut: frozenset[Kind], below_ns: int | None) -> None:
         self.problem, self.is_span = problem, objective is Objective.STAGE_SPAN
         kinds = (Kind.F, Kind.B, Kind.W, Kind.BW) if problem.split_backward else (Kind.F, Kind.BW)
         self.length = {Op(k, s, m): problem.duration_ns(k, s, m) for s, m in problem.blocks() for k in kinds}
-        if min(self.length.values(), default=1) < 1 or (cut and sum(self.length.values()) > MOST_UNITS):
+        if cut == WEIGHTS and self.is_span:
+            raise ValueError("schedules that cut W alone are sought for the makespan")
+        if min(self.length.values(), default=1) < 1 or sum(self.length[op] for op in self.length if op.kind in cut) > MOST_UNITS:
             raise ValueError(f"blocks must take at least 1 ns, and at most {MOST_UNITS} ns in all to be cut")
         self.links = {(link.source, link.destination): link for link in problem.links}
         horizon = self._horizon(below_ns)
         trunks = {link.trunk for link in problem.links if link.trunk is not None}
-        self.clock = Clock(horizon, cut, may_wait=cut or not (self.is_span or trunks))
+        self.clock = Clock(horizon, cut, may_wait=bool(cut) or not (self.is_span or trunks))
         self.model = self.clock.model
         self.queues: dict[object, list[Task]] = {}
         self.task: dict[Op, Task] = {}
