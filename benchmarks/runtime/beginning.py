@@ -110,7 +110,7 @@ def measure(process: int, plan: Any, latency_s: float, slow: tuple[int, int] | N
         with schedc.runtime.load(
             plan, stages=stages, loss_fn=lambda y, _: y.sum(), timeout_s=60, pipeline_group=pipeline, **parallel
         ) as pipe:
-            turns = pipe.steps.beginning = Turns(pipe.groups, None, 60.0)
+            turns = pipe.steps.beginning = Turns(pipe.groups, None, 60.0, stages=stages)
             turns.use(plan.problem, pipe.steps.ending)
             for step in range(len(KINDS) * (steps + 1) + 1):
                 turns.kind = KINDS[step % len(KINDS)]

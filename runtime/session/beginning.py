@@ -11,8 +11,10 @@ a message over the slowest link (benchmarks/runtime/beginning.py). So a rank may
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -20,11 +22,13 @@ from schedc.errors import InvalidInput
 from schedc.ir import Problem
 from schedc.runtime.common.failure import BatchRefused
 from schedc.runtime.common.program import starts_of
-from schedc.runtime.stage.batches import Batches, Microbatches, check_targets, cut, samples_of, shape_of
+from schedc.runtime.stage.batches import Batches, Microbatches, check_size, cut, samples_of, shape_of
 from schedc.runtime.transports.gloo import BEGINNING, PeerWords
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, MutableMapping, Sequence
+
+    from torch import nn
 
     from schedc.runtime.common.groups import Groups
     from schedc.runtime.common.hooks import ReplicaHooks
@@ -48,8 +52,14 @@ class Given(NamedTuple):
     weights: Weights | None
     divide_by: float | None
     scale: float = 1.0
-    outputs: bool = False
-    """Whether the targets may be missing."""
+    outputs: MutableMapping[int, Any] | None = None
+    kwargs: Mapping[str, Any] | Mapping[int, Mapping[str, Any]] | None = None
+    loss_kwargs: Mapping[str, Any] | None = None
+
+    @property
+    def bare(self) -> bool:
+        """Whether the targets may be missing."""
+        return self.outputs is not None and self.call != "step"
 
     @property
     def is_even(self) -> bool:
@@ -67,6 +77,14 @@ class PipeCall(NamedTuple):
     """What this pipeline's losses are divided by, and the scale of the gradients."""
     shapes: Sequence[int]
     """As `BoundaryMeta.shapes`."""
+    samples: Sequence[int]
+    """Of each microbatch; 0: it runs on the last sample once more, and counts nothing. -1: it is not known."""
+
+    def forget_repeated(self) -> None:
+        """After it: of outputs let go of those that count nothing."""
+        for microbatch, samples in enumerate(self.samples):
+            if not samples and self.batch.outputs is not None:
+                self.batch.outputs.pop(microbatch, None)
 
 
 class Beginning:
@@ -79,13 +97,14 @@ class Beginning:
         patience_s: float,
         sequence_dim: int = 1,
         *,
+        stages: Mapping[int, nn.Module],
         varying: bool = False,
     ) -> None:
         """Take the ranks, `SwapGroup.all_see` where there is one, how long to wait for a rank, and along what slices are cut.
 
-        `varying` is whether tensors between stages may differ where microbatches have one shape.
+        `stages` are this rank's; `varying` is whether tensors between stages may differ where microbatches have one shape.
         """
-        self._sequence_dim, self._varying = sequence_dim, varying
+        self._sequence_dim, self._varying, self._stages = sequence_dim, varying, stages
         self._groups = groups
         self._all_see = all_see
         self._patience_s = patience_s
@@ -140,7 +159,7 @@ class Beginning:
         samples = words[0][1 + self._count :]
         if not all(one[0] for one in words):
             line = None if refusal is None else str(refusal)
-            if own is not None and self._targets(given) is not None:
+            if own is not None and self._cut_like_inputs(given):
                 try:
                     self._microbatches(given, samples)
                 except InvalidInput as error:
@@ -155,21 +174,26 @@ class Beginning:
         assert own is not None
         shapes = self._shapes_of(words, executor, steps=steps, posts=posts)
         rank, shares = self._groups.rank, None
+        if any(samples[:: self._parts] != samples_of(one, self._count // self._parts) for one in self._cut_like_inputs(given)):
+            own = self._microbatches(given, samples)
         if rank in self._ending:
-            targets = self._targets(given)
-            if targets is not None and samples[:: self._parts] != samples_of(targets, self._count // self._parts):
-                own = self._microbatches(given, samples)
             given = self._by_samples(given, samples, hooks.pipelines, by_slices=by_slices)
             if not given.is_even:
                 from schedc.runtime.stage.weighing import weigh
 
                 shares = weigh(given.weights, given.divide_by, given.scale, rank, self._count, hooks)
-        return PipeCall(own, shares, (float(self._count * hooks.pipelines), 1.0) if shares is None else shares.way, shapes)
+        own = own._replace(outputs=given.outputs)
+        return PipeCall(own, shares, (float(self._count * hooks.pipelines), 1.0) if shares is None else shares.way, shapes, samples)
 
-    def _targets(self, given: Given) -> torch.Tensor | None:
-        """The targets that this rank is to cut as inputs are, which it may not know; None: it has none, or cuts them otherwise."""
-        chain = self._groups.rank in self._ending and self._cut_by_name is None
-        return given.targets if chain and isinstance(given.targets, torch.Tensor) and given.targets.dim() else None
+    def _cut_like_inputs(self, given: Given) -> list[torch.Tensor]:
+        """The tensors that this rank is to cut as inputs are, which it may not know: targets and keyword arguments."""
+        if self._cut_by_name is not None:
+            return []
+        own = [given.targets] if self._groups.rank in self._ending else []
+        for named in (given.kwargs, given.loss_kwargs) if isinstance(given.kwargs or {}, Mapping) else ():
+            for value in (named or {}).values():
+                own += value.values() if isinstance(value, Mapping) else [value]
+        return [one for one in own if isinstance(one, torch.Tensor) and one.dim()]
 
     def _microbatches(self, given: Given, samples: Sequence[int] | None = None) -> Microbatches:
         """What this rank has of the batch; `samples` are of the inputs, where they are known."""
@@ -178,7 +202,14 @@ class Beginning:
             from schedc.runtime.stage.weighing import check_weights
 
             check_weights(given.weights, given.divide_by, given.scale, self._groups.rank, count)
-        whole = self._whole(given, count // parts, None if samples is None else samples[::parts])
+        of = None if samples is None else samples[::parts]
+        whole = self._whole(given, count // parts, of)
+        if given.kwargs or given.loss_kwargs:
+            from schedc.runtime.stage.named import by_microbatch, by_stage
+
+            rank, how = self._groups.rank, partial(by_microbatch, microbatches=count // parts, samples=of, even=self._even)
+            named = how(given.loss_kwargs if rank in self._ending else None, "loss_kwargs", rank)
+            whole = whole._replace(kwargs=by_stage(given.kwargs, self._stages, rank, how), loss_kwargs=named)
         if not self._slices:
             return whole
         from schedc.runtime.stage.slices import in_slices
@@ -188,15 +219,15 @@ class Beginning:
     def _whole(self, given: Given, count: int, samples: Sequence[int] | None) -> Microbatches:
         rank, even, inputs = self._groups.rank, self._even, given.inputs
         if self._cut_by_name is not None:
-            return self._cut_by_name(inputs, given.targets, count, bare=given.outputs)
+            return self._cut_by_name(inputs, given.targets, count, bare=given.bare)
         if samples is None and isinstance(inputs, torch.Tensor) and isinstance(given.targets, torch.Tensor) and inputs.dim():
-            check_targets(given.targets, inputs.shape[0], count, rank)
+            check_size(given.targets, inputs.shape[0], count, "targets", rank)
         own = cut(inputs, count, "inputs", rank, even=even) if rank in self._starting else ()
         if rank not in self._ending:
             if own and given.targets is not None:  # a mistake that all ranks make is found before any begins
                 cut(given.targets, count, "targets", rank, even=even)
             return Microbatches(own, ())
-        if given.outputs and given.targets is None:
+        if given.bare and given.targets is None:
             return Microbatches(own, None)
         return Microbatches(own, cut(given.targets, count, "targets", rank, samples, even=even))
 
@@ -209,7 +240,9 @@ class Beginning:
         what = f"rank {self._groups.rank}: a microbatch of inputs"
         numbers = []
         for at in range(self._count):
-            found = tuple(shape_of(one[at], what) for one in (own.inputs, *own.inputs_of.values()) if one)
+            named = [each[at] for each in own.kwargs.values()]
+            beside = [(value.dtype, value.shape) for one in named for value in one.values() if isinstance(value, torch.Tensor)]
+            found = (*(shape_of(one[at], what) for one in (own.inputs, *own.inputs_of.values()) if one), *beside)
             if found not in self._numbers:
                 self._numbers[found] = next(self._number)
             numbers.append(self._numbers[found])
@@ -257,8 +290,9 @@ class Beginning:
         self._words.finish(self._patience_s)  # what is left of the call before
         if given.call != "step" or not self._has_run:
             said = self._words.expect(self._everybody if starts else (), WAITS)
-            targets = self._targets(given)
-            self._words.say([0 if not fits else -1 if targets is None else targets.shape[0]], self._starting, SAYS)
+            ends = rank in self._ending and self._cut_by_name is None
+            targets = given.targets.shape[0] if ends and isinstance(given.targets, torch.Tensor) else -1
+            self._words.say([targets if fits else 0], self._starting, SAYS)
             self._words.finish(self._patience_s)
             if fits and starts:
                 samples = sum(word[self._count :: self._parts])

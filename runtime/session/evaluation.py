@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -17,24 +18,23 @@ from schedc.runtime.execution.runner import Executor
 from schedc.runtime.stage.autograd import forget_cast_weights
 from schedc.runtime.stage.batches import inputs_of
 from schedc.runtime.stage.losses import scalar
+from schedc.runtime.stage.training import by_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, MutableMapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import nn
 
     from schedc.runtime.common.program import Instruction
     from schedc.runtime.session.beginning import PipeCall
     from schedc.runtime.session.step import Steps
-    from schedc.runtime.stage.batches import Microbatches
+    from schedc.runtime.stage.batches import Microbatches, Name
     from schedc.runtime.stage.losses import Losses
     from schedc.runtime.stage.slices import StageStates
     from schedc.runtime.stage.training import LossFn
 
 
-def evaluate(
-    steps: Steps, call: PipeCall, outputs: MutableMapping[int, Any] | None, work: type[Forward] | None = None
-) -> torch.Tensor:
+def evaluate(steps: Steps, call: PipeCall, work: type[Forward] | None = None) -> torch.Tensor:
     """Run the forwards of the plan that runs; as `Pipe.evaluate`, of a call that has begun.
 
     `work` is what the ops compute; None: `Forward`.
@@ -54,7 +54,7 @@ def evaluate(
             from schedc.runtime.stage.slices import states_of
 
             states = states_of(problem, steps.stages)
-        compute = (work or Forward)(problem, steps.stages, steps.loss_fn, call.batch, outputs, losses, states)
+        compute = (work or Forward)(problem, steps.stages, steps.loss_fn, call.batch, losses, states)
         Executor(program=program_of(forward, wiring.rank), wiring=wiring, compute=compute).run()
         here = wiring.finish()
         steps.losses, way = losses.gather(), losses.way()
@@ -113,8 +113,6 @@ class Forward:
     """Takes a last stage's output and the microbatch's targets."""
     batch: Microbatches
     """This rank's."""
-    outputs: MutableMapping[int, Any] | None
-    """Gets what a last stage gives, by microbatch; None: nobody wants it."""
     losses: Losses
     """What takes the microbatches' losses."""
     states: Mapping[int, StageStates] = field(default_factory=dict)
@@ -145,14 +143,20 @@ class Forward:
 
     def _stage(self, op: Op) -> Callable[..., Any]:
         """What is called for an F."""
-        return self.states[op.stage].forward_of(op.microbatch) if self.states else self.stages[op.stage]
+        stage = self.states[op.stage].forward_of(op.microbatch) if self.states else self.stages[op.stage]
+        named = self.batch.kwargs.get(op.stage)
+        return partial(stage, **named[op.microbatch]) if named else stage
+
+    def _loss_fn(self, microbatch: int, name: Name | None = None) -> Callable[[Any, Any], torch.Tensor]:
+        """As `Training._loss_fn`."""
+        loss_fn, named = self.loss_fn if name is None else by_name(self.loss_fn, name), self.batch.loss_kwargs
+        assert callable(loss_fn)
+        return partial(loss_fn, **named[microbatch]) if named else loss_fn
 
     def _take(self, microbatch: int, output: Any) -> None:
         """What a last stage gives, and its loss."""
-        if self.outputs is not None:
-            self.outputs[microbatch] = output
+        self.batch.keep(microbatch, output)
         if self.batch.targets is None:
             self.losses.add(microbatch, NO_LOSS)
         else:
-            assert callable(self.loss_fn)
-            self.losses.add(microbatch, scalar(self.loss_fn(output, self.batch.targets[microbatch])))
+            self.losses.add(microbatch, scalar(self._loss_fn(microbatch)(output, self.batch.targets[microbatch])))

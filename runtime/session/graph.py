@@ -12,7 +12,7 @@ from schedc.runtime.execution.runner import PipelineRunner
 from schedc.runtime.session.evaluation import NO_LOSS, Forward
 from schedc.runtime.stage.graph import calls_of
 from schedc.runtime.stage.losses import scalar
-from schedc.runtime.stage.training import Training, by_name, losses_of
+from schedc.runtime.stage.training import Training, losses_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,15 +70,11 @@ class GraphForward(Forward):
             targets = {name: batch[microbatch] for name, batch in self.batch.targets_of.items() if name in call.targets}
             with torch.no_grad():
                 call.module = self._stage(op)
-                ends, self._values[key] = call(
-                    taken, {name: self.batch.inputs_of[name][microbatch] for name in call.begins}, targets
-                )
+                begins = {name: self.batch.inputs_of[name][microbatch] for name in call.begins}
+                ends, self._values[key] = call(taken, begins, targets)
                 for name, output in ends.items():
-                    if self.outputs is not None and self._several:
-                        self.outputs.setdefault(microbatch, {})[name] = output
-                    elif self.outputs is not None:
-                        self.outputs[microbatch] = output
-                    loss_fn = by_name(self.loss_fn, name)
+                    self.batch.keep(microbatch, output, name if self._several else None)
+                    loss_fn = self._loss_fn(microbatch, name)
                     self.losses.add(microbatch, scalar(loss_fn(output, targets[name])) if name in targets else NO_LOSS)
         if not instruction.last:
             return ()

@@ -17,6 +17,7 @@ from schedc.io.conform import conform
 from schedc.io.location import Location
 from schedc.runtime.common.boundary import tensors_of
 from schedc.runtime.session.layers import Layers
+from schedc.runtime.stage.named import taken_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -137,6 +138,7 @@ class GraphLayers(Layers):
         *taken: Any,
         inputs: Mapping[str, Sequence[torch.Tensor]] = MappingProxyType({}),
         targets: object = None,
+        **kwargs: Any,
     ) -> dict[int | str, Any]:
         """What its losses are computed of, by module, and its values by number.
 
@@ -144,6 +146,7 @@ class GraphLayers(Layers):
             taken: the tensors of each edge in, in the order of the edges.
             inputs: of the modules that begin with the batch.
             targets: for layers that take them.
+            kwargs: likewise, by name.
         """
         graph, known, found = self._graph, dict[Key, Any](), dict[int | str, Any]()
         for keys, tensors in zip(self._into, taken, strict=True):
@@ -152,7 +155,7 @@ class GraphLayers(Layers):
             needs, names, module = graph.needs[number], graph.names[number], graph.module_of[number]
             values = [tensor for key in needs for tensor in known[key]] if needs else inputs[module]
             more = {"targets": targets} if getattr(layer, "takes_targets", False) else {}
-            given = layer(*values, **more)
+            given = layer(*values, **more, **taken_by(layer, kwargs))
             if not names:
                 found[module] = given
                 continue

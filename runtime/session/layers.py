@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from schedc.runtime.common.boundary import tensors_of
+from schedc.runtime.stage.named import taken_by
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,9 +23,9 @@ class Layers(nn.Sequential):
     layers_of_model: tuple[str, ...]
     """For `load`. What each layer of the list is that `build_stages` was given."""
 
-    def forward(self, *values: torch.Tensor) -> object:
-        """What the last layer gives."""
+    def forward(self, *values: torch.Tensor, **kwargs: Any) -> object:
+        """What the last layer gives; each gets those of `kwargs` that it takes."""
         *before, last = self
         for layer in before:
-            values = tensors_of(layer(*values), "what a layer gives")
-        return last(*values)
+            values = tensors_of(layer(*values, **taken_by(layer, kwargs)), "what a layer gives")
+        return last(*values, **taken_by(last, kwargs))

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from schedc.runtime.common.hooks import Observer
     from schedc.runtime.replicas.buckets import Shard
+    from schedc.runtime.session.evaluation import Forward
     from schedc.runtime.session.step import Steps
     from schedc.runtime.session.swap import PlanSwapper, Received, Swap
     from schedc.runtime.stage.batches import Batches
@@ -91,6 +92,9 @@ class Pipe:
         weights: Weights | None = None,
         divide_by: float | None = None,
         scale: float = 1.0,
+        kwargs: Mapping[str, Any] | Mapping[int, Mapping[str, Any]] | None = None,
+        loss_kwargs: Mapping[str, Any] | None = None,
+        outputs: MutableMapping[int, Any] | None = None,
     ) -> torch.Tensor:
         """Run the plan once: all microbatches forward and backward. Gradients are added to the parameters' `.grad`.
 
@@ -101,6 +105,11 @@ class Pipe:
             weights: of the microbatches, as many tokens as each has, say; in all pipelines or in none. None: 1 each.
             divide_by: what the sum of all losses, each times its weight, is divided by; None: the sum of all weights.
             scale: multiplies the gradients, not what is returned.
+            kwargs: keyword arguments of this rank's stages, each for those that take it, or a dict by stage. A tensor is cut as the
+                batch, a list has one for each microbatch, and anything else is for all.
+            loss_kwargs: likewise of the loss functions.
+            outputs: gets what the last stage gives, by microbatch, without graph, on the rank that has it; a dict by loss where
+                there are several. `merged` makes one of them.
 
         Returns:
             The mean of the microbatches' losses, by their weights, a float64 scalar without graph, the same on all ranks; with data
@@ -116,10 +125,15 @@ class Pipe:
                 pipe is closed after any exception but these two, so that the other ranks fail as well and do not wait.
         """
         steps, ending, refused = self.steps, self.steps.ending, None
-        given, updates = Given("step", inputs, targets, weights, divide_by, scale), steps.plan.problem.updates
+        given, updates = (
+            Given("step", inputs, targets, weights, divide_by, scale, outputs, kwargs, loss_kwargs),
+            steps.plan.problem.updates,
+        )
         with self._closing_on_errors():
             self._look_at(given)
-            total = steps.run(steps.begin(given), self._all_have_offered)
+            call = steps.begin(given)
+            total = steps.run(call, self._all_have_offered)
+            call.forget_repeated()
             if self._swapper is not None and self._swapper.pending and steps.offered:
                 refused = self._swapper.settle(steps.count, steps.plan, steps.wiring, steps.use)
                 if refused is None and steps.observer is not None:
@@ -138,6 +152,8 @@ class Pipe:
         weights: Weights | None = None,
         divide_by: float | None = None,
         outputs: MutableMapping[int, Any] | None = None,
+        kwargs: Mapping[str, Any] | Mapping[int, Mapping[str, Any]] | None = None,
+        loss_kwargs: Mapping[str, Any] | None = None,
     ) -> torch.Tensor:
         """Run the plan's forwards alone, without gradients; all ranks of all pipelines call it, between the same two steps.
 
@@ -148,20 +164,32 @@ class Pipe:
             targets: as for `step`; None where only `outputs` are wanted: the loss is then NaN.
             weights: as for `step`.
             divide_by: as for `step`.
-            outputs: gets what the last stage gives, by microbatch, on the rank that has it; a dict by loss where there are several.
+            outputs: as for `step`.
+            kwargs: as for `step`.
+            loss_kwargs: as for `step`.
 
         Returns:
             The loss as `step` gives it, and not checked; `losses` has those of the microbatches.
         """
         from schedc.runtime.session.evaluation import evaluate
 
+        given = Given("evaluation", inputs, targets, weights, divide_by, 1.0, outputs, kwargs, loss_kwargs)
         with self._closing_on_errors():
-            call = self.steps.begin(Given("evaluation", inputs, targets, weights, divide_by, outputs=outputs is not None))
-            if not self.steps.is_graph:
-                return evaluate(self.steps, call, outputs)
-            from schedc.runtime.session.graph import GraphForward
+            call = self.steps.begin(given)
+            work: type[Forward] | None = None
+            if self.steps.is_graph:
+                from schedc.runtime.session.graph import GraphForward
 
-            return evaluate(self.steps, call, outputs, GraphForward)
+                work = GraphForward
+            loss = evaluate(self.steps, call, work)
+            call.forget_repeated()
+        return loss
+
+    def merged(self, outputs: Mapping[int, Any]) -> Any:
+        """What `step` or `evaluate` has given as `outputs`, as one output of the whole batch, samples along dimension 0."""
+        from schedc.runtime.stage.batches import merged
+
+        return merged(outputs, max(1, len(self.plan.problem.slices)), self.steps.sequence_dim)
 
     @property
     def losses(self) -> torch.Tensor:

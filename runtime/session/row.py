@@ -7,6 +7,7 @@ from typing import Any
 from schedc.errors import InvalidInput
 from schedc.runtime.common.boundary import tensors_of
 from schedc.runtime.session.layers import Layers
+from schedc.runtime.stage.named import OF_RUNTIME, taken_by
 from schedc.runtime.stage.slices import takes_state
 
 
@@ -42,8 +43,9 @@ class Row(Layers):
         found: Any = None
         for layer, takes, own in zip(self, self._takes, state or [None] * len(self), strict=True):
             if states:
-                values, named = tensors_of(found, "what a layer gives"), {}
-            found = layer(*values, **named, **({"state": own} if takes else {}))
+                values = tensors_of(found, "what a layer gives")
+                named = {name: value for name, value in named.items() if name not in OF_RUNTIME}
+            found = layer(*values, **taken_by(layer, named), **({"state": own} if takes else {}))
             after = None
             if takes:
                 if not isinstance(found, tuple) or len(found) != 2:

@@ -76,7 +76,7 @@ class Steps:
         self.count = 0
         """How many steps have been run."""
         self.swap_group = swap_group
-        self._timeout_s = timeout_s
+        self._timeout_s, self.sequence_dim = timeout_s, sequence_dim
         self.is_graph = is_graph(plan.problem, stages)
         """Whether stages are called as those of a graph; so are those of all plans that take over."""
         if self.is_graph:
@@ -99,7 +99,7 @@ class Steps:
         """Whether a step may have to run again; the same in all pipelines that `load` connects."""
         self._start: StepStart | None = None
         all_see, patience_s = None if swap_group is None else swap_group.all_see, timeout_s * self.wiring.patience
-        self.beginning = Beginning(groups, all_see, patience_s, sequence_dim, varying=varying)
+        self.beginning = Beginning(groups, all_see, patience_s, sequence_dim, stages=stages, varying=varying)
         self.use(plan)
 
     def use(self, plan: Plan) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
+from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from torch.utils._pytree import tree_map
 
 from schedc.errors import InvalidInput
 from schedc.runtime.common.boundary import tensors_of
@@ -33,6 +35,43 @@ class Microbatches(NamedTuple):
     inputs_of: Mapping[Name, Sequence[Microbatch]] = MappingProxyType({})
     """Instead of `inputs`, where stages are a graph."""
     targets_of: Mapping[Name, Sequence[Microbatch]] = MappingProxyType({})
+    kwargs: Mapping[int, Sequence[Mapping[str, Any]]] = MappingProxyType({})
+    """By stage, what it gets by name."""
+    loss_kwargs: Sequence[Mapping[str, Any]] = ()
+    """What loss functions get by name; empty: nothing."""
+    outputs: MutableMapping[int, Any] | None = None
+    """Gets what a last stage gives, by microbatch, of several losses by name; None: nobody wants it."""
+
+    def keep(self, microbatch: int, output: Any, name: Name | None = None) -> None:
+        """Take note of what a last stage gives; under a `name`, where there are several losses."""
+        if self.outputs is not None and name is None:
+            self.outputs[microbatch] = _detached(output)
+        elif self.outputs is not None:
+            self.outputs.setdefault(microbatch, {})[name] = _detached(output)
+
+
+def _detached(output: Any) -> Any:
+    return tree_map(lambda one: one.detach() if isinstance(one, torch.Tensor) else one, output)
+
+
+def merged(outputs: Mapping[int, Any], slices: int = 1, sequence_dim: int = 1) -> Any:
+    """What a last stage has given for a whole batch, of what it has given by microbatch.
+
+    Args:
+        outputs: tensors, or nests of them, of the same form for all microbatches; samples along dimension 0.
+        slices: of how many of them a microbatch is, one behind the other along `sequence_dim`.
+        sequence_dim: that dimension.
+    """
+
+    def joined(dim: int, *parts: Any) -> Any:
+        if not isinstance(parts[0], torch.Tensor):
+            return [*parts]
+        return torch.cat(parts, dim) if parts[0].dim() > dim else torch.stack(parts)
+
+    whole = [each for _, each in sorted(outputs.items())]
+    if slices > 1:
+        whole = [tree_map(partial(joined, sequence_dim), *whole[at : at + slices]) for at in range(0, len(whole), slices)]
+    return tree_map(partial(joined, 0), *whole) if whole else None
 
 
 def samples_of(batch: Batches | None, microbatches: int) -> list[int]:
@@ -80,22 +119,22 @@ def cut(
         raise InvalidInput(f"rank {rank}: the {name} have the shape {list(batch.shape)}; dimension 0 must be {expected}")
     sizes, times = samples_of(batch, microbatches), 1
     if samples is not None and samples[0] >= 0:
-        check_targets(batch, sum(samples), microbatches, rank)
+        check_size(batch, sum(samples), microbatches, name, rank)
         if sum(samples) % microbatches:
             sizes, times = list(samples), batch.shape[0] // sum(samples)
     parts = torch.split(batch, [size * times for size in sizes])
     return [part if size else batch[-times:] for part, size in zip(parts, sizes, strict=True)]
 
 
-def check_targets(targets: torch.Tensor, inputs: int, microbatches: int, rank: int) -> None:
-    """Refuse targets of a rank that cannot be cut as so many samples of `inputs` are.
+def check_size(batch: torch.Tensor, inputs: int, microbatches: int, name: str, rank: int) -> None:
+    """Refuse a rank's targets, or what they are called, that cannot be cut as so many samples of `inputs` are.
 
     Raises:
         InvalidInput: says so.
     """
-    if targets.dim() and inputs and targets.shape[0] % (inputs if inputs % microbatches else microbatches):
+    if batch.dim() and inputs and batch.shape[0] % (inputs if inputs % microbatches else microbatches):
         raise InvalidInput(
-            f"rank {rank}: the targets have the shape {list(targets.shape)}, and the inputs {inputs} samples; expected as many, or"
+            f"rank {rank}: the {name} have the shape {list(batch.shape)}, and the inputs {inputs} samples; expected as many, or"
             " a multiple, along dimension 0"
         )
 

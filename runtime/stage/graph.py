@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import islice
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -52,7 +53,11 @@ class StageCall:
         """The names of the targets that its losses take, and it does itself: those of its number, or of a module that it names."""
 
     def __call__(
-        self, taken: Sequence[Sequence[torch.Tensor]], batch: Mapping[Name, Microbatch], targets: Mapping[Name, Microbatch]
+        self,
+        taken: Sequence[Sequence[torch.Tensor]],
+        batch: Mapping[Name, Microbatch],
+        targets: Mapping[Name, Microbatch],
+        kwargs: Mapping[str, Any] = MappingProxyType({}),
     ) -> tuple[dict[Name, Any], dict[int, tuple[torch.Tensor, ...]]]:
         """Call it for a microbatch.
 
@@ -60,6 +65,7 @@ class StageCall:
             taken: the tensors of each edge in, in the order of the edges.
             batch: of the microbatch, by the names in `begins`.
             targets: by those in `targets`.
+            kwargs: what it gets by name besides.
 
         Returns:
             By name, what its losses are computed of; and its values by number.
@@ -68,7 +74,7 @@ class StageCall:
             InvalidInput: it gives something else, a value that requires grad over an edge without gradient, or integers over one
                 with it.
         """
-        named: dict[str, object] = {}
+        named: dict[str, object] = {**kwargs}
         positional: Sequence[Any] = taken
         if self._named:
             named["inputs"] = {name: inputs_of(batch[name]) for name in self.begins}
@@ -160,6 +166,7 @@ class GraphTraining(Training):
         """Look at the edges, too."""
         super().__post_init__()
         self.calls = calls_of(self.plan.problem, self._called)
+        self._several = sum(map(len, losses_of(self.plan.problem, self.stages).values())) > 1
 
     def cut_by_name(self, inputs: Batches | None, targets: Batches | None, microbatches: int, *, bare: bool) -> Microbatches:
         """As the function of this name, of this rank."""
@@ -202,8 +209,12 @@ class GraphTraining(Training):
         def work(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
             batch, targets, shares = self._batch.inputs_of, self._batch.targets_of, self._shares_of_loss[microbatch]
             own = {name: targets[name][microbatch] for name in call.targets}
-            ends, given = call(_parts(inputs, sizes), {name: batch[name][microbatch] for name in call.begins}, own)
-            found = [shares.loss(by_name(self.loss_fn, name), output, own[name]) for name, output in ends.items()]
+            named = self._batch.kwargs.get(op.stage)
+            begins = {name: batch[name][microbatch] for name in call.begins}
+            ends, given = call(_parts(inputs, sizes), begins, own, named[microbatch] if named else {})
+            for name, output in ends.items():
+                self._batch.keep(microbatch, output, name if self._several else None)
+            found = [shares.loss(self._loss_fn(microbatch, name), output, own[name]) for name, output in ends.items()]
             starts[:], losses = [start for _, start in found], [loss for loss, _ in found]
             counts.update((value, len(tensors)) for value, tensors in given.items())
             more = [output.detach() for output in ends.values() if isinstance(output, torch.Tensor)]

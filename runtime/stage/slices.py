@@ -64,11 +64,22 @@ def in_slices(whole: Microbatches, lengths: Sequence[int], dim: int, rank: int) 
             )
         return [tokens // len(lengths)] * len(lengths) if even else [*lengths]
 
+    def named(what: str, microbatches: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = [{} for _ in range(len(microbatches) * len(lengths))]
+        for name in microbatches[0] if microbatches else ():
+            parts = [one[name] for one in microbatches]
+            has_sequence = all(isinstance(part, torch.Tensor) and part.dim() > dim for part in parts)
+            for at, value in enumerate(cut(f"{what}, {name!r}", parts) if has_sequence else (p for p in parts for _ in lengths)):
+                found[at][name] = value
+        return found
+
     return Microbatches(
         cut("inputs", whole.inputs),
         None if whole.targets is None else cut("targets", whole.targets),
         {name: cut(f"inputs of {name}", batch) for name, batch in whole.inputs_of.items()},
         {name: cut(f"targets of {name}", batch) for name, batch in whole.targets_of.items()},
+        {stage: named(f"kwargs of stage {stage}", given) for stage, given in whole.kwargs.items()},
+        named("loss_kwargs", whole.loss_kwargs),
     )
 
 

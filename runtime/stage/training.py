@@ -211,7 +211,7 @@ class Training:
         """F, with the loss after a last stage."""
         key = op.stage, op.microbatch
         last = op.stage in self._last
-        work = partial(self._loss, op) if last else self._called[op.stage]
+        work = partial(self._loss, op) if last else self._stage(op)
         source = inputs_of(self._batch.inputs[op.microbatch]) if op.stage in self._first else value
         self._blocks[key] = block = self.block(work, [one for one in source if one is not None], **self._options_of(op))
         if last:
@@ -236,15 +236,28 @@ class Training:
         """The stages, to be called with what is theirs."""
         return self.stages
 
+    def _stage(self, op: Op) -> Callable[..., Any]:
+        """What is called for an F."""
+        named = self._batch.kwargs.get(op.stage)
+        return partial(self._called[op.stage], **named[op.microbatch]) if named else self._called[op.stage]
+
+    def _loss_fn(self, microbatch: int, name: Name | None = None) -> Callable[[Any, Any], torch.Tensor]:
+        """What computes the loss of a microbatch, by name where there are several."""
+        loss_fn, named = self.loss_fn if name is None else by_name(self.loss_fn, name), self._batch.loss_kwargs
+        assert callable(loss_fn)
+        return partial(loss_fn, **named[microbatch]) if named else loss_fn
+
     def _options_of(self, op: Op) -> dict[str, Any]:
         """Of its block."""
         return {"split": (op.stage, op.microbatch) in self.program.split, "recompute": self._recomputed.get(op.stage)}
 
     def _loss(self, op: Op, *value: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """A last stage, and the loss of its microbatch; of what has few digits, a second forward is known by the output, too."""
-        assert callable(self.loss_fn) and self._batch.targets is not None
-        output = self._called[op.stage](*value)
-        loss, start = self._shares_of_loss[op.microbatch].loss(self.loss_fn, output, self._batch.targets[op.microbatch])
+        assert self._batch.targets is not None
+        output = self._stage(op)(*value)
+        self._batch.keep(op.microbatch, output)
+        targets, shares = self._batch.targets[op.microbatch], self._shares_of_loss[op.microbatch]
+        loss, start = shares.loss(self._loss_fn(op.microbatch), output, targets)
         self._starts[op.stage, op.microbatch] = start
         tells_little = op.stage in self._recomputed and loss.itemsize < 4 and isinstance(output, torch.Tensor)
         return (loss, output.detach()) if tells_little else (loss,)

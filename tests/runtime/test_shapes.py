@@ -7,9 +7,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from inputs.few_plans import PLANS, few_plan
+from inputs.problems import make_problem
 from runs import shape_runs
+from torch import nn
 
-from schedc.runtime.stage.batches import cut, samples_of
+from schedc.runtime.session.layers import Layers
+from schedc.runtime.stage.batches import Microbatches, cut, merged, samples_of
+from schedc.runtime.stage.graph import StageCall
+from schedc.runtime.stage.named import takes
+from schedc.runtime.stage.slices import in_slices
 
 if TYPE_CHECKING:
     from runs.processes import Ranks
@@ -89,3 +95,54 @@ def test_batches_are_divided_as_evenly_as_possible() -> None:
     expected = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13]]
     for part, values in zip(cut(torch.arange(14), 4, "targets", 0, [2, 2, 2, 1], even=False), expected, strict=True):
         assert isinstance(part, torch.Tensor) and part.tolist() == values
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("name", PLANS)
+def test_keyword_arguments_and_outputs(two: Ranks, name: str, recompute: bool) -> None:
+    """By microbatch, for stages and the loss; outputs of steps and evaluations are those of one process."""
+    for found in two.run(shape_runs.named, few_plan(name), [8, 8, 7, 2], recompute=recompute):
+        *errors, unknown, short = found
+        assert max(errors) < 1e-12, found
+        assert unknown.startswith("BatchRefused: rank 0: kwargs: no stage of ") and "takes 'fator'; expected a name" in unknown
+        assert short == "BatchRefused: rank 0: 3 microbatches of kwargs of stage 0, 'shift' were given, the plan has 4"
+
+
+def test_which_arguments_layers_take() -> None:
+    """Those of `build_stages` get what their forwards name."""
+
+    class Biased(nn.Linear):
+        def forward(self, x: torch.Tensor, bias: float = 0.0) -> torch.Tensor:
+            return super().forward(x) + bias
+
+    torch.manual_seed(0)
+    layers = Layers(Biased(2, 2), nn.Linear(2, 2), Biased(2, 2))
+    x = torch.ones(1, 2)
+    assert takes(layers, "bias") and not takes(layers, "scale") and not takes(nn.Sequential(*layers), "bias")
+    first, middle, last = layers
+    assert torch.equal(layers(x, bias=2.0), last(middle(first(x, 2.0)), 2.0))
+
+
+def test_outputs_are_merged() -> None:
+    given = {at: {"y": torch.full((2, 3), float(at)), "loss": torch.tensor(float(at))} for at in (1, 0)}
+    whole = merged(given)
+    assert (whole["y"][:, 0].tolist(), whole["loss"].tolist()) == ([0.0, 0.0, 1.0, 1.0], [0.0, 1.0])
+    slices = merged({at: torch.full((2, 3), float(at)) for at in range(4)}, slices=2)
+    assert slices.tolist() == [[0.0] * 3 + [1.0] * 3] * 2 + [[2.0] * 3 + [3.0] * 3] * 2
+    assert merged({}) is None
+
+
+def test_keyword_arguments_in_slices() -> None:
+    """What has a sequence is cut along it, and the rest is for all slices."""
+    named = {"mask": torch.arange(8).reshape(1, 8), "shift": torch.ones(1), "scale": 2.0}
+    found = in_slices(Microbatches([torch.zeros(1, 8)], (), {}, {}, {0: [named]}, [named]), (5, 3), 1, 0)
+    for given in (found.kwargs[0], found.loss_kwargs):
+        assert [one["mask"].tolist() for one in given] == [[[0, 1, 2, 3, 4]], [[5, 6, 7]]]
+        assert all(one["shift"].tolist() == [1.0] and one["scale"] == 2.0 for one in given)
+
+
+def test_keyword_arguments_of_a_graph() -> None:
+    problem = make_problem(1, 1, placement=[0, 0])
+    call = StageCall(problem, 1, lambda x, *, scale=1.0: x * scale, [1])
+    ends, _ = call([[torch.ones(2)]], {}, {}, {"scale": 3.0})
+    assert ends[1].tolist() == [3.0, 3.0]

@@ -110,3 +110,56 @@ def mistake(rank: int, plan: Plan, given: dict[str, Any]) -> tuple[list[str], bo
         pipe.step(inputs, targets)
     same = all(torch.equal(weight.grad, other) for weight, other in zip(weights, first, strict=True))  # type: ignore[arg-type]
     return lines, same and clean
+
+
+class Shifted(nn.Module):
+    """A piece of the model that adds a number of each sample, and takes a factor."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor, shift: torch.Tensor, *, factor: float = 1.0) -> torch.Tensor:
+        found: torch.Tensor = self.inner(x) * factor + shift[:, None, None]
+        return found
+
+
+def masked(logits: torch.Tensor, targets: torch.Tensor, mask: torch.Tensor, *, smoothing: float) -> torch.Tensor:
+    """A loss that takes more by name: the mean over a mask that has as much in each sample."""
+    each = nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), label_smoothing=smoothing, reduction="none")
+    return each[mask.flatten()].mean()
+
+
+def named(rank: int, plan: Plan, sizes: Sequence[int], **options: Any) -> list[Any]:
+    """Steps and evaluations with keyword arguments and outputs: the largest errors of losses, outputs and gradients."""
+    run, found = Run(plan), list[Any]()
+    run.stages = {stage: Shifted(module) for stage, module in run.stages.items()}
+    run.whole = [Shifted(module) for module in run.whole]
+    with noting(found), run.load(loss_fn=masked, **options) as pipe:
+        for number, samples in enumerate(sizes):
+            run.clear()
+            inputs, targets = made(number, (samples, 3))
+            shift, mask = torch.arange(samples).double() / 8, torch.tensor([[True, False, True]]).expand(samples, -1)
+            y: Any = inputs
+            for piece in run.whole:
+                y = piece(y, shift, factor=0.5)
+            right = masked(y, targets, mask, smoothing=0.1)
+            torch.autograd.backward(right)
+            kwargs: Any = {"shift": shift, "factor": 0.5}
+            if number == 1:  # by stage, and by microbatch where it can be cut so
+                kwargs = dict.fromkeys(run.stages, kwargs)
+            outputs: list[dict[int, Any]] = [{}, {}]
+            given = {"kwargs": kwargs, "loss_kwargs": {"mask": mask, "smoothing": 0.1}}
+            losses = [
+                pipe.step(inputs, targets, outputs=outputs[0], **given),
+                pipe.evaluate(inputs, targets, outputs=outputs[1], **given),
+            ]
+            errors = [abs(loss.item() - right.detach().item()) for loss in losses]
+            if len(plan.problem.paths) == 1:
+                errors += [float((pipe.merged(one) - y.detach()).abs().max()) for one in outputs if one]
+            found.append(max(*errors, *run.gradient_errors()))
+        with noting(found):
+            pipe.step(inputs, targets, kwargs={"shift": shift, "fator": 2}, loss_kwargs=given["loss_kwargs"])
+        with noting(found):
+            pipe.step(inputs, targets, kwargs={"shift": [shift] * 3}, loss_kwargs=given["loss_kwargs"])
+    return found

@@ -1,0 +1,91 @@
+"""Keyword arguments of stages and of loss functions, by microbatch.
+
+Takes what a job gives `step` on a rank: for all stages of the rank that take the name, or a dict of such by stage. A tensor is cut
+as the inputs are, of a list each microbatch has its own, and anything else goes to all. No gradient comes back for them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from schedc.errors import InvalidInput
+from schedc.runtime.stage.batches import cut
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+Named = Mapping[str, Any]
+"""Keyword arguments, of all microbatches or of one."""
+OF_RUNTIME = "inputs", "targets", "state"
+"""What stages get from the runtime under these names."""
+
+
+def takes(module: nn.Module, name: str) -> bool:
+    """Whether a stage or layer takes a keyword argument of this name; of layers of `build_stages`, whether one does."""
+    if isinstance(module, nn.Sequential):
+        return type(module).forward is not nn.Sequential.forward and any(takes(layer, name) for layer in module)
+    parameters = inspect.signature(module.forward).parameters.values()
+    return any(one.kind is one.VAR_KEYWORD or one.name == name for one in parameters)
+
+
+def taken_by(layer: nn.Module, named: Named) -> dict[str, Any]:
+    """Those of the arguments of a stage that one of its layers takes."""
+    return {name: value for name, value in named.items() if takes(layer, name)} if named else {}
+
+
+def by_stage(
+    given: Named | Mapping[int, Named] | None,
+    stages: Mapping[int, nn.Module],
+    rank: int,
+    cut: Callable[[Named, str, int], Sequence[Named]],
+) -> dict[int, Sequence[Named]]:
+    """Of each stage of a rank that gets some, the arguments by microbatch, as `cut` makes them.
+
+    Raises:
+        InvalidInput: no stage takes one.
+    """
+    if not given:
+        return {}
+    if not isinstance(given, Mapping):
+        raise InvalidInput(f"rank {rank}: kwargs are of type {type(given).__name__}, expected a dict by name, or by stage")
+    found: dict[int, dict[str, Any]] = {}
+    for key, value in given.items():
+        for stage, name, one in _wanted(key, value, stages, rank):
+            found.setdefault(stage, {})[name] = one
+    return {stage: cut(named, f"kwargs of stage {stage}", rank) for stage, named in found.items()}
+
+
+def _wanted(key: Any, value: Any, stages: Mapping[int, nn.Module], rank: int) -> Iterator[tuple[int, str, Any]]:
+    """What one entry gives to which stage, by which name."""
+    named = value if isinstance(key, int) and isinstance(value, Mapping) else {key: value}
+    among = [key] if isinstance(key, int) else [*stages]
+    for name, one in named.items():
+        takers = [stage for stage in among if stage in stages and isinstance(name, str) and takes(stages[stage], name)]
+        if name in OF_RUNTIME or not takers:
+            raise InvalidInput(f"rank {rank}: kwargs: no stage of {among} takes {name!r}; expected a name that its forward has")
+        yield from ((stage, name, one) for stage in takers)
+
+
+def by_microbatch(
+    given: Named | None, what: str, rank: int, *, microbatches: int, samples: Sequence[int] | None, even: bool
+) -> list[Named]:
+    """Arguments for each microbatch; `what` they are, for messages, and the rest is as for `cut`.
+
+    Raises:
+        InvalidInput: a tensor cannot be cut, or a list has another length.
+    """
+    if given is not None and not isinstance(given, Mapping):
+        raise InvalidInput(f"rank {rank}: {what} are of type {type(given).__name__}, expected a dict by name")
+    found: list[dict[str, Any]] = [{} for _ in range(microbatches if given else 0)]
+    for name, value in (given or {}).items():
+        parts: Sequence[Any] = [value] * microbatches
+        if isinstance(value, (torch.Tensor, list)):
+            parts = cut(value, microbatches, f"{what}, {name!r}", rank, samples, even=even)
+        for one, part in zip(found, parts, strict=True):
+            one[name] = part.detach() if isinstance(part, torch.Tensor) else part
+    return [*found]
