@@ -10,9 +10,10 @@ import threading
 import time
 import traceback
 from abc import ABC, abstractmethod
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from schedc.analysis.gap import check_bound, relative_gap
 from schedc.analysis.simulation.memory import exceeded_limit
@@ -20,7 +21,7 @@ from schedc.analysis.simulation.period import steady_state
 from schedc.analysis.simulation.simulate import simulate
 from schedc.analysis.simulation.versions import versions_of
 from schedc.errors import CheckFailed, SchedcError, Unsupported
-from schedc.ir import BoundName, Objective, Problem, Schedule
+from schedc.ir import BoundName, Kind, Objective, Problem, Schedule
 from schedc.ir.index import Tables, tables_of
 from schedc.solvers.common.base import Improvement, SearchSettings
 
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 
     from schedc.solvers.common.base import Limits, Solved
     from schedc.solvers.common.interruption import Interruption
+
+
+MANY_OPS = 50_000
+"""Of problems with more compute ops only the best schedule is kept."""
 
 
 class Ended(StrEnum):
@@ -257,12 +262,25 @@ class BestKnown(ABC):
         self.settings.report(improvement)
 
 
+Family: TypeAlias = tuple[str, str]
+"""Of schedules: who made them, a method without options, and their `mixture_of`."""
+
+
+def mixture_of(schedule: Schedule) -> str:
+    """Of the backwards: `fused`, `split`, or `mixed`."""
+    kinds = {op.kind for order in schedule.orders for op in order}
+    return "split" if Kind.BW not in kinds else "mixed" if Kind.B in kinds else "fused"
+
+
 @dataclass(slots=True, kw_only=True)
 class Incumbent(BestKnown):
     """What is known about one problem."""
 
     problem: Problem
     tables: Tables = field(init=False)
+    families: dict[Family, tuple[int, Schedule]] = field(default_factory=dict)
+    """The best schedule of whole blocks of each family, with its objective: what is worse may still lead further. None
+    of problems of more than `MANY_OPS`, where they would take much memory."""
 
     def __post_init__(self) -> None:
         """Look up the problem's tables once."""
@@ -285,6 +303,18 @@ class Incumbent(BestKnown):
             raise Unsupported("no schedule of whole blocks is known to start from")
         return self.whole
 
+    def starts(self, most: int) -> list[Schedule]:
+        """Up to `most` schedules of whole blocks: the best; the best of each mixture; their second best; and so on."""
+        found, mixtures = [self.start], Counter[str]()
+        turns: list[tuple[int, int, Schedule]] = []
+        for (_, mixture), (objective_ns, schedule) in sorted(self.families.items(), key=lambda each: each[1][0]):
+            turns.append((mixtures[mixture], objective_ns, schedule))
+            mixtures[mixture] += 1
+        for _, _, schedule in sorted(turns, key=lambda each: each[:2]):
+            if len(found) < most and schedule not in found:
+                found.append(schedule)
+        return found
+
     def would_take(self, schedule: Schedule, objective_ns: int) -> bool:
         """As of any; of equal periods one whose stages have less delay together is better."""
         if BestKnown.would_take(self, schedule, objective_ns):
@@ -306,6 +336,10 @@ class Incumbent(BestKnown):
         else:
             timeline = simulate(self.problem, schedule, tables=self.tables)
             makespan_ns, objective_ns = timeline.makespan_ns, timeline.objective_ns(self.problem.objective)
+        if not schedule.parts and self.problem.num_ops <= MANY_OPS:
+            family = (found_by.partition("{")[0].partition(" ")[0], mixture_of(schedule))
+            if family not in self.families or objective_ns < self.families[family][0]:
+                self.families[family] = objective_ns, schedule
         self.take(schedule, makespan_ns, objective_ns, found_by)
         return makespan_ns, objective_ns
 

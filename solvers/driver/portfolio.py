@@ -1,12 +1,11 @@
 """The methods at work on one problem: `solve` runs the method that was asked for, or all that help (`auto`), within limits.
 
 A Problem goes in; an `Incumbent` comes out: the best schedule and bound, how each candidate did, and the history.
-Every search starts from the best constructive candidate. Where fused backwards take less time than their halves, each candidate
-is followed by its schedule with backwards fused and split where that pays, `zb-h1 + mixed`. `auto` runs the constructive methods,
-then local search over a list scheduler's rule, over which backwards are fused, and over the orders, then CP-SAT, whole or
-relaxed. Where microbatches differ and may enter in any order, the search for that order comes first. While a clock leaves time, the
-local searches go on from other seeds. Where steps overlap, the methods are others, and CP-SAT asks for one period after another. It
-ends at the gap, the limit, or a proof; an interruption ends it with what is known then.
+Searches start from the constructive candidates, CP-SAT from the best. Where fused backwards take less time than their halves, each
+candidate is followed by its schedule with backwards fused and split where that pays, `zb-h1 + mixed`. `auto` runs the constructive
+methods, then the searches in their turns (`turns`); while a clock leaves time, the local searches go on from other seeds. A search
+that finds nothing better says what share it had, and for what. It ends at the gap, the limit, or a proof; an interruption ends it
+with what is known then.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from schedc.solvers.common.interruption import OutOfTime
 from schedc.solvers.common.method import FUSED, MIXED, SMALL_OPS, Constructive, Method, fusing_frees, fusing_saves_time
 from schedc.solvers.common.microbatch_order import order_is_open
 from schedc.solvers.driver.registry import constructive, is_auto, is_constructive, method_named, methods, search_of
+from schedc.solvers.driver.turns import AFTERWARDS, CPSAT_OPS, Turn, turns_of
 from schedc.solvers.heuristics.greedy import ONE_RULE
 from schedc.solvers.kernel.climb import climb, climb_mixing, climb_without_reserves
 from schedc.solvers.kernel.joints import takes_joints
@@ -40,9 +40,6 @@ if TYPE_CHECKING:
 
     from schedc.solvers.common.base import Construct, Limits, SearchSettings
     from schedc.solvers.common.method import Search
-
-CPSAT_OPS = 12_000
-"""Up to this many compute ops `auto` hands the problem to CP-SAT as a whole."""
 
 CONSTRUCTIVE_S = 3.0
 """However short the limit, the methods that make a schedule at once get this many seconds, a third of them on larger problems."""
@@ -97,10 +94,10 @@ def solve(
         known_names = ", ".join(name for name, each in methods(Method).items() if each.steps_overlap == overlap)
         steps = "overlap" if overlap else "end before the next begins"
         raise InvalidInput(f"method {method!r} is not for steps that {steps}; expected auto, {known_names}")
-    searches = () if at_once else _auto_searches(problem) if auto else ((method, 1.0),)
-    runs = [(search, search_of(search), share) for search, share in searches]  # a wrong option is refused at once
+    turns = () if at_once else turns_of(problem) if auto else (Turn(method, 1.0, "as asked"),)
+    runs = [(turn, search_of(turn.search)) for turn in turns]  # a wrong option is refused at once
     if auto:
-        runs = [run for run in runs if not run[1].misfit(problem)]
+        runs = [(turn, search) for turn, search in runs if not search.misfit(problem)]
     if at_once:
         settings = replace(settings, on_method=ignore)  # there is one
     incumbent = Incumbent(problem=problem, bound_ns=bound_ns, bound_by=bound_by, settings=settings)
@@ -121,7 +118,7 @@ def solve(
         if can_wait and problem.num_ops <= CPSAT_OPS and not meanwhile.misfit(problem) and not at_hand(_climb(problem)):
             assert limits.clock_s is not None
             left_s = max(limits.clock_s - incumbent.seconds, MEANWHILE_S)
-            runs.insert(0, ("cpsat", meanwhile, MEANWHILE_S / left_s))
+            runs.insert(0, (Turn("cpsat", MEANWHILE_S / left_s, "while code is compiled"), meanwhile))
         with incumbent.alarm(limits.clock_s):
             _search(incumbent, runs, limits, by_name=not auto)
             if can_wait:
@@ -173,13 +170,13 @@ def _climb(problem: Problem) -> Callable[..., Any]:
     return climb_mixing if fusing_saves_time(problem) else climb_without_reserves
 
 
-def _search(incumbent: Incumbent, runs: Iterable[tuple[str, Search, float]], limits: Limits, *, by_name: bool) -> bool:
-    """Run the searches (name, search, share of what is left) one after another; whether others may still find something.
+def _search(incumbent: Incumbent, runs: Iterable[tuple[Turn, Search]], limits: Limits, *, by_name: bool) -> bool:
+    """Run the searches one after another; whether others may still find something.
 
     One that does not exist for the problem is an error only where it was asked for by name.
     """
     some_worked = False
-    for name, search, share in runs:
+    for (name, share, aim), search in runs:
         if incumbent.schedule is None or incumbent.gap <= limits.gap:
             return False
         left_s = None if limits.time_s is None else limits.time_s - incumbent.seconds
@@ -194,8 +191,9 @@ def _search(incumbent: Incumbent, runs: Iterable[tuple[str, Search, float]], lim
         why_not = "ended before it found anything better"
         try:
             with incumbent.interruption.raising():
-                why_not = "failed" if incumbent.fails(name, run) else NOTHING_BETTER
-                some_worked |= why_not == NOTHING_BETTER
+                failed = incumbent.fails(name, run)
+                why_not = "failed" if failed else f"{NOTHING_BETTER} in {share:.0%} of what was left: {aim}"
+                some_worked |= not failed
         except Unsupported as reason:
             if by_name:
                 raise
@@ -223,15 +221,11 @@ def _improve(search: Search, incumbent: Incumbent, limits: Limits) -> None:
 
 def _search_on(incumbent: Incumbent, first: int = 16) -> None:
     """Run the local searches with other seeds and more and more rounds until the time is up, or none of them works here."""
-    limits = incumbent.limits
+    limits, problem = incumbent.limits, incumbent.problem
     for number in count():
-        rounds = first << min(number, 10)
-        searches = [("local", 0.3), ("polish", 0.5)]
-        if fusing_saves_time(incumbent.problem):
-            searches.insert(0, ("fused-ranges", 0.3))
-        if order_is_open(incumbent.problem):
-            searches.insert(0, ("microbatch-order", 0.4))
-        runs = [(search, search_of(search), share) for name, share in searches for search in [f"{name}{{rounds={rounds}}}"]]
+        rounds = f"{{rounds={first << min(number, 10)}}}"
+        turns = [turn._replace(search=turn.search + rounds) for turn in turns_of(problem, AFTERWARDS)]
+        runs = [(turn, search_of(turn.search)) for turn in turns]
         if not _search(incumbent, runs, replace(limits, seed=limits.seed + 1 + number), by_name=False):
             return
 
@@ -321,32 +315,3 @@ def _construct(incumbent: Incumbent, method: str, construct: Construct) -> tuple
         return Candidate(method=method, seconds=seconds, why_not=why_not), None
     ((makespan_ns, objective_ns, schedule),) = reached
     return Candidate(method=method, seconds=seconds, makespan_ns=makespan_ns, objective_ns=objective_ns), schedule
-
-
-def _auto_searches(problem: Problem) -> tuple[tuple[str, float], ...]:
-    """What `auto` runs after the constructive methods, each with the share of the time or work left that it may take."""
-    if problem.updates is not None:
-        return (("modulo", 1.0),)
-    ranges = (("fused-ranges{rounds=12}", 0.3),) if fusing_saves_time(problem) else ()
-    if order_is_open(problem):
-        # The order decides most. CP-SAT has it open, too; it finds less than the searches, which go on after it, but proves more.
-        cpsat = (("cpsat", 0.5),) if problem.num_ops <= CPSAT_OPS else ()
-        return (("microbatch-order{rounds=10}", 0.4), *ranges, ("local{rounds=4}", 0.3), ("polish{rounds=4}", 0.3), *cpsat)
-    if problem.num_ops > CPSAT_OPS:
-        return (*ranges, ("local{rounds=4}", 0.4), ("polish{rounds=4}", 0.3), ("periodic", 1.0))
-    if len(problem.stages) == problem.ranks:
-        if ranges:
-            # The searches find more than CP-SAT does, and each of them finds what the others do not.
-            return (*ranges, ("local{rounds=4}", 0.3), ("polish{rounds=6}", 0.3), ("cpsat", 0.5))
-        return (("local{rounds=3}", 0.3), ("polish{rounds=2}", 0.2), ("cpsat", 1.0))
-    # With several chunks on a rank, bounds are weaker and good rules rarer: easy ones are proven soon, the others need the search.
-    return (
-        *ranges,
-        ("local{rounds=4}", 0.3),
-        ("polish{rounds=4}", 0.2),
-        ("cpsat", 0.15),
-        ("local{rounds=60}", 0.4),
-        ("polish{rounds=60}", 0.35),
-        ("refute", 0.95),
-        ("cpsat", 1.0),
-    )

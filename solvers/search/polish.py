@@ -1,8 +1,9 @@
 """Local search over orders: from a schedule, single ops are moved within their ranks as long as nothing gets worse.
 
-A Problem and a Schedule of whole blocks go in, a better Schedule or the same comes out. Where a fused backward takes less time than
-its halves, single backwards are fused and split, too. Each change is timed by a compiled pass over all ops, so tens of thousands of
-them are tried in a second. It finishes what a rule or a template leaves undone.
+A Problem and Schedules of whole blocks go in, a better Schedule or the best of them comes out. Where a fused backward takes less
+time than its halves, single backwards are fused and split, too. Each change is timed by a compiled pass over all ops, so tens of
+thousands of them are tried in a second. It finishes what rules and templates leave undone. Which of these leads furthest is known
+only after it: where BW is cheaper, a schedule of BW alone is often the worst to start from, and ends as the best.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 from schedc.analysis.simulation.memory import exceeded_limit
 from schedc.ir import BLOCKS, Kind, Problem, Schedule
 from schedc.ir.index import tables_of
+from schedc.solvers.common.incumbent import mixture_of
 from schedc.solvers.common.interruption import NOTICE_S, Interruption
 from schedc.solvers.common.method import LocalSearch, fusing_saves_time
 from schedc.solvers.kernel.climb import stop_flag
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 
 CLIMBS = 2
 """Searches beside each other in one round."""
+STARTS = 9
+"""At most this many schedules start the first round; then the best of each mixture of backwards goes on, then the best of all."""
 REACH = 10
 """How far an op may be moved."""
 EXCHANGES = 4
@@ -62,46 +66,53 @@ class Polish(LocalSearch, frozen=True):
 
     def improve(self, incumbent: Incumbent, limits: Limits) -> None:
         """Offer the best schedule of many changes."""
-        problem, start = incumbent.problem, incumbent.start
+        problem, starts = incumbent.problem, incumbent.starts(STARTS)
         if problem.split_backward and not fusing_saves_time(problem):
-            start = _split(start)
-        found = polish_schedule(problem, start, self.climbing(incumbent, limits))
+            starts = [_split(start) for start in starts]
+        found = polish_schedule(problem, starts, self.climbing(incumbent, limits))
         incumbent.offer_valid(found.schedule, self.name)
         incumbent.cut_short |= found.cut_short
         if found.ended_by is not None:
             raise found.ended_by
 
 
-def polish_schedule(problem: Problem, schedule: Schedule, climbing: Climbing) -> Found:
-    """The best schedule found from this one. Each round starts from the best of the last.
+def polish_schedule(problem: Problem, starts: Sequence[Schedule], climbing: Climbing) -> Found:
+    """The best schedule found from these.
+
+    Each starts a climb of the first round. The best of each mixture of backwards goes on by itself in the first half of the rounds,
+    the best of all in the second, each round from the best of the last.
 
     Args:
         problem: any placement, any memory limits.
-        schedule: of whole blocks; fused and split backwards may be mixed, but only where fusing can pay does it change which.
+        starts: of whole blocks, within memory, the best first; fused and split backwards may be mixed, but only where fusing can
+            pay does it change which.
         climbing: changes per search and round are, by default, as many as time about ten million ops; the heat falls with rounds.
 
     Raises:
-        ValueError: the schedule has blocks that are cut.
+        ValueError: a schedule has blocks that are cut.
     """
     facts = problem_arrays_of(problem)
     exchanges = EXCHANGES if fusing_saves_time(problem) else 0
-    orders = packed_orders(problem, facts, schedule, exchanges=bool(exchanges))
-    evaluations = climbing.evaluations or min(40_000, max(200, 10_000_000 // int(orders.lengths.sum())))
+    pool = [packed_orders(problem, facts, start, exchanges=bool(exchanges)) for start in starts]
+    mixtures = [mixture_of(start) if exchanges else str(number > 0) for number, start in enumerate(starts)]
+    evaluations = climbing.evaluations or min(40_000, max(200, 10_000_000 // int(pool[0].lengths.sum())))
     alone = unsampled(durations_ns_of(problem))
-    climbers = [OrderClimber(facts, alone, REACH, exchanges) for _ in range(CLIMBS)]
-    rounds, best_ns = Rounds(climbing=climbing, evaluations=evaluations, heat=HEAT), 0
-    pool = [orders.copy() for _ in range(CLIMBS)]
-    waits, last = values_wait(problem), (orders.copy(), int(STRANDED))
-    for values in rounds.run(climbers, pool):
-        for number in sorted(range(CLIMBS), key=values.__getitem__):
-            orders, best_ns = pool[number], values[number]
-            if not waits or exceeded_limit(problem, unpacked_schedule(problem, orders)) is None:
-                break
-        else:
-            orders, best_ns = last  # the next round tries other changes
-        last = orders.copy(), best_ns
-        pool[:] = [orders.copy() for _ in range(CLIMBS)]
-    return Found(unpacked_schedule(problem, orders), int(best_ns), rounds.cut_short, rounds.ended_by)
+    if len(pool) == 1:
+        pool, mixtures = [pool[0], pool[0].copy()], mixtures * CLIMBS
+    climbers = [OrderClimber(facts, alone, REACH, exchanges) for _ in pool]
+    rounds, waits = Rounds(climbing=climbing, evaluations=evaluations, heat=HEAT), values_wait(problem)
+    best, best_ns = pool[0].copy(), int(STRANDED)
+    for number, values in enumerate(rounds.run(climbers, pool)):
+        leaders: dict[str, Orders] = {}
+        for at in sorted(range(len(pool)), key=values.__getitem__):
+            if not waits or exceeded_limit(problem, unpacked_schedule(problem, pool[at])) is None:
+                leaders.setdefault(mixtures[at], pool[at].copy())
+                if values[at] < best_ns:
+                    best, best_ns = pool[at].copy(), int(values[at])
+        if 2 * (number + 1) >= climbing.rounds or len(leaders) < CLIMBS:
+            leaders = {f"best {copy}": best.copy() for copy in range(CLIMBS)}
+        mixtures[:], pool[:], climbers[:] = leaders, leaders.values(), climbers[: len(leaders)]
+    return Found(unpacked_schedule(problem, best), best_ns, rounds.cut_short, rounds.ended_by)
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,6 +106,6 @@ def test_ops_of_many_stages_have_codes_of_their_own() -> None:
     problem = dataclasses.replace(problem, paths=((stages - 2, stages - 1), tuple(range(stages - 2))))
     found = local_search(problem, Climbing(evaluations=1, rounds=1))
     assert not verify_schedule(problem, found.schedule)
-    better = polish_schedule(problem, found.schedule, Climbing(evaluations=5, rounds=1))
+    better = polish_schedule(problem, [found.schedule], Climbing(evaluations=5, rounds=1))
     assert not verify_schedule(problem, better.schedule)
     assert found.end_ns == better.end_ns == simulate(problem, better.schedule).makespan_ns == 60

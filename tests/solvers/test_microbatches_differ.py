@@ -105,7 +105,7 @@ def test_every_method_enters_in_order_and_is_no_better_than_the_optimum(seeds: r
             if verify_schedule(problem, schedule) == () and not schedule.parts:
                 tried += 1
                 assert best_ns is not None and simulate(problem, schedule).objective_ns(problem.objective) >= best_ns, name
-        found = polish_schedule(problem, Greedy(n_sub=1)(problem), Climbing(evaluations=100, rounds=1))
+        found = polish_schedule(problem, [Greedy(n_sub=1)(problem)], Climbing(evaluations=100, rounds=1))
         assert verify_schedule(problem, found.schedule) == ()
     assert tried > 5 * len(seeds)
 

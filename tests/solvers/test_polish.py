@@ -22,6 +22,7 @@ from schedc.ir.ops import BLOCKS, Kind
 from schedc.ir.problem import Objective
 from schedc.ir.schedule import Parts, Schedule
 from schedc.solvers.common.base import Climbing
+from schedc.solvers.common.incumbent import mixture_of
 from schedc.solvers.driver.registry import constructive
 from schedc.solvers.kernel.order_evaluator import problem_arrays_of, time_orders, value_of, workspace_of
 from schedc.solvers.kernel.tables import NEVER as STRANDED
@@ -39,7 +40,7 @@ def test_never_worse_valid_and_timed_right(problem: Problem, seed: int) -> None:
         start = constructive("greedy{n_sub=1}")(problem)
     except Unsupported:
         return
-    found = polish_schedule(problem, start, Climbing(evaluations=50, rounds=2, seed=seed))
+    found = polish_schedule(problem, [start], Climbing(evaluations=50, rounds=2, seed=seed))
     assert not verify_schedule(problem, found.schedule)
     assert found.end_ns == simulate(problem, found.schedule).objective_ns(problem.objective)
     assert found.end_ns <= simulate(problem, start).objective_ns(problem.objective)
@@ -73,7 +74,7 @@ def test_it_repairs_an_order_that_is_plainly_bad() -> None:
     start = constructive("zb-h1")(problem)
     worse = constructive("zb-h1")(make_problem(3, 6))
     assert start.orders == worse.orders
-    found = polish_schedule(problem, start, Climbing(rounds=4))
+    found = polish_schedule(problem, [start], Climbing(rounds=4))
     assert found.end_ns < simulate(problem, start).makespan_ns
 
 
@@ -83,7 +84,7 @@ def test_it_beats_the_best_peer_on_a_v_with_little_memory() -> None:
     from schedc.study.bench.instances import instances
 
     problem = next(instance.problem for instance in instances("zero-bubble") if instance.name == "zb-1.5B-p8-n24-V-p")
-    found = polish_schedule(problem, constructive("zb-v")(problem), Climbing(rounds=10))
+    found = polish_schedule(problem, [constructive("zb-v")(problem)], Climbing(rounds=10))
     assert simulate(problem, found.schedule).makespan_ns < 1_188_500_000
 
 
@@ -93,7 +94,7 @@ def test_the_same_seed_gives_the_same_schedule() -> None:
     )
     start = constructive("greedy{n_sub=1}")(problem)
     climbing = Climbing(rounds=2, seed=4)
-    assert polish_schedule(problem, start, climbing) == polish_schedule(problem, start, climbing)
+    assert polish_schedule(problem, [start], climbing) == polish_schedule(problem, [start], climbing)
 
 
 @examples(60)
@@ -102,14 +103,14 @@ def test_a_mixture_is_timed_right_and_its_memory_kept(data: st.DataObject) -> No
     problem = data.draw(problems(max_ranks=3, max_microbatches=4))
     problem = with_fused_backward(problem, *data.draw(st.sampled_from([(1, 2), (9, 10), (1, 1), (11, 10)])))
     start = data.draw(random_schedules(problem, whole=True))
-    timed = polish_schedule(problem, start, Climbing(evaluations=1, rounds=1, seed=0))
+    timed = polish_schedule(problem, [start], Climbing(evaluations=1, rounds=1, seed=0))
     limits = problem.memory_limit_bytes
     fits = all(limit is None or peak <= limit for peak, limit in zip(peak_bytes(problem, start), limits, strict=True))
     if not fits:
         assert timed.end_ns >= STRANDED
         return
     assert timed.end_ns == simulate(problem, timed.schedule).objective_ns(problem.objective)
-    found = polish_schedule(problem, start, Climbing(evaluations=200, rounds=2, seed=data.draw(st.integers(0, 5))))
+    found = polish_schedule(problem, [start], Climbing(evaluations=200, rounds=2, seed=data.draw(st.integers(0, 5))))
     assert not verify_schedule(problem, found.schedule)
     assert found.end_ns == simulate(problem, found.schedule).objective_ns(problem.objective)
     assert found.end_ns <= timed.end_ns
@@ -119,7 +120,7 @@ def test_a_mixture_is_timed_right_and_its_memory_kept(data: st.DataObject) -> No
 def test_it_mixes_where_the_fused_backward_is_cheaper(start: str) -> None:
     """From a schedule that fuses all, and from one that splits all."""
     problem = with_fused_backward(make_problem(3, 6, costs_ns=(30, 40, 30), in_flight=3), 9, 10)
-    found = polish_schedule(problem, constructive(start)(problem), Climbing(rounds=4))
+    found = polish_schedule(problem, [constructive(start)(problem)], Climbing(rounds=4))
     kinds = {op.kind for order in found.schedule.orders for op in order}
     assert kinds == set(BLOCKS)
     assert found.end_ns < min(
@@ -127,10 +128,26 @@ def test_it_mixes_where_the_fused_backward_is_cheaper(start: str) -> None:
     )
 
 
+def test_the_start_that_leads_furthest_need_not_be_the_best() -> None:
+    """4 ranks, wave, a slow link: of ZB-V, mixed, and Hanayo with every backward fused, the worse one leads to the optimum."""
+    links = {(1, 2): (38, 9), (2, 1): (38, 9)}
+    problem = with_fused_backward(
+        make_problem(4, 16, placement="wave", chunks=2, costs_ns=(38, 46, 20), in_flight=8, links=links), 121, 134
+    )
+    better, worse = (constructive(method)(problem) for method in ("zb-v + mixed", "hanayo"))
+    assert [mixture_of(better), mixture_of(worse)] == ["mixed", "fused"]
+    ends_ns = {name: simulate(problem, start).makespan_ns for name, start in (("better", better), ("worse", worse))}
+    assert ends_ns["better"] < ends_ns["worse"]
+    climbing = Climbing(rounds=4)
+    alone, both = polish_schedule(problem, [better], climbing), polish_schedule(problem, [better, worse], climbing)
+    assert both.end_ns < alone.end_ns < ends_ns["better"]
+    assert polish_schedule(problem, [worse, better], climbing).end_ns < alone.end_ns
+
+
 def test_where_fusing_cannot_pay_no_backward_is_fused_or_split() -> None:
     problem = make_problem(3, 5, costs_ns=[(3, 4, 5), (5, 3, 4), (4, 5, 3)])
     start = constructive("1f1b")(problem)
-    found = polish_schedule(problem, start, Climbing(rounds=3))
+    found = polish_schedule(problem, [start], Climbing(rounds=3))
     assert sorted(op for order in found.schedule.orders for op in order) == sorted(op for order in start.orders for op in order)
 
 
@@ -138,7 +155,7 @@ def test_durations_that_differ_by_microbatch_count() -> None:
     problem = make_problem(2, 3, costs_ns=(5, 6, 4))
     stages = tuple(replace(stage, forward_ns=(5, 9, 2), backward_ns=(9, 7, 12)) for stage in problem.stages)
     problem = replace(problem, stages=stages)
-    found = polish_schedule(problem, constructive("1f1b")(problem), Climbing(rounds=2))
+    found = polish_schedule(problem, [constructive("1f1b")(problem)], Climbing(rounds=2))
     assert not verify_schedule(problem, found.schedule)
     assert found.end_ns == simulate(problem, found.schedule).makespan_ns
 
@@ -155,7 +172,7 @@ def test_blocks_that_are_cut_are_refused() -> None:
         for order in constructive("zb-h1")(problem).orders
     )
     with pytest.raises(ValueError, match="whole block"):
-        polish_schedule(problem, Schedule(orders=orders, parts=(cut,)), Climbing())
+        polish_schedule(problem, [Schedule(orders=orders, parts=(cut,))], Climbing())
 
 
 @pytest.mark.parametrize("seeds", [range(16), pytest.param(range(16, 60), marks=pytest.mark.slow)])
@@ -174,7 +191,7 @@ def test_it_reaches_the_best_mixture_of_tiny_problems(seeds: range) -> None:
         except (SearchTooLarge, Unsupported):
             continue
         start = min(starts, key=reached_ns)
-        found = polish_schedule(problem, start, Climbing(evaluations=300, rounds=4, seed=seed))
+        found = polish_schedule(problem, [start], Climbing(evaluations=300, rounds=4, seed=seed))
         assert not verify_schedule(problem, found.schedule)
         assert reached_ns(found.schedule) == best_ns
         compared += 1

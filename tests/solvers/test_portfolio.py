@@ -9,6 +9,7 @@ import pytest
 from inputs.problems import m70, make_problem, with_fused_backward
 
 from schedc.analysis.bounds.lower_bounds import best_bound
+from schedc.analysis.simulation.simulate import simulate
 from schedc.compile.certify import check_plan
 from schedc.compile.driver import compile_problem
 from schedc.errors import InvalidInput, Unsupported
@@ -16,10 +17,11 @@ from schedc.formats.plan.plan_file import plan_json
 from schedc.ir.plan import BoundName, MadeBy
 from schedc.ir.problem import Objective
 from schedc.solvers.common.base import Climbing, Limits, SearchSettings
-from schedc.solvers.common.incumbent import Ended
+from schedc.solvers.common.incumbent import Ended, Incumbent, mixture_of
 from schedc.solvers.driver import portfolio
 from schedc.solvers.driver.portfolio import candidate_names, solve, try_methods
 from schedc.solvers.driver.registry import constructive, search_of
+from schedc.solvers.driver.turns import AFTERWARDS, TURNS, turns_of
 from schedc.solvers.heuristics import greedy
 from schedc.solvers.heuristics.greedy import ONE_RULE
 from schedc.solvers.kernel.list_scheduler import ListScheduler
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
 
     from schedc.ir.problem import Problem
     from schedc.solvers.common.base import Improvement
-    from schedc.solvers.common.incumbent import Incumbent
     from schedc.solvers.common.method import LocalSearch, Search
     from schedc.solvers.kernel.list_scheduler import ListSchedule
     from schedc.solvers.kernel.scheduler_state import Rule
@@ -312,6 +313,57 @@ def test_a_schedule_that_cuts_blocks_gets_no_solver_bound() -> None:
 def test_wrong_methods_are_told_before_anything_runs(method: str) -> None:
     with pytest.raises(InvalidInput):
         compile_problem(m70(0, 0), SearchSettings(method=method))
+
+
+def test_polish_starts_from_the_best_of_each_mixture() -> None:
+    problem = with_fused_backward(m70(2, 0.25, microbatches=8), 9)
+    bound = best_bound(problem)
+    incumbent = Incumbent(problem=problem, bound_ns=bound.value_ns, bound_by=bound.name)
+    try_methods(incumbent, candidate_names(problem), mix=True)
+    starts = incumbent.starts(9)
+    assert starts[0] == incumbent.start
+    assert {mixture_of(each) for each in starts[1:3]} | {mixture_of(starts[0])} == {"fused", "split", "mixed"}
+    assert len(starts) == len(set(map(hash, starts))) == 9
+    assert incumbent.starts(1) == [incumbent.start]
+    best_ns: dict[str, int] = {}
+    for (_, mixture), (objective_ns, schedule) in incumbent.families.items():
+        assert verify_schedule(problem, schedule) == ()
+        best_ns[mixture] = min(objective_ns, best_ns.get(mixture, objective_ns))
+    assert min(best_ns.values()) == incumbent.whole_ns
+    assert [simulate(problem, each).makespan_ns for each in starts[:3]] == sorted(best_ns.values())
+
+
+@pytest.mark.slow
+def test_auto_ends_no_worse_than_polish_alone_with_the_same_work() -> None:
+    """Two waves with a slow link and BW cheaper than B and W: it ended above `polish`, which had little time after the others."""
+    links = {(1, 2): (38, 9), (2, 1): (38, 9)}
+    for in_flight in (4, 8):
+        problem = with_fused_backward(
+            make_problem(4, 16, placement="wave", chunks=2, costs_ns=(38, 46, 20), in_flight=in_flight, links=links), 9
+        )
+        limits = Limits(deterministic=2.0, workers=2)
+        alone, auto = (
+            compile_problem(problem, SearchSettings(method=method, limits=limits)).plan.certificate
+            for method in ("polish{rounds=400}", "auto")
+        )
+        assert auto.makespan_ns <= alone.makespan_ns
+
+
+def test_who_found_nothing_better_says_what_share_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_local_search(monkeypatch)
+    for name in ("cpsat", "refute"):
+        replace_search(monkeypatch, name, lambda *_: None)
+    compiled = compile_problem(SEVERAL_CHUNKS, SearchSettings(limits=Limits(deterministic=8.0)))
+    turns = turns_of(SEVERAL_CHUNKS)
+    said = [each.why_not for each in compiled.candidates if each.method in {turn.search for turn in turns}]
+    assert said == [f"found nothing better in {turn.share:.0%} of what was left: {turn.aim}" for turn in turns]
+
+
+def test_every_kind_of_problem_has_turns_that_exist() -> None:
+    for turns in (*TURNS.values(), AFTERWARDS):
+        for turn in turns:
+            assert search_of(turn.search).name in turn.search
+            assert 0 < turn.share <= 1
 
 
 def test_made_by_names_the_method_and_the_seed() -> None:

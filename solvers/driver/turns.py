@@ -1,0 +1,111 @@
+"""Who works on a problem in `auto`, in which turn, with which share of the time, and what for: one table, by the kind of problem.
+
+`benchmarks/schedules/ablation.py` shows what each search is worth.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from schedc.ir import Problem
+from schedc.solvers.common.method import fusing_saves_time
+from schedc.solvers.common.microbatch_order import order_is_open
+
+CPSAT_OPS = 12_000
+"""Up to this many compute ops `auto` hands the problem to CP-SAT as a whole."""
+
+
+class Turn(NamedTuple):
+    """What a search gets when its turn comes."""
+
+    search: str
+    share: float
+    """Of the time or work that is left then."""
+    aim: str
+    """What it is there for."""
+
+
+RULES, ORDERS, PROOF = "rules of a list scheduler", "single ops of known schedules", "the optimum, or a bound"
+RANGES, ENTRY = "which backwards are fused, by ranges", "the order in which microbatches enter"
+TURNS: dict[str, tuple[Turn, ...]] = {
+    "steps overlap": (Turn("modulo", 1.0, PROOF),),
+    # The order decides most. CP-SAT has it open, too; it finds less than the searches, which go on after it, but proves more.
+    "the order of microbatches is open": (
+        Turn("microbatch-order{rounds=10}", 0.4, ENTRY),
+        Turn("fused-ranges{rounds=12}", 0.3, RANGES),
+        Turn("local{rounds=4}", 0.3, RULES),
+        Turn("polish{rounds=4}", 0.3, ORDERS),
+        Turn("cpsat", 0.5, PROOF),
+    ),
+    "too many ops for CP-SAT": (
+        Turn("fused-ranges{rounds=12}", 0.3, RANGES),
+        Turn("local{rounds=4}", 0.4, RULES),
+        Turn("polish{rounds=4}", 0.3, ORDERS),
+        Turn("periodic", 1.0, "waves of microbatches that repeat"),
+    ),
+    # The searches find more than CP-SAT does. Polishing comes before the rules, which would leave it little time, and after them.
+    "one stage on a rank, and BW cheaper than B and W": (
+        Turn("polish{rounds=12}", 0.3, ORDERS),
+        Turn("fused-ranges{rounds=12}", 0.2, RANGES),
+        Turn("local{rounds=4}", 0.2, RULES),
+        Turn("polish{rounds=6}", 0.3, ORDERS),
+        Turn("cpsat", 0.5, PROOF),
+    ),
+    "one stage on a rank": (
+        Turn("local{rounds=3}", 0.3, RULES),
+        Turn("polish{rounds=2}", 0.2, ORDERS),
+        Turn("cpsat", 1.0, PROOF),
+    ),
+    # With several chunks on a rank, bounds are weaker and good rules rarer: easy ones are proven soon, the others need the search.
+    "several stages on a rank, and BW cheaper than B and W": (
+        Turn("polish{rounds=12}", 0.3, ORDERS),
+        Turn("fused-ranges{rounds=12}", 0.2, RANGES),
+        Turn("local{rounds=4}", 0.2, RULES),
+        Turn("polish{rounds=4}", 0.2, ORDERS),
+        Turn("cpsat", 0.15, PROOF),
+        Turn("local{rounds=60}", 0.3, RULES),
+        Turn("polish{rounds=60}", 0.5, ORDERS),
+        Turn("refute", 0.95, PROOF),
+        Turn("cpsat", 1.0, PROOF),
+    ),
+    "several stages on a rank": (
+        Turn("local{rounds=4}", 0.3, RULES),
+        Turn("polish{rounds=4}", 0.2, ORDERS),
+        Turn("cpsat", 0.15, PROOF),
+        Turn("local{rounds=60}", 0.4, RULES),
+        Turn("polish{rounds=60}", 0.35, ORDERS),
+        Turn("refute", 0.95, PROOF),
+        Turn("cpsat", 1.0, PROOF),
+    ),
+}
+"""Who works on which kind of problem, in what turn."""
+AFTERWARDS = (
+    Turn("microbatch-order", 0.4, ENTRY),
+    Turn("fused-ranges", 0.3, RANGES),
+    Turn("local", 0.3, RULES),
+    Turn("polish", 0.5, ORDERS),
+)
+"""Who goes on from other seeds while a clock leaves time."""
+
+
+def kind_of(problem: Problem) -> str:
+    """Its kind, a key of `TURNS`."""
+    if problem.updates is not None:
+        return "steps overlap"
+    if order_is_open(problem):
+        return "the order of microbatches is open"
+    if problem.num_ops > CPSAT_OPS:
+        return "too many ops for CP-SAT"
+    kind = f"{'one stage' if len(problem.stages) == problem.ranks else 'several stages'} on a rank"
+    return f"{kind}, and BW cheaper than B and W" if fusing_saves_time(problem) else kind
+
+
+def turns_of(problem: Problem, turns: tuple[Turn, ...] = ()) -> tuple[Turn, ...]:
+    """Those of the turns that may help with the problem; by default of those for its kind."""
+    useless = set() if fusing_saves_time(problem) else {RANGES}
+    if not order_is_open(problem):
+        useless.add(ENTRY)
+    is_large = problem.num_ops > CPSAT_OPS
+    return tuple(
+        turn for turn in turns or TURNS[kind_of(problem)] if turn.aim not in useless and not (is_large and turn.search == "cpsat")
+    )
