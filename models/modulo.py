@@ -33,11 +33,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from schedc.ir import Kind, Op, Problem, Resource, Schedule, Versions, groups_of
 from schedc.models.modulo_memory import add_memory
-from schedc.models.modulo_orders import ModuloNeed, may_fuse, needs_of, turned
+from schedc.models.modulo_orders import ModuloNeed, may_fuse, needs_between, needs_of, turned
 from schedc.models.modulo_variables import ModuloModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from ortools.sat.python import cp_model, cp_model_helper
 
@@ -54,23 +54,26 @@ class Moment(NamedTuple):
     most_ns: int
 
 
-def pairs_of(problem: Problem) -> int:
-    """How many pairs of ops one rank runs in a period, which the model's size follows: a Boolean for each, and some constraints."""
+def pairs_of(problem: Problem, ranks: Collection[int]) -> int:
+    """How many pairs of ops one of these ranks runs in a period, which a model's size follows: a Boolean for each."""
     ops = [len(problem.stages_on(rank)) for rank in range(problem.ranks)]
     for stage, _ in problem.blocks():
         ops[problem.stages[stage].rank] += 3 if problem.split_backward else 2
-    return sum(each * (each - 1) // 2 for each in ops)
+    return sum(ops[rank] * (ops[rank] - 1) // 2 for rank in ranks)
 
 
-def build_modulo(problem: Problem, period_ns: int) -> ModuloModel:
+def build_modulo(problem: Problem, period_ns: int, ranks: Collection[int] | None = None) -> ModuloModel:
     """The model of all schedules whose period is at most this long; whole blocks.
 
     Args:
         problem: one step of a run without end.
         period_ns: at least 1.
+        ranks: which run one op at a time and keep their limits, in order; of the others only the time that ops take counts. Each
+            schedule of the problem keeps the model of some, so that what has no solution there has no schedule. None: all.
     """
     from ortools.sat.python import cp_model  # takes long
 
+    ranks = range(problem.ranks) if ranks is None else ranks
     needs = list(needs_of(problem))
     hops_ns = [0] * len(problem.stages)
     sent: dict[Resource, list[ModuloNeed]] = defaultdict(list)
@@ -87,12 +90,13 @@ def build_modulo(problem: Problem, period_ns: int) -> ModuloModel:
     work_ns = sum(max(stage.durations_ns(kind)) for stage in problem.stages for kind in Kind)
     hops = 2 * max(map(len, problem.paths)) + 2
     turns = 2 * -(-(2 * sum(hops_ns) + work_ns) // period_ns) + (2 if problem.microbatches == 1 else 4) * hops + SPARE
-    built = ModuloModel(problem, period_ns, cp_model.CpModel(), turns)
-    for stage, microbatch in problem.blocks():
+    built = ModuloModel(problem, period_ns, cp_model.CpModel(), turns, ranks)
+    for stage, microbatch in built.blocks():
         if may_fuse(problem, stage, microbatch):
             built.fused[Op(Kind.B, stage, microbatch)] = built.model.new_bool_var("")
     for rank in range(problem.ranks):
         _add_rank(built, rank)
+    needs = list(needs_between(problem, ranks))
     _add_backwards(built)
     _add_needs(built, needs)
     _add_round_trips(built, needs)
@@ -124,13 +128,16 @@ def _add_rank(built: ModuloModel, rank: int) -> None:
     from ortools.sat.python import cp_model
 
     problem, model, period_ns = built.problem, built.model, built.period_ns
-    stages = problem.stages_on(rank)
+    stages = problem.stages_on(rank) if rank in built.ranks else ()
     kinds = (Kind.F, Kind.B, Kind.W) if problem.split_backward else (Kind.F, Kind.BW)
     ops = [Op(Kind.U, stage, 0) for stage in stages]
     ops += [Op(kind, stage, microbatch) for stage, microbatch in problem.blocks() if stage in stages for kind in kinds]
+    is_first = not any(built.ops)
     built.ops.append(ops)
-    built.lead.append(model.new_int_var(-built.turns, built.turns, "") if rank else model.new_constant(0))
-    begin = model.new_int_var(0, period_ns - 1, "") if rank else model.new_constant(0)
+    built.lead.append(model.new_int_var(-built.turns, built.turns, "") if ops and not is_first else model.new_constant(0))
+    if not ops:
+        return
+    begin = model.new_constant(0) if is_first else model.new_int_var(0, period_ns - 1, "")
     first, *others = ops
     first_ns = built.least_ns(first)
     built.time[first], built.turn[first] = begin, model.new_constant(0)
@@ -173,7 +180,7 @@ def _add_timeless(built: ModuloModel, others: Sequence[Op]) -> None:
 def _add_backwards(built: ModuloModel) -> None:
     """W follows B; of a fused one it takes nothing, and is right behind."""
     problem = built.problem
-    for stage, microbatch in problem.blocks() if problem.split_backward else ():
+    for stage, microbatch in built.blocks() if problem.split_backward else ():
         backward, weights = Op(Kind.B, stage, microbatch), Op(Kind.W, stage, microbatch)
         built.add_follows(backward, weights)
         if backward in built.fused:
@@ -205,22 +212,28 @@ def _add_needs(built: ModuloModel, needs: Sequence[ModuloNeed]) -> None:
     """Each block follows what it needs; a transfer is ready when its producer has ended, and occupies its link alone."""
     problem, model, period_ns = built.problem, built.model, built.period_ns
     sent: dict[Resource, list[ModuloNeed]] = defaultdict(list)
-    for need in needs:
-        if need.resource is None:
-            built.add_follows(need.producer, need.consumer)
-        else:
-            sent[need.resource].append(need)
 
     def moment(op: Op) -> Moment:
         return Moment(built.time[op], built.place(op), 0, 2 * period_ns)
 
+    def add_delayed(need: ModuloNeed) -> None:
+        for length_ns, literals in built.lengths(need.producer):
+            after_ns = length_ns + need.occupancy_ns + need.latency_ns
+            _add_after(built, moment(need.producer), moment(need.consumer), after_ns, literals)
+
+    for need in needs:
+        if need.resource is not None:
+            sent[need.resource].append(need)
+        elif need.latency_ns:
+            add_delayed(need)
+        else:
+            built.add_follows(need.producer, need.consumer)
+
     for transfers in sent.values():
         by_source = len({problem.rank_of(need.producer) for need in transfers}) == 1
         if len(transfers) == 1 or (by_source and not any(need.occupancy_ns for need in transfers)):
-            for producer, consumer, _, occupancy_ns, latency_ns in transfers:
-                for length_ns, literals in built.lengths(producer):
-                    after_ns = length_ns + occupancy_ns + latency_ns
-                    _add_after(built, moment(producer), moment(consumer), after_ns, literals)
+            for need in transfers:
+                add_delayed(need)
             if transfers[0].occupancy_ns > period_ns:
                 model.add_bool_or([])
             continue
@@ -253,14 +266,14 @@ def _add_round_trips(built: ModuloModel, needs: Sequence[ModuloNeed]) -> None:
     problem, model, period_ns = built.problem, built.model, built.period_ns
     way_ns = {(need.producer, need.consumer): need.occupancy_ns + need.latency_ns for need in needs}
     for microbatch in range(problem.microbatches):
-        path = problem.path(microbatch)
+        path = built.path(microbatch)
         away: cp_model.IntVar | None = None
         for place in reversed(range(len(path))):
             forward, backward = Op(Kind.F, path[place], microbatch), Op(built.backward, path[place], microbatch)
             own = model.new_int_var(0, period_ns * (2 * built.turns + 2), "")
             model.add(own == built.time[backward] - built.time[forward] + period_ns * (built.turn[backward] - built.turn[forward]))
             if away is None:
-                model.add(own >= built.least_ns(forward))
+                model.add(own >= built.least_ns(forward) + way_ns[forward, backward])
             else:
                 forward_after, sends = (each._replace(stage=path[place + 1]) for each in (forward, backward))
                 ways_ns = built.least_ns(forward) + way_ns[forward, forward_after] + way_ns[sends, backward]
@@ -274,7 +287,7 @@ def _add_round_trips(built: ModuloModel, needs: Sequence[ModuloNeed]) -> None:
         for producer, consumer in pairwise(chain):
             at_ns.append(at_ns[-1] + built.least_ns(producer) + way_ns[producer, consumer])
         for (index, earlier), (later_index, later) in combinations(enumerate(chain), 2):
-            if later_index > index + 1 and problem.rank_of(earlier) == problem.rank_of(later):
+            if (later_index > index + 1 or way_ns[earlier, later]) and problem.rank_of(earlier) == problem.rank_of(later):
                 _add_turns(built, earlier, later, at_ns[later_index] - at_ns[index])
 
 
@@ -298,7 +311,7 @@ def _add_updates(built: ModuloModel) -> None:
     problem, model, turn, before = built.problem, built.model, built.turn, built.before
     updates = problem.updates
     assert updates is not None
-    for stage, microbatch in problem.blocks():
+    for stage, microbatch in built.blocks():
         forward, ended, update = Op(Kind.F, stage, microbatch), Op(built.last, stage, microbatch), Op(Kind.U, stage, 0)
         built.add_follows(ended, update)
         if updates.versions is Versions.TWO_BUFFERED:
@@ -314,16 +327,17 @@ def _add_order(built: ModuloModel) -> None:
     chains: list[list[Op]] = []
     for group in set(groups):
         alike = [microbatch for microbatch, of in enumerate(groups) if of == group]
-        for stage in problem.path(group) if built.sorted else ():
+        for stage in built.path(group) if built.sorted else ():
             for kind in (Kind.F, built.backward, built.last):
                 if kind is not Kind.W or Op(Kind.B, stage, group) not in built.fused:
                     chains.append([Op(kind, stage, each) for each in alike])
-        if not built.sorted and not problem.in_order:
-            for one, other in pairwise([Op(Kind.F, problem.path(group)[0], each) for each in alike]):
+        if not built.sorted and not problem.in_order and built.path(group):
+            for one, other in pairwise([Op(Kind.F, built.path(group)[0], each) for each in alike]):
                 built.add_follows(one, other)
     if problem.in_order:
         for number, path in enumerate(problem.paths):
-            chains.append([Op(Kind.F, path[0], each) for each, of in enumerate(problem.path_of) if of == number])
+            if problem.stages[path[0]].rank in built.ranks:
+                chains.append([Op(Kind.F, path[0], each) for each, of in enumerate(problem.path_of) if of == number])
     for chain in chains:
         for one, other in combinations(chain, 2):  # within a period of each other
             built.model.add(built.before[one, other] == 1 - (turn[other] - turn[one]))

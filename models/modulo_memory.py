@@ -33,7 +33,7 @@ def add_memory(built: ModuloModel) -> None:
     updates = problem.updates
     assert updates is not None
     for rank, limit_bytes in enumerate(problem.memory_limit_bytes):
-        if limit_bytes is None:
+        if limit_bytes is None or rank not in built.ranks:
             continue
         stages = [stage for stage in problem.stages_on(rank) if any(stage in path for path in problem.paths)]
         if updates.versions is Versions.TWO_BUFFERED:

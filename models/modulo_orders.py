@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from schedc.ir import Kind, Op, Problem, Resource, Schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
 
 class ModuloNeed(NamedTuple):
-    """A block starts after another of its microbatch, by way of a link or trunk (None: both are on one rank)."""
+    """A block starts after another of its microbatch, by way of a link or trunk (None: by way of neither, or of ops left out)."""
 
     producer: Op
     consumer: Op
@@ -43,6 +43,26 @@ def needs_of(problem: Problem) -> Iterator[ModuloNeed]:
                     link = problem.link(*ranks)
                     occupancy_ns = link.occupancy_ns(problem.message_bytes(producer))
                     yield ModuloNeed(producer, consumer, Resource.of_link(link), occupancy_ns, link.latency_ns)
+
+
+def needs_between(problem: Problem, ranks: Collection[int]) -> Iterator[ModuloNeed]:
+    """Those of these ranks' ops, as if the others were never busy: what is done there, and on the way, is latency."""
+    after = {need.producer: need for need in needs_of(problem)}
+    for need in after.values():
+        if problem.rank_of(need.producer) not in ranks:
+            continue
+        latency_ns, last = 0, need
+        while problem.rank_of(last.consumer) not in ranks and last.consumer in after:
+            op, latency_ns = last.consumer, latency_ns + last.occupancy_ns + last.latency_ns
+            ways = [op.kind, Kind.BW] if may_fuse(problem, op.stage, op.microbatch) and op.kind is Kind.B else [op.kind]
+            latency_ns += min(problem.duration_ns(kind, op.stage, op.microbatch) for kind in ways)
+            last = after[op]
+        if problem.rank_of(last.consumer) not in ranks:
+            continue
+        if last is need:
+            yield need
+        else:
+            yield ModuloNeed(need.producer, last.consumer, None, 0, latency_ns + last.occupancy_ns + last.latency_ns)
 
 
 def schedule_of_starts(problem: Problem, starts: Mapping[Op, int], period_ns: int) -> Schedule:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from schedc.ir import Kind, Op, Problem, Versions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from ortools.sat.python import cp_model, cp_model_helper
 
@@ -22,6 +22,8 @@ class ModuloModel:
     model: cp_model.CpModel
     turns: int
     """No op's turn is further from that of another."""
+    ranks: Collection[int]
+    """Of the problem; what the others do is a latency alone."""
     ops: list[list[Op]] = field(default_factory=list)
     """Per rank: U of its first stage first. B stands for BW where it is fused, and U has microbatch 0."""
     time: dict[Op, cp_model.IntVar] = field(default_factory=dict)
@@ -45,6 +47,14 @@ class ModuloModel:
         assert updates is not None
         counts = updates.versions is not Versions.STASH or any(stage.version_bytes for stage in stages)
         return not (counts and self.fused and self.problem.microbatches > 1)
+
+    def blocks(self) -> Iterator[tuple[int, int]]:
+        """Every (stage, microbatch) of its ranks."""
+        return ((stage, each) for stage, each in self.problem.blocks() if self.problem.stages[stage].rank in self.ranks)
+
+    def path(self, microbatch: int) -> list[int]:
+        """The stages of its ranks along the microbatch's path."""
+        return [stage for stage in self.problem.path(microbatch) if self.problem.stages[stage].rank in self.ranks]
 
     @property
     def backward(self) -> Kind:

@@ -220,7 +220,7 @@ def test_no_model_is_built_that_is_too_large_or_for_which_too_little_is_left(mic
     assert solved.schedule == known
     assert solved.lower_bound_ns == 15 * microbatches < solved.objective_ns
     assert solved.status is SolverStatus.FEASIBLE
-    assert (pairs_of(problem) > MOST_PAIRS) is (microbatches == 120)
+    assert (pairs_of(problem, range(problem.ranks)) > MOST_PAIRS) is (microbatches == 120)
     assert not solved.work and not any("sha256" in line for line in solved.log)
 
 

@@ -1,0 +1,216 @@
+"""A question of the least period for CP-SAT, and what is known: whether any schedule has this period, or one near the best.
+
+What is asked of all schedules, of all ranks or of some (`build_modulo`), is a proof where the answer is no. What is asked of those
+near the best known, whose orders are fixed but for some, is answered soon, and proves nothing. To build a model counts as work.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from schedc.analysis.gap import check_bound
+from schedc.analysis.simulation.period import steady_state
+from schedc.errors import Defect
+from schedc.ir import Kind, Op, Schedule
+from schedc.models.modulo import build_modulo, orders_of, pairs_of
+from schedc.solvers.common.base import Limits, SolverStatus
+from schedc.solvers.exact.cpsat import digest_of, run, solver_of
+from schedc.verify.schedule.checks import verify_schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from schedc.ir import Problem
+    from schedc.models.modulo_variables import ModuloModel
+
+LEAST_S = 0.25
+"""No question of all schedules and ranks gets less."""
+MOST_S = 5.0
+"""No other question gets more work where nothing else limits it."""
+S_PER_PAIR = 5e-5
+"""Building a model takes this much of a limit, for each two ops that one rank runs in a period."""
+
+
+@dataclass(slots=True)
+class Known:
+    """What is known, and what is left of the limits."""
+
+    problem: Problem
+    limits: Limits
+    best: Schedule
+    best_ns: int
+    lower_ns: int
+    on_schedule: Callable[[Schedule], None]
+    on_bound: Callable[[int], None]
+    begun: float = field(default_factory=time.perf_counter)
+    work: float = 0.0
+    log: list[str] = field(default_factory=list)
+    ended_by: BaseException | None = None
+    slow: float = 1.0
+    """How much longer than `S_PER_PAIR` it takes to build a model, of a limit of seconds."""
+
+    @property
+    def spent(self) -> float:
+        """Of the limit, between 0 and 1."""
+        shares = [0.0]
+        if self.limits.clock_s:
+            shares.append((time.perf_counter() - self.begun) / self.limits.clock_s)
+        if self.limits.deterministic:
+            shares.append(self.work / self.limits.deterministic)
+        return max(shares)
+
+    @property
+    def left(self) -> tuple[float | None, float | None]:
+        """Seconds and work that are left."""
+        limits = self.limits
+        left_s = None if limits.clock_s is None else limits.clock_s - (time.perf_counter() - self.begun)
+        return left_s, None if limits.deterministic is None else limits.deterministic - self.work
+
+    def build_s(self, ranks: Collection[int] | None = None) -> float:
+        """What a model of the ranks takes to be built, of seconds or of work."""
+        return self.slow * S_PER_PAIR * pairs_of(self.problem, range(self.problem.ranks) if ranks is None else ranks)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether an interruption ends it, or what is left of a limit would be spent before a model is built."""
+        return self.ended_by is not None or any(left is not None and left <= self.build_s() for left in self.left)
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the gap that is asked for is reached."""
+        return self.best_ns - self.lower_ns <= self.limits.gap * self.best_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Near:
+    """The schedules near the best: two ops of a rank are in its order, but where both are of these ranks and so near each other.
+
+    Which steps ops are of is not fixed.
+    """
+
+    ranks: Collection[int]
+    most_apart: int
+    """Places in the rank's period."""
+
+
+def ask(
+    known: Known, period_ns: int, share: float, *, ranks: Collection[int] | None = None, near: Near | None = None
+) -> SolverStatus:
+    """Whether there is a schedule of at most this period; what is found counts, or that there is none.
+
+    Args:
+        known: what is known; its limits are spent, and what is better is noted and told.
+        period_ns: the period.
+        share: of what is left of the limits.
+        ranks: which count (`build_modulo`): a yes is no schedule then.
+        near: only these schedules; a no is no proof then.
+    """
+    built = build(known, period_ns, ranks)
+    if near is not None:
+        _fix(built, known.best, near)
+    status, found = solve(known, built, share, is_part=near is not None or ranks is not None)
+    if status is SolverStatus.INFEASIBLE and near is None and period_ns >= known.lower_ns:
+        known.lower_ns = period_ns + 1
+        check_bound(known.lower_ns, known.best_ns, "modulo")
+        known.on_bound(known.lower_ns)
+    if found is None:
+        return status
+    found_ns = steady_state(known.problem, found).period_ns
+    if found_ns < known.best_ns:
+        known.best, known.best_ns = found, found_ns
+        known.on_schedule(found)
+    return status if found_ns <= period_ns else SolverStatus.UNKNOWN
+
+
+def build(known: Known, period_ns: int, ranks: Collection[int] | None = None) -> ModuloModel:
+    """The model of a question, with the best schedule as its hint where that is an answer; it is a part of the work."""
+    begun = time.perf_counter()
+    built = build_modulo(known.problem, period_ns, ranks)
+    # A hint that the first propagation refutes can abort CP-SAT 9.15, and with it the process.
+    if period_ns >= known.best_ns and ranks is None:
+        _hint(built, known.best)
+    own_s = known.build_s(ranks)
+    known.work += own_s
+    if known.limits.clock_s is not None and own_s:
+        known.slow = max(known.slow, known.slow * (time.perf_counter() - begun) / own_s)
+    return built
+
+
+def solve(known: Known, built: ModuloModel, share: float, *, is_part: bool = False) -> tuple[SolverStatus, Schedule | None]:
+    """Run CP-SAT for a share of what is left; its schedule, if it is of all ranks and breaks no rule."""
+    least_s = 0.0 if is_part else LEAST_S
+    own_s, work = (None if left is None else max(share * left, min(least_s, left), 0.0) for left in known.left)
+    if is_part and own_s is None and work is None:
+        work = MOST_S
+    limits = replace(known.limits, time_s=own_s, deterministic=work, gap=0.0)
+    solver = solver_of(limits)
+    code, known.ended_by = run(solver, built.model)
+    name = solver.status_name(code)
+    if name == "MODEL_INVALID":
+        raise Defect(f"modulo: the model is invalid: {built.model.validate()}")
+    status = SolverStatus(name)
+    known.work += solver.response_proto.deterministic_time
+    known.log += [digest_of(built.model), f"period {built.period_ns} ns: status {status}"]
+    if status not in (SolverStatus.OPTIMAL, SolverStatus.FEASIBLE) or len(built.ranks) < known.problem.ranks:
+        return status, None
+    found = orders_of(built, solver.value)
+    return status, None if verify_schedule(known.problem, found) else found
+
+
+def _places(built: ModuloModel, schedule: Schedule) -> dict[Op, tuple[int, int]]:
+    """Per op of the model, its place in the period that begins with its rank's first U, and of which step it is; of all ranks.
+
+    W of a fused backward is right behind that.
+    """
+    count, places = built.problem.microbatches, dict[Op, tuple[int, int]]()
+    for order, ops in zip(schedule.orders, built.ops, strict=True):
+        first = next(index for index, op in enumerate(order) if op.kind is Kind.U and op.stage == ops[0].stage)
+        place = 0
+        for index in (*range(first, len(order)), *range(first)):
+            op = order[index]
+            step, microbatch = (op.microbatch, 0) if op.kind is Kind.U else divmod(op.microbatch, count)
+            kinds = (Kind.B, Kind.W) if op.kind is Kind.BW and built.problem.split_backward else (op.kind,)
+            for kind in kinds:
+                places[op._replace(kind=kind, microbatch=microbatch)] = place, step + (index < first)
+                place += 1
+    return places
+
+
+def _fused(built: ModuloModel, schedule: Schedule) -> set[Op]:
+    """The backwards of step 0 that are fused, of those that may be."""
+    count = built.problem.microbatches
+    ops = (
+        op._replace(kind=Kind.B, microbatch=op.microbatch % count)
+        for order in schedule.orders
+        for op in order
+        if op.kind is Kind.BW
+    )
+    return {op for op in ops if op in built.fused}
+
+
+def _hint(built: ModuloModel, schedule: Schedule) -> None:
+    """Hint the schedule: its orders, steps and fused backwards."""
+    places = _places(built, schedule)
+    for backward in _fused(built, schedule):
+        built.model.add_hint(built.fused[backward], 1)
+    for ops in built.ops:
+        for op in ops[1:]:
+            built.model.add_hint(built.turn[op], places[ops[0]][1] - places[op][1])
+        for one, other in combinations(ops[1:], 2):
+            built.model.add_hint(built.before[one, other], places[one] < places[other])
+
+
+def _fix(built: ModuloModel, schedule: Schedule, near: Near) -> None:
+    """Only what is near the schedule."""
+    places, fused = _places(built, schedule), _fused(built, schedule)
+    for rank, ops in enumerate(built.ops):
+        most_apart = near.most_apart if rank in near.ranks else 0
+        for one, other in combinations(ops[1:], 2):
+            if abs(places[one][0] - places[other][0]) > most_apart:
+                built.model.add(built.before[one, other] == (places[one] < places[other]))
+        for op in ops if not most_apart else ():
+            if op in built.fused:
+                built.model.add(built.fused[op] == (op in fused))
