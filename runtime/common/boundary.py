@@ -17,7 +17,9 @@ import torch
 from schedc.errors import InvalidInput, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
+
+    from torch import nn
 
     from schedc.runtime.common.program import Message
 
@@ -75,6 +77,8 @@ class TensorMeta(NamedTuple):
     shape: tuple[int, ...]
     gradient: bool = False
     """Whether its gradient comes back."""
+    layout: tuple[int, ...] = ()
+    """Of a DTensor, of which `shape` is this process's part, how it lies on its mesh (`spread`)."""
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorMeta:
@@ -91,7 +95,7 @@ HEADER = TensorMeta(torch.int64, (64,))
 
 
 def encode(kinds: Sequence[TensorMeta]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The header, and what has no place in it: of each tensor its dtype, whether it has a gradient, how many dimensions, and these.
+    """The header, and what has no place in it: of each tensor its dtype, whether it has a gradient, its shape, and its layout.
 
     Raises:
         Unsupported: a type, or the number of tensors or dimensions, has no place in a header.
@@ -102,7 +106,7 @@ def encode(kinds: Sequence[TensorMeta]) -> tuple[torch.Tensor, torch.Tensor]:
     for kind in kinds:
         if kind.dtype not in DTYPES or len(kind.shape) > MAX_DIMS:
             raise Unsupported(f"a stage gives {kind}; stages can exchange plain number types and up to {MAX_DIMS} dimensions")
-        numbers += [DTYPES.index(kind.dtype), int(kind.gradient), len(kind.shape), *kind.shape]
+        numbers += [DTYPES.index(kind.dtype), int(kind.gradient), len(kind.shape), len(kind.layout), *kind.shape, *kind.layout]
     found = torch.tensor([len(numbers), *numbers], dtype=HEADER.dtype, device="cpu")
     size = HEADER.shape[0]
     return torch.nn.functional.pad(found[:size], (0, max(0, size - len(found)))), found[size:]
@@ -119,9 +123,10 @@ def decode(header: torch.Tensor, left: torch.Tensor | None = None) -> tuple[Tens
     count, *numbers = (header if left is None else torch.cat([header, left])).tolist()
     kinds, at = [], 0
     while at < count:
-        dtype, gradient, dims = numbers[at : at + 3]
-        at += 3 + dims
-        kinds.append(TensorMeta(DTYPES[dtype], tuple(numbers[at - dims : at]), bool(gradient)))
+        dtype, gradient, dims, laid = numbers[at : at + 4]
+        shape, layout = numbers[at + 4 : at + 4 + dims], numbers[at + 4 + dims : at + 4 + dims + laid]
+        kinds.append(TensorMeta(DTYPES[dtype], tuple(shape), bool(gradient), tuple(layout)))
+        at += 4 + dims + laid
     return tuple(kinds)
 
 
@@ -135,30 +140,73 @@ class BoundaryMeta(dict[Key, tuple[TensorMeta, ...]]):
     shapes: Sequence[int] = ()
     """Of the step's microbatches, the same on all ranks; another sequence where they may be others than in the step before. Empty:
     all have shape 0."""
+    modules: Collection[nn.Module] = ()
+    """This rank's stages, of whose weights some are on the meshes of DTensors that cross."""
 
     def keys_of(self, messages: Sequence[Message]) -> list[Key]:
         """Of each message, what its tensors depend on."""
         shapes = self.shapes
         return [(message.boundary, shapes[message.microbatch] if shapes else 0) for message in messages]
 
-    def learn(self, value: Value, message: Message, key: Key) -> tuple[TensorMeta, ...]:
+    def learn(self, value: Value, message: Message, key: Key) -> tuple[Value, tuple[TensorMeta, ...]]:
         """Take note of a boundary's tensors, the outputs or their gradients.
 
         Returns:
-            What the outputs are.
+            What is to be sent: of DTensors this process's part. And what the outputs are.
 
         Raises:
             InvalidInput: they are not like the first of this key.
-            Unsupported: one is made of other tensors (a DTensor), whose memory is not its own: gloo would end the process.
+            Unsupported: one is made of other tensors and is no DTensor: gloo would end the process.
         """
-        if wrapped := [tensor for tensor in value if tensor is not None and hasattr(tensor, "__tensor_flatten__")]:
-            raise Unsupported(_not_plain(wrapped[0], message))
-        known = self.get(key)
+        known, layouts = self.get(key), list[tuple[int, ...]]()
+        if any(hasattr(tensor, "__tensor_flatten__") for tensor in value if tensor is not None):
+            value, layouts = self._parts(value, message, known)
         if known is None:
-            known = self[key] = tuple(TensorMeta.of(tensor) for tensor in value if tensor is not None)
-        elif not _alike(value, known, message.gradient):
+            own = [TensorMeta.of(tensor) for tensor in value if tensor is not None]
+            known = tuple(kind._replace(layout=layout) for kind, layout in zip(own, layouts or [()] * len(own), strict=True))
+            self[key] = known
+        elif not _alike(value, known, message.gradient) or (layouts and [one.layout for one in known] != layouts):
             raise InvalidInput(_difference(value, known, message))
-        return known
+        return value, known
+
+    def _parts(self, value: Value, message: Message, known: tuple[TensorMeta, ...] | None) -> tuple[Value, list[tuple[int, ...]]]:
+        """Of DTensors what this process has of them, and how outputs are laid out; as `learn`."""
+        from torch.distributed.tensor import DTensor
+
+        from schedc.runtime.common.spread import arrived, layout_of, own_part
+
+        found: list[torch.Tensor | None] = []
+        layouts: list[tuple[int, ...]] = []
+        for at, tensor in enumerate(value):
+            part, layout = tensor, tuple[int, ...]()
+            if isinstance(tensor, DTensor):
+                layout = known[at].layout if message.gradient and known is not None else layout_of(tensor, _named(message))
+                part = own_part(tensor.detach(), layout if message.gradient else None)
+            elif tensor is not None and hasattr(tensor, "__tensor_flatten__"):
+                part = arrived(tensor.detach())
+            if part is not None and hasattr(part, "__tensor_flatten__"):
+                raise Unsupported(_not_plain(part, message))
+            if tensor is not None and part is not None:
+                part.requires_grad_(tensor.requires_grad)
+            layouts.append(layout)
+            found.append(part)
+        return tuple(found), layouts
+
+    def taken(self, come: Sequence[torch.Tensor], kinds: Sequence[TensorMeta], message: Message) -> list[torch.Tensor]:
+        """What has come of tensors of these kinds, as the stage is to get it: DTensors again where they were.
+
+        Raises:
+            Unsupported: no weight of this rank is on such a mesh.
+        """
+        if not any(kind.layout for kind in kinds):
+            return [*come]
+        from schedc.runtime.common.spread import made_whole
+
+        what, gradient = _named(message), message.gradient
+        return [
+            made_whole(tensor, kind.layout, self.modules, what, gradient=gradient) if kind.layout else tensor
+            for tensor, kind in zip(come, kinds, strict=True)
+        ]
 
 
 def _alike(value: Value, kinds: tuple[TensorMeta, ...], gradient: bool) -> bool:
@@ -198,10 +246,7 @@ def _difference(value: Value, kinds: tuple[TensorMeta, ...], message: Message) -
 
 def _not_plain(tensor: torch.Tensor, message: Message) -> str:
     """What is wrong with a tensor that is made of others."""
-    return (
-        f"{_named(message)} is a {type(tensor).__name__}, which is made of other tensors; give plain ones"
-        " (of a DTensor its to_local() or full_tensor())"
-    )
+    return f"{_named(message)} is a {type(tensor).__name__}, which is made of other tensors; give plain ones or DTensors"
 
 
 def _named(message: Message) -> str:

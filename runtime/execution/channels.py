@@ -121,7 +121,7 @@ class Sender(_End):
         """
         message = self.wire.messages[at]
         key = self._keys[at]
-        kinds = self.boundaries.learn(value, message, key)
+        value, kinds = self.boundaries.learn(value, message, key)
         sends = self._under_way.setdefault(at, [])
         if not message.gradient and key not in self._introduced:
             self._introduced.add(key)
@@ -227,6 +227,7 @@ class Receiver(_End):
         come = [self._await(incoming, op, at, kind) for kind, incoming in zip(crossing, self._posted.pop(at), strict=True)]
         if not come:
             return ()
+        come = self.boundaries.taken(come, crossing, message)
         if message.gradient:
             gradients = iter(come)
             return tuple(next(gradients) if kind.gradient else None for kind in kinds)

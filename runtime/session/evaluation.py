@@ -44,7 +44,7 @@ def evaluate(steps: Steps, call: PipeCall, work: type[Forward] | None = None) ->
     # what is known of boundaries is kept for steps: without a graph tensors are others, and the batch may have another size
     known, forward = wiring.boundaries, forward_only(steps.plan)
     wiring.move(forward)
-    wiring.boundaries.shapes = call.shapes
+    steps.expect(call)
     way: Sequence[float] = ()
 
     def run() -> tuple[torch.Tensor, bool]:

@@ -168,6 +168,10 @@ class Steps:
         self.wiring.close()
         self.training.close()
 
+    def expect(self, call: PipeCall) -> None:
+        """Let the wires know what is to cross in a step or an evaluation, before its first op."""
+        self.wiring.boundaries.shapes, self.wiring.boundaries.modules = call.shapes, self.stages.values()
+
     def _run_ops(self, call: PipeCall, word: int | Callable[[], int]) -> tuple[torch.Tensor, bool]:
         """Run all ops of a step once: the loss, and whether the step counts for this pipeline."""
         if self.observer is not None:
@@ -177,7 +181,7 @@ class Steps:
         for tie in self.ties:
             tie.begin_step()
         self.hooks.begin_step()
-        self.wiring.boundaries.shapes = call.shapes
+        self.expect(call)
         self.runner.executor.run()
         self.training.finish()
         here = self.wiring.finish()

@@ -8,7 +8,8 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 from inputs.few_plans import made_by
-from runs import feature_runs
+from runs import feature_runs, wrapped_runs
+from runs.harness import assert_exact
 
 from schedc.errors import InvalidInput, Unsupported
 from schedc.runtime.common.boundary import DTYPES, HEADER, MAX_DIMS, MAX_TENSORS, TensorMeta, decode, encode, left_of
@@ -81,10 +82,17 @@ def test_a_stage_that_gives_a_wrapper_of_tensors(two: Ranks) -> None:
     """gloo would send memory that is not there, and end the process."""
     said = two.run(feature_runs.change, made_by("gpipe", microbatches=3), "wrapped")
     assert said[0] == (
-        "Unsupported: microbatch 2: stage 0's output is a TwoTensor, which is made of other tensors; give plain ones"
-        " (of a DTensor its to_local() or full_tensor())"
+        "Unsupported: microbatch 2: stage 0's output is a TwoTensor, which is made of other tensors; give plain ones or DTensors"
     )
     assert said[1] == f"Unsupported: rank 0: {said[0].partition(': ')[2]}"
+
+
+@pytest.mark.parametrize(
+    ("between", "recompute"), [("sharded", False), ("sharded", True), ("replicated", False), ("summed", False)]
+)
+def test_dtensors(four: Ranks, between: str, recompute: bool) -> None:
+    """Each process sends its part, and gradients come back laid out as the outputs were."""
+    assert_exact(four.run(wrapped_runs.dtensors, made_by("1f1b", split_backward=False), between, recompute))
 
 
 @given(
@@ -94,6 +102,7 @@ def test_a_stage_that_gives_a_wrapper_of_tensors(two: Ranks) -> None:
             st.sampled_from(DTYPES),
             st.lists(st.integers(0, 2**40), max_size=MAX_DIMS).map(tuple),
             st.booleans(),
+            st.lists(st.integers(0, 2**40), max_size=9).map(tuple),
         ),
         min_size=1,
         max_size=40,

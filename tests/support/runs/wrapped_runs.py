@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from runs.harness import Layer, Run, make_stages
+from runs.harness import Layer, Run, load, make_stages, relative_error
 from runs.training_runs import clipping_error
 from schedc.runtime.training.clipping import clip_grad_norm_
 
@@ -121,3 +122,41 @@ def steps_and_evaluations(run: Run) -> list[float]:
         errors += [abs(one.item() - expected.item()) for one in (loss, evaluated)]
         errors += run.gradient_errors()
     return errors
+
+
+def dtensors(rank: int, plan: Plan, between: str, recompute: bool) -> float | str:
+    """Tensor parallelism with DTensors between stages, two pipelines of two ranks: the largest error of a loss or a gradient."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    placed: Placement = {"sharded": Shard(1), "replicated": Replicate(), "summed": Partial()}[between]
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pipeline", "tensor"))
+    torch.manual_seed(0)
+    whole = [nn.Sequential(nn.Linear(4, 8, bias=False), nn.Tanh(), nn.Linear(8, 4, bias=False)).double() for _ in range(2)]
+    stage = rank // 2
+    module = copy.deepcopy(whole[stage])
+    ways = {"0": ColwiseParallel(), "2": RowwiseParallel(output_layouts=placed, use_local_output=False)}
+    parallelize_module(module, mesh["tensor"], ways)
+
+    def loss_fn(y: Any, t: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = ((y.full_tensor() if isinstance(y, DTensor) else y) - t).pow(2).mean()
+        return found
+
+    errors = [0.0]
+    groups = {"pipeline_group": mesh.get_group("pipeline"), "swap_group": mesh.get_group("tensor")}
+    with load(plan, {stage: module}, loss_fn=loss_fn, recompute=recompute, **groups) as pipe:
+        for step, samples in enumerate((8, 8, 12)):
+            for weight in (*module.parameters(), *nn.ModuleList(whole).parameters()):
+                weight.grad = None
+            torch.manual_seed(step)
+            x, t = torch.randn(2, samples, 6, 4, dtype=torch.float64)
+            right = loss_fn(whole[1](whole[0](x)), t)
+            torch.autograd.backward(right)
+            losses = [pipe.step(x, t), pipe.evaluate(x, t)]
+            errors += [abs(loss.item() - right.detach().item()) for loss in losses]
+            errors += [
+                relative_error(one.grad, other.grad)
+                for one, other in zip(module.parameters(), whole[stage].parameters(), strict=True)
+            ]
+    return max(errors)

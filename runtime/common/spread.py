@@ -1,0 +1,106 @@
+"""DTensors between stages: what crosses is each process's own part, and the receiver makes a DTensor of it on its own mesh.
+
+Stages of all ranks have meshes of the same names and dimensions over processes of their own (tensor parallelism in each stage). The
+header says the layout: the mesh by its names, the placement on each of its dimensions, and the shape of the whole. A gradient comes
+back laid out as the output was; of what was a partial sum, whole. Only what has DTensors imports it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+from zlib import crc32
+
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+from schedc.errors import Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    import torch
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+Layout: TypeAlias = tuple[int, ...]
+"""A digest of the mesh's names, its dimensions, a code for the placement on each of them, and the shape of the whole tensor."""
+REPLICATED, SUMMED, SHARDED = range(3)
+"""Codes of placements; of one that is sharded, plus the dimension of the tensor."""
+
+
+def layout_of(tensor: DTensor, what: str) -> Layout:
+    """How a DTensor lies on its mesh; `what` it is, for messages.
+
+    Raises:
+        Unsupported: in a way that has no code.
+    """
+    codes = []
+    for placement in tensor.placements:
+        if type(placement) is Shard:
+            codes.append(SHARDED + placement.dim)
+        elif type(placement) in (Replicate, Partial) and placement in (Replicate(), Partial()):
+            codes.append(SUMMED if placement == Partial() else REPLICATED)
+        else:
+            raise Unsupported(
+                f"{what} is a DTensor placed as {placement}; expected Shard, Replicate or a partial sum between stages"
+            )
+    return _digest(tensor.device_mesh), len(codes), *codes, *tensor.shape
+
+
+def own_part(tensor: torch.Tensor, layout: Layout | None) -> torch.Tensor:
+    """This process's part of a DTensor; of a gradient, in the `layout` of what it is the gradient of."""
+    assert isinstance(tensor, DTensor)
+    if layout is not None:
+        tensor = tensor.redistribute(placements=_placements(layout, gradient=True))
+    return arrived(tensor.to_local())
+
+
+def arrived(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, where a collective that gives it may be under way."""
+    return tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
+
+
+def made_whole(part: torch.Tensor, layout: Layout, modules: Collection[nn.Module], what: str, *, gradient: bool) -> torch.Tensor:
+    """The DTensor of which this process has got its part.
+
+    Args:
+        part: that part.
+        layout: as `layout_of` the value, also of its gradient.
+        modules: this rank's stages, whose weights are on the mesh.
+        what: it is, for messages.
+        gradient: whether it is the gradient.
+
+    Raises:
+        Unsupported: no weight is on such a mesh.
+    """
+    mesh = _mesh_of(modules, layout[0], layout[1])
+    if mesh is None:
+        raise Unsupported(
+            f"{what} is a DTensor, and no weight of this rank's stages is on a mesh of the same names; give plain ones"
+        )
+    from torch import Size
+
+    whole = layout[2 + layout[1] :]
+    stride = [1] * len(whole)
+    for at in range(len(whole) - 1, 0, -1):
+        stride[at - 1] = stride[at] * whole[at]
+    return DTensor.from_local(part, mesh, _placements(layout, gradient=gradient), shape=Size(whole), stride=tuple(stride))
+
+
+def _placements(layout: Layout, *, gradient: bool) -> list[Placement]:
+    codes = layout[2 : 2 + layout[1]]
+    summed = Replicate() if gradient else Partial()
+    return [Replicate() if code == REPLICATED else summed if code == SUMMED else Shard(code - SHARDED) for code in codes]
+
+
+def _digest(mesh: DeviceMesh) -> int:
+    return crc32(repr((mesh.mesh_dim_names, tuple(mesh.shape))).encode())
+
+
+def _mesh_of(modules: Collection[nn.Module], digest: int, dimensions: int) -> DeviceMesh | None:
+    """The mesh of these names and sizes among those of the weights, and their parts of one dimension."""
+    meshes = dict.fromkeys(
+        weight.device_mesh for module in modules for weight in module.parameters() if isinstance(weight, DTensor)
+    )
+    parts = [mesh[name] for mesh in meshes for name in mesh.mesh_dim_names or () if mesh.ndim > 1 and dimensions == 1]
+    return next((mesh for mesh in (*meshes, *parts) if _digest(mesh) == digest), None)
