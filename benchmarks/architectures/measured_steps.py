@@ -76,7 +76,7 @@ class Step:
 def request_of(row: dict[str, Any], folder: Path, framework: str = "megatron-te") -> TuneRequest:
     """What a user would write."""
     name = NAMES.get(row["model"], row["model"])
-    config = {**known_models()[name]["config"], "num_hidden_layers": row["layers"], **MODELS[row["model"]]}
+    config = {**known_models()[name]["config"], "num_hidden_layers": row["layers"], **MODELS.get(row["model"], {})}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     table = {
         "model": {

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 from inputs.tune_jobs import EXPERTS, tiny_request
 
+from schedc.solvers.common.base import SearchSettings
 from schedc.study.tune.candidates import Degrees, candidates
 from schedc.study.tune.problems import bytes_per_parameter, candidate_problem, collectives_ns, optimizer_ns
+from schedc.study.tune.search import tune
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,3 +77,11 @@ def test_a_stage_holds_what_its_backward_works_with_once_for_a_rank(tmp_path: Pa
         assert held.working_bytes > 0 and held.moment.startswith("backward of ")
         # Four shapes of 1,024 x 4,096 and the like, once.
         assert held.buffers_bytes == 2 * (1024 * 3072 + 1024 * 1024 + 1024 * 8192 + 4096 * 1024)
+
+
+def test_of_equal_steps_that_which_holds_less_is_the_best(tmp_path: Path) -> None:
+    """On one rank all orders take as long; GPipe's holds all microbatches, 1F1B's one."""
+    request = tiny_request(tmp_path, sites=(1,), tune=ALONE)
+    found = tune(request, SearchSettings(), candidate_s=0.0)
+    (activations,) = found.plan.certificate.peak_activation_bytes
+    assert activations == found.problem.problem.stages[0].activation_bytes

@@ -92,7 +92,9 @@ def baseline_of(problem: Problem, settings: SearchSettings, failures: list[Failu
     fused = (GREEDY_FUSED,) if fusing_saves_time(problem) or fusing_frees(problem) else ()
     with defects_named(problem.name, "the baselines"):
         try:
-            try_methods(incumbent, (*TEMPLATES, GREEDY, *fused), mix=fusing_saves_time(problem))
+            # Of equal steps the first stays, so that which holds all microbatches goes last.
+            known = sorted(TEMPLATES, key=lambda name: name == "gpipe")
+            try_methods(incumbent, (*known, GREEDY, *fused), mix=fusing_saves_time(problem))
             if incumbent.schedule is None:
                 try_methods(incumbent, ("sequential",))
         except KeyboardInterrupt:

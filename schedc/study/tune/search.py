@@ -145,6 +145,10 @@ class _Search:
         """Of all; of equal ones that without delay."""
         return min(self.leaders.values(), key=lambda work: (self.value_ns(work.row), any(work.row.delays)), default=None)
 
+    def merit(self, row: TuneRow) -> tuple[float, float]:
+        """Less is better: what candidates are compared by; of equal ones that whose fullest rank holds less."""
+        return self.value_ns(row), inf if row.peak_bytes is None else row.peak_bytes
+
     def value_ns(self, row: TuneRow) -> float:
         """What candidates are compared by: the time to the loss, or else the step; infinite: there is none."""
         value_ns = row.step_ns if self.request.loss is None else row.time_to_loss_ns
@@ -342,7 +346,7 @@ class _Search:
                 row.state, row.why_not = CandidateState.UNKNOWN, row.basis
                 return
         late = any(row.delays)
-        if late not in self.leaders or self.value_ns(row) < self.value_ns(self.leaders[late].row):
+        if late not in self.leaders or self.merit(row) < self.merit(self.leaders[late].row):
             self.leaders[late] = work
 
 
@@ -409,7 +413,7 @@ def tune(
     order = {state: number for number, state in enumerate(CandidateState)}
     rows = sorted(
         (work.row for work in works),
-        key=lambda row: (search.value_ns(row), row.step_ns is None, row.step_ns or 0, order[row.state], search.bound_ns(row) or 0),
+        key=lambda row: (*search.merit(row), row.step_ns is None, row.step_ns or 0, order[row.state], search.bound_ns(row) or 0),
     )
     # A candidate without a bound may be as good as one likes, but one of which no delays that it may have are known. One without
     # room has no schedule.
