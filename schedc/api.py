@@ -151,6 +151,9 @@ def write_profile(
     tp: int = 1,
     cp: int = 1,
     ep: int = 1,
+    etp: int | None = None,
+    context_exchange: str = "ring",
+    framework: str = "plain",
     microbatch: int = 1,
     sequence: int | None = None,
     images: int = 0,
@@ -165,6 +168,9 @@ def write_profile(
         tp: the tensor parallel size.
         cp: the context parallel size.
         ep: the expert parallel size.
+        etp: devices that divide the width of an expert; None: tp.
+        context_exchange: how the devices of a sequence meet: `ring`, or `all-to-all`.
+        framework: whose habits count: `plain`, or `megatron-te`.
         microbatch: sequences in a microbatch.
         sequence: tokens in a sequence, those of images included; None: 4096, or the model's position embeddings if fewer.
         images: in a microbatch, all its sequences together; 0: a model that takes images is its decoder alone.
@@ -179,7 +185,18 @@ def write_profile(
     from schedc.io.outputs import write_atomically
 
     made = predicted(
-        model, device, tp=tp, cp=cp, ep=ep, microbatch=microbatch, sequence=sequence, images=images, image_size=image_size
+        model,
+        device,
+        tp=tp,
+        cp=cp,
+        ep=ep,
+        etp=etp,
+        context_exchange=context_exchange,
+        framework=framework,
+        microbatch=microbatch,
+        sequence=sequence,
+        images=images,
+        image_size=image_size,
     )
     text = profile_json(made.layers, modules=made.modules, edges=made.edges, model=f"{made.title}, predicted")
     write_atomically(Path(path), text.encode())

@@ -126,6 +126,8 @@ def predicted(
             f"images: {images} of {wide * pixels} × {high * pixels} pixels, {wide * high} tokens each;"
             f" {vision_parameters(vision):,} of the parameters make tokens of them"
         )
+    if not rates.device and rates == efficiency_of(where.name):
+        notes.append(f"no products measured on {where.name} are known: which share of the peak they reach is a constant")
     modules, edges = graph_of(architecture, setting)
     if architecture.tied:
         rows, first = -(-architecture.vocabulary // tp), 0 if not modules else modules[0].layers

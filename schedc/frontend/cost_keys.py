@@ -197,8 +197,8 @@ class MemorySection(Section, frozen=True, kw_only=True):
         Annotated[float, Meta(ge=0, le=2**20)] | None,
         key(
             "Instead of `static`: a stage holds this for each parameter of its layers in `profile.json`, all the time; a layer's"
-            " are rounded up to a whole byte. 16 for Adam in mixed precision.",
-            note="weights, gradients, optimizer; 16: Adam in mixed precision",
+            " are rounded up to a whole byte. 18 for Adam in mixed precision, 16 where gradients are summed in 16 bits.",
+            note="weights, gradients, optimizer; 18: Adam in mixed precision",
         ),
     ] = None
     bytes_per_expert_parameter: Annotated[

@@ -12,6 +12,7 @@ from schedc.solvers.common.base import SearchSettings
 from schedc.study.tune.candidates import Degrees, candidates
 from schedc.study.tune.problems import bytes_per_parameter, candidate_problem, collectives_ns, optimizer_ns
 from schedc.study.tune.search import tune
+from schedc.view.terminal.studies import held_by_ranks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,3 +86,8 @@ def test_of_equal_steps_that_which_holds_less_is_the_best(tmp_path: Path) -> Non
     found = tune(request, SearchSettings(), candidate_s=0.0)
     (activations,) = found.plan.certificate.peak_activation_bytes
     assert activations == found.problem.problem.stages[0].activation_bytes
+    (held,) = held_by_ranks(found)
+    assert held["bytes"] == found.best.peak_bytes
+    assert held["states"] == 18 * sum(layer.parameters for layer in request.layers[1])
+    assert (held["activations"], held["moment"]) == (activations, found.problem.besides[0].moment)
+    assert int(held["besides"]) == int(held["bytes"]) - int(held["states"]) - activations > 0

@@ -64,8 +64,9 @@ def init_command(
         str | None, Option(metavar="RATE", help='Between sites, of all devices together, as in "100 Gb/s".')
     ] = None,
     bytes_per_parameter: Annotated[
-        float, Option(min=0, max=2**20, help="Held all the time: 16 for Adam in mixed precision, less with ZeRO.")
-    ] = 16,
+        float,
+        Option(min=0, max=2**20, help="Held all the time: 18 for Adam in mixed precision with 32-bit gradients, less with ZeRO."),
+    ] = 18,
     bytes_per_expert_parameter: Annotated[
         float | None, Option(min=0, max=2**20, help="The same for routed experts. Default: --bytes-per-parameter.")
     ] = None,

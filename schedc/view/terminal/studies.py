@@ -129,7 +129,29 @@ def shown_tuned(tuned: Tuned, folder: Path, *, interrupted: bool) -> Iterator[Bl
     share = "" if sums.peak_share is None else f", and {sums.peak_share:.1%} of their peak FLOPs for the model's matrices"
     used = f"{sums.peak_bytes / sums.room_bytes:.1%} of the {size(sums.room_bytes, 1)} that a plan may use"
     yield Line(f"all devices: {used}{share}", soft=True)
+    if held := held_by_ranks(tuned):
+        most = max(held, key=lambda each: int(each["bytes"]))
+        states, activations, besides = (size(int(most[key]), 1) for key in ("states", "activations", "besides"))
+        what = f"{states} of states, {activations} of activations, {besides} besides"
+        moment = f"; most in the {most['moment']}" if most["moment"] else ""
+        yield Line(f"fullest rank: {most['rank']}, with {size(int(most['bytes']), 1)} on a device: {what}{moment}", soft=True)
     yield Line(f"{folder}: {TABLE}, {JOB} with its profile, {PLAN}{'; interrupted' if interrupted else ''}", soft=True)
+
+
+def held_by_ranks(tuned: Tuned) -> list[dict[str, int | str]]:
+    """What a device of each rank holds at most, in bytes, and when that is; nothing of layers that were measured."""
+    made, activations = tuned.problem, tuned.plan.certificate.peak_activation_bytes
+    return [
+        {
+            "rank": rank,
+            "bytes": static + kept,
+            "states": static - besides.total_bytes,
+            "activations": kept,
+            "besides": besides.total_bytes,
+            "moment": besides.moment,
+        }
+        for rank, (static, kept, besides) in enumerate(zip(made.static_bytes, activations, made.besides, strict=False))
+    ]
 
 
 def tuned_json(tuned: Tuned) -> dict[str, Any]:
@@ -139,6 +161,7 @@ def tuned_json(tuned: Tuned) -> dict[str, Any]:
         "best": _row_json(tuned.best, by_loss=by_loss),
         "lower_bound_ns": tuned.bound_ns,
         "sums": tuned.sums,
+        "held": held_by_ranks(tuned),
         "candidates": [_row_json(row, by_loss=by_loss) for row in tuned.rows],
         "failures": tuned.failures,
     } | ({} if tuned.times is None else {"verdict": tuned.times.verdict, "source": tuned.times.source})
