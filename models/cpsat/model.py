@@ -23,7 +23,7 @@ from schedc.models.cpsat.memory import add_memory_limit
 from schedc.models.cpsat.variables import CpSatVariables, variables_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
     from ortools.sat.python import cp_model
 
@@ -41,7 +41,7 @@ def build(problem: Problem, blocks: Blocks, windows: Windows, lower: int, upper:
     model = variables.model
     shared: dict[Resource, list[cp_model.IntervalVar]] = defaultdict(list)
     add_precedences(variables)
-    add_rank_no_overlap(variables, problem)
+    add_rank_no_overlap(variables, problem, blocks.duration)
     add_transfers(variables, windows, shared)
     add_ready_order(variables)
     add_microbatch_order(variables)
@@ -54,13 +54,21 @@ def build(problem: Problem, blocks: Blocks, windows: Windows, lower: int, upper:
 
 
 def build_relaxed(
-    problem: Problem, blocks: Blocks, windows: Windows, lower: int, upper: int, ranks: Collection[int]
-) -> cp_model.CpModel:
+    problem: Problem,
+    blocks: Blocks,
+    windows: Windows,
+    lower: int,
+    upper: int,
+    *,
+    computing: Collection[int],
+    limited: Collection[int],
+) -> CpSatVariables:
     """The model of all relaxed schedules with a makespan of at most `upper` ticks, for which the windows are.
 
-    Ranks compute any number of ops at once, and only these ranks' memory limits count. Precedences, links and trunks, microbatch
-    order and those limits stay, so every schedule of the problem is a solution, and where there is none, no schedule ends in time.
-    Where links are busy and ranks hold several chunks, this is settled long before the whole model is.
+    Ranks compute any number of ops at once, but those of `computing` one F or backward at a time, beside any W. Memory limits are
+    those of the ranks of `limited`. Precedences, links and trunks and microbatch order stay. So every schedule whose F and
+    backwards are whole is a solution, and where there is none, no such schedule ends in time. Where links are busy and ranks hold
+    several chunks, this is settled long before the whole model is.
 
     It minimizes the makespan, though what is asked is mostly whether there is any: CP-SAT refutes far faster with an objective.
 
@@ -71,14 +79,16 @@ def build_relaxed(
     model = variables.model
     shared: dict[Resource, list[cp_model.IntervalVar]] = defaultdict(list)
     add_precedences(variables)
+    whole = [op for op in blocks.duration if op.kind is not Kind.W and problem.rank_of(op) in computing]
+    add_rank_no_overlap(variables, problem, whole)
     add_transfers(variables, windows, shared)
     add_microbatch_order(variables)
     for intervals in shared.values():
         model.add_no_overlap(intervals)
-    limits = tuple(limit if rank in ranks else None for rank, limit in enumerate(problem.memory_limit_bytes))
+    limits = tuple(limit if rank in limited else None for rank, limit in enumerate(problem.memory_limit_bytes))
     add_memory_limit(variables, replace(problem, memory_limit_bytes=limits), upper)
     add_objective(variables, problem, windows)
-    return model
+    return variables
 
 
 def add_precedences(variables: CpSatVariables) -> None:
@@ -87,11 +97,12 @@ def add_precedences(variables: CpSatVariables) -> None:
         variables.add_after(variables.start[after], before)
 
 
-def add_rank_no_overlap(variables: CpSatVariables, problem: Problem) -> None:
-    """A rank runs one op at a time."""
+def add_rank_no_overlap(variables: CpSatVariables, problem: Problem, ops: Iterable[Op]) -> None:
+    """A rank runs one of these ops at a time."""
     intervals: dict[int, list[cp_model.IntervalVar]] = defaultdict(list)
     model, blocks = variables.model, variables.blocks
-    for op, length in blocks.duration.items():
+    for op in ops:
+        length = blocks.duration[op]
         start, on_rank = variables.start[op], intervals[problem.rank_of(op)]
         if op in blocks.fused:
             fused = variables.fused[op]

@@ -1,10 +1,10 @@
-"""A lower bound from a relaxation: CP-SAT refutes one makespan after another, each a little above the last.
+"""A lower bound from relaxations: CP-SAT settles one after another, each of which counts more of what a schedule must keep to.
 
-Takes a Problem with bounds from both sides; gives a better lower bound. The model is `build_relaxed`: links, needs
-and the memory of a few ranks, while ranks compute any number of ops at once. Each makespan is a question of its own: windows are
-narrow then, and the answer comes sooner than a bound that creeps. It is CP-SAT's word, and speaks of schedules whose F, B and BW
-are whole, however they cut W: with what is left of a rank's compute, the order in which its W follow each other, the model is one
-of all these (`models.cpsat.cut_weights`).
+Takes a Problem with bounds from both sides; gives a better lower bound. The model is `build_relaxed`: links and needs, then the
+compute of the ranks that did several things at once in the best schedule so far, then the memory of one rank more each time. A
+relaxation that takes too long is left out; at the end, what is left is asked for one makespan after another, as windows are narrow
+then. It is CP-SAT's word, and speaks of schedules whose F, B and BW are whole, however they cut W: with what is left of a rank's
+compute, the order in which its W follow each other, the model is one of all these (`models.cpsat.cut_weights`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from schedc.analysis.bounds.idle_gaps_chunks import chunk_idle_gap_bound_of_rank
 from schedc.analysis.bounds.residency import residency_bound_of_rank, slices_as_microbatches, without_recomputed_bytes
 from schedc.analysis.gap import check_bound
 from schedc.errors import Unsupported
-from schedc.ir import BoundName, Objective, Problem
+from schedc.ir import BoundName, Kind, Objective, Problem
 from schedc.models.blocks import blocks_of, grid_of
 from schedc.models.cpsat.model import build_relaxed
 from schedc.models.start_windows import windows_of
@@ -31,16 +31,22 @@ from schedc.solvers.common.method import Search
 from schedc.solvers.exact.cpsat import SOLVER, digest_of, run, solver_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from ortools.sat.python import cp_model
+
+    from schedc.models.blocks import Blocks, TimeGrid
+    from schedc.models.cpsat.variables import CpSatVariables
     from schedc.solvers.common.incumbent import Incumbent
 
 STEPS, MOST_STEPS = 100, 1600
-"""The first step is the objective over the one, the least that is tried over the other."""
+"""Of narrow windows, the first step is the objective over the one, the least that is tried over the other."""
 LEAST_S = 0.25
 """No question gets less."""
+SHARE = 0.25
+"""A relaxation gets this share of what is left to be settled, ..."""
 RANKS = 3
-"""The memory of this many ranks counts: those where it causes the longest waits."""
+"""... and if some were not, the memory of this many ranks counts in the end: those where it causes the longest waits."""
 RANKS_SHARE = 0.1
 """Finding them takes at most this share of a time limit."""
 
@@ -52,13 +58,13 @@ class Refuted:
     lower_bound_ns: int
     """The bound it was given, or a better one."""
     cut_short: bool
-    """Whether a limit ended it; else the bound is the relaxation's optimum, or as good as was asked for."""
+    """Whether a limit ended it; else the bound is the optimum of the whole relaxation, or as good as was asked for."""
     work: float = field(default=0.0, compare=False)
     """What it spent, in the units of a deterministic limit."""
 
 
 class Refute(Search, frozen=True):
-    """A better bound alone: CP-SAT refutes makespans for a model without the ranks' compute."""
+    """A better bound alone: CP-SAT settles relaxations, each of which counts more ranks' compute and memory."""
 
     name, place, graphs, slices = "refute", 270, True, True
 
@@ -85,11 +91,11 @@ def refute(
     limits: Limits,
     on_bound: Callable[[int, tuple[str, ...]], None] = lambda *_: None,
 ) -> Refuted:
-    """Refute makespans from the bound up to the objective, as far as the relaxation and the limits let.
+    """Refute makespans from the bound up to the objective, as far as the relaxations and the limits let.
 
-    Every step asks for a relaxed schedule of at most that many ticks. Where there is none, there is no schedule that is whole but
+    Every question is for a relaxed schedule of at most so many ticks. Where there is none, there is no schedule that is whole but
     for W either: with durations and start times rounded down to ticks, it would be a relaxed one. Where there is one, the best of
-    them is the relaxation's optimum, which bounds all schedules, and the end.
+    them is the relaxation's optimum, which bounds all schedules.
 
     Args:
         problem: what must be done.
@@ -105,58 +111,152 @@ def refute(
     if problem.objective is not Objective.MAKESPAN:
         raise Unsupported(f"refute bounds the makespan; the objective is {problem.objective}")
     check_bound(bound_ns, objective_ns, "known before refute")
-    begun, spent = time.perf_counter(), 0.0
     grid = grid_of(problem, objective_ns)
-    blocks = blocks_of(problem, grid)
+    blocks, enough = blocks_of(problem, grid), grid.ticks(objective_ns)
     clock = Clock(inf if limits.time_s is None or limits.deterministic is not None else RANKS_SHARE * limits.time_s)
-    ranks = _ranks(problem, clock)
-    lower, enough = grid.ticks(bound_ns), grid.ticks(objective_ns)
-    path = windows_of(problem, blocks, enough).least
+    asker = _Asker(problem, grid, blocks, objective_ns, limits, on_bound, time.perf_counter(), bound_ns, grid.ticks(bound_ns))
+    path, order = windows_of(problem, blocks, enough).least, _ranks(problem, clock) if asker.goes_on else ()
+    settled, is_settled = _grow(asker, order, max(path, enough - 1))
+    # Where something was not settled, narrow windows may settle it: one makespan after another, each a little above the last.
+    last = replace(settled, limited=settled.limited | {*order[:RANKS]})
     step, least = max(1, enough // STEPS), max(1, enough // MOST_STEPS)
-    while lower < enough and objective_ns - bound_ns > limits.gap * objective_ns:
-        left_s = None if limits.time_s is None else limits.time_s - (time.perf_counter() - begun)
-        work = None if limits.deterministic is None else limits.deterministic - spent
-        if step < least or any(left is not None and left <= 0 for left in (left_s, work)):
-            return Refuted(lower_bound_ns=bound_ns, cut_short=True, work=spent)
-        upper = max(path, min(lower + step, enough - 1))
-        model = build_relaxed(problem, blocks, windows_of(problem, blocks, upper), lower, upper, ranks)
-        # No question gets more than half of what is left, so that a smaller step can follow one that is not answered.
-        time_s = None if left_s is None else max(left_s / 2, LEAST_S)
-        deterministic = None if work is None else min(work, max(work / 2, LEAST_S))
-        solver = solver_of(replace(limits, time_s=time_s, deterministic=deterministic, gap=0.0))
-        code, ended_by = run(solver, model)
-        status = solver.status_name(code)
-        spent += solver.response_proto.deterministic_time
-        if status == SolverStatus.UNKNOWN:
-            if ended_by is not None:
-                raise ended_by
-            step //= 2
-            continue
-        lower = upper + 1 if status == SolverStatus.INFEASIBLE else max(lower, int(solver.best_objective_bound))
-        if lower * grid.tick_ns > bound_ns:
-            bound_ns = lower * grid.tick_ns
-            check_bound(bound_ns, objective_ns, "refute")
-            log = (
-                SOLVER.format(version("ortools")),
-                f"{solver.parameters.num_workers} workers, seed {solver.parameters.random_seed}",
-                f"refute: any number of ops at once on a rank; memory of ranks {', '.join(map(str, ranks))} only",
-                digest_of(model),
-                f"status {status}, at least {lower} ticks of {grid.tick_ns} ns",
-            )
-            on_bound(bound_ns, log)
+    while asker.goes_on and not is_settled and step >= least:
+        status = asker.ask(last, max(path, min(asker.lower + step, enough - 1)), 0.5)
+        is_settled = status == SolverStatus.OPTIMAL
+        step = step if status == SolverStatus.INFEASIBLE else step // 2
+    cut_short = clock.has_cut or not (is_settled or asker.is_good_enough)
+    return Refuted(lower_bound_ns=asker.bound_ns, cut_short=cut_short, work=asker.spent)
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """Of which ranks a relaxation counts what."""
+
+    computing: frozenset[int] = frozenset()
+    """One F or backward at a time."""
+    limited: frozenset[int] = frozenset()
+    """The memory limit."""
+
+
+@dataclass(slots=True)
+class _Asker:
+    """Asks CP-SAT for relaxed schedules; keeps the best bound, and what was spent."""
+
+    problem: Problem
+    grid: TimeGrid
+    blocks: Blocks
+    objective_ns: int
+    limits: Limits
+    on_bound: Callable[[int, tuple[str, ...]], None]
+    begun: float
+    bound_ns: int
+    lower: int
+    """The bound in ticks."""
+    spent: float = 0.0
+    crowded: frozenset[int] = frozenset()
+    """Ranks that run several F or backwards at once in the best schedule of the relaxation that was settled last."""
+
+    @property
+    def is_good_enough(self) -> bool:
+        """Whether nothing, or too little, is left between the bound and the known schedule."""
+        is_there = self.lower >= self.grid.ticks(self.objective_ns)
+        return is_there or self.objective_ns - self.bound_ns <= self.limits.gap * self.objective_ns
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is something to ask, and a limit allows it."""
+        return not self.is_good_enough and all(left is None or left > 0 for left in self._left())
+
+    def _left(self) -> tuple[float | None, float | None]:
+        time_s, work = self.limits.time_s, self.limits.deterministic
+        left_s = None if time_s is None else time_s - (time.perf_counter() - self.begun)
+        return left_s, None if work is None else work - self.spent
+
+    def ask(self, counted: _Counted, upper: int, share: float) -> SolverStatus:
+        """For the best relaxed schedule of at most so many ticks, in a share of what is left."""
+        windows = windows_of(self.problem, self.blocks, upper)
+        lower, computing, limited = self.lower, counted.computing, counted.limited
+        model = build_relaxed(self.problem, self.blocks, windows, lower, upper, computing=computing, limited=limited)
+        left_s, work = self._left()
+        time_s = None if left_s is None else max(left_s * share, LEAST_S)
+        deterministic = None if work is None else min(work, max(work * share, LEAST_S))
+        solver = solver_of(replace(self.limits, time_s=time_s, deterministic=deterministic, gap=0.0))
+        code, ended_by = run(solver, model.model)
+        status = SolverStatus(solver.status_name(code))
+        self.spent += solver.response_proto.deterministic_time
+        if status == SolverStatus.OPTIMAL:
+            self.crowded = _crowded(self.problem, model, solver.value)
+        if status != SolverStatus.UNKNOWN:
+            least = upper + 1 if status == SolverStatus.INFEASIBLE else int(solver.best_objective_bound)
+            self._raise(max(lower, least), solver, model.model, counted, status)
         if ended_by is not None:
             raise ended_by
-        if status != SolverStatus.INFEASIBLE:
-            return Refuted(lower_bound_ns=bound_ns, cut_short=clock.has_cut or status != SolverStatus.OPTIMAL, work=spent)
-    return Refuted(lower_bound_ns=bound_ns, cut_short=clock.has_cut, work=spent)
+        return status
+
+    def _raise(
+        self, lower: int, solver: cp_model.CpSolver, model: cp_model.CpModel, counted: _Counted, status: SolverStatus
+    ) -> None:
+        self.lower, tick_ns = lower, self.grid.tick_ns
+        if lower * tick_ns <= self.bound_ns:
+            return
+        self.bound_ns = lower * tick_ns
+        check_bound(self.bound_ns, self.objective_ns, "refute")
+        computing, limited = (", ".join(map(str, sorted(ranks))) or "none" for ranks in (counted.computing, counted.limited))
+        log = (
+            SOLVER.format(version("ortools")),
+            f"{solver.parameters.num_workers} workers, seed {solver.parameters.random_seed}",
+            f"refute: of compute, F and backwards of ranks {computing}; memory of ranks {limited} only",
+            digest_of(model),
+            f"status {status}, at least {lower} ticks of {tick_ns} ns",
+        )
+        self.on_bound(self.bound_ns, log)
+
+
+def _grow(asker: _Asker, order: Sequence[int], upper: int) -> tuple[_Counted, bool]:
+    """Let the relaxation count more and more: what is settled stays in it, what is not is left out again.
+
+    At first the compute of ranks that did several things at once, then memory limits in the order given. Returns what is settled,
+    and whether that is all.
+    """
+    settled, left_out, waiting = _Counted(), frozenset[int](), list(order)
+    tried, is_all = settled, True
+    while asker.goes_on:
+        if asker.ask(tried, upper, SHARE) == SolverStatus.OPTIMAL:
+            settled = tried
+        else:
+            left_out, is_all = left_out | tried.computing - settled.computing, False
+            if tried == settled:
+                break  # nor would a larger one be
+        if more := asker.crowded - settled.computing - left_out:
+            tried = replace(settled, computing=settled.computing | more)
+        elif waiting:
+            tried = replace(settled, limited=settled.limited | {waiting.pop(0)})
+        else:
+            return settled, is_all
+    return settled, False
+
+
+def _crowded(problem: Problem, model: CpSatVariables, value: Callable[[cp_model.IntVar], int]) -> frozenset[int]:
+    """The ranks on which an F or a backward starts before another one has ended."""
+    busy_until: dict[int, int] = {}
+    found: set[int] = set()
+    starts = ((value(start), op) for op, start in model.start.items() if op.kind is not Kind.W)
+    for start, op in sorted(starts):
+        rank, fused = problem.rank_of(op), op in model.fused and value(model.fused[op])
+        if start < busy_until.get(rank, 0):
+            found.add(rank)
+        end = start + (model.blocks.fused[op] if fused else model.blocks.duration[op])
+        busy_until[rank] = max(busy_until.get(rank, 0), end)
+    return frozenset(found)
 
 
 def _ranks(problem: Problem, until: Until) -> tuple[int, ...]:
-    """Those ranks whose memory limit counts, of the ranks for whose bounds there is time; of graphs by their stays."""
+    """Those with a memory limit, at first where it causes the longest waits, of those there is time for; of graphs by stays."""
     (frame,) = frames_of(slices_as_microbatches(without_recomputed_bytes(problem)))
     bounds_ns = [0] * problem.ranks
     with suppress(TimeUp):
         for rank in range(problem.ranks):
             of_rank = residency_bound_of_rank(frame, rank) if problem.edges else chunk_idle_gap_bound_of_rank(frame, rank, until)
             bounds_ns[rank] = of_rank
-    return tuple(sorted(sorted(range(problem.ranks), key=lambda rank: -bounds_ns[rank])[:RANKS]))
+    limited = [rank for rank, limit in enumerate(problem.memory_limit_bytes) if limit is not None]
+    return tuple(sorted(limited, key=lambda rank: -bounds_ns[rank]))

@@ -75,8 +75,20 @@ def test_is_the_optimum_where_memory_and_links_decide_all() -> None:
     assert not found.cut_short
     assert [bound for bound, _ in heard] == sorted({bound for bound, _ in heard})
     assert heard[-1][0] == found.lower_bound_ns
-    assert "memory of ranks 0, 1 only" in heard[-1][1][2]
+    assert "memory of ranks 0 only" in heard[-1][1][2]  # rank 0 alone says it all
     assert len({log[3] for _, log in heard}) == len(heard)
+
+
+def test_counts_the_compute_of_ranks_that_are_crowded() -> None:
+    """A wave of short ops over busy links: some F and backward of a rank would have to run at once for less; brute force agrees."""
+    links = {(0, 1): (0, 3), (1, 0): (0, 3)}
+    problem = make_problem(2, 2, placement="wave", chunks=2, costs_ns=(4, 5, 1), in_flight=2, links=links)
+    known = simulate(problem, Greedy(n_sub=1)(problem)).makespan_ns
+    heard: list[str] = []
+    found = refute(problem, bound_ns=0, objective_ns=known, limits=LIMITS, on_bound=lambda _, log: heard.append(log[2]))
+    assert found.lower_bound_ns == optimum(problem)
+    assert "of ranks none" in heard[0]
+    assert "of ranks none" not in heard[-1].split(";")[0]
 
 
 def test_starts_from_the_bound_that_is_known() -> None:
