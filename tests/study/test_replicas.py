@@ -6,11 +6,17 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
-from inputs.tune_jobs import EXPERTS, tiny_request
+from inputs.tune_jobs import CONFIG, EXPERTS, tiny_request
 
+from schedc.analysis.bounds.lower_bounds import lower_bounds
+from schedc.frontend.job import checked_job
+from schedc.frontend.job_source import source_of_table
 from schedc.solvers.common.base import SearchSettings
 from schedc.study.tune.candidates import Degrees, candidates
+from schedc.study.tune.estimates import no_room, simple_bound_ns, totals_of
+from schedc.study.tune.folder import job_table
 from schedc.study.tune.problems import bytes_per_parameter, candidate_problem, collectives_ns, optimizer_ns
+from schedc.study.tune.request import PROFILE
 from schedc.study.tune.search import tune
 from schedc.view.terminal.studies import held_by_ranks
 
@@ -91,3 +97,49 @@ def test_of_equal_steps_that_which_holds_less_is_the_best(tmp_path: Path) -> Non
     assert held["states"] == 18 * sum(layer.parameters for layer in request.layers[1])
     assert (held["activations"], held["moment"]) == (activations, found.problem.besides[0].moment)
     assert int(held["besides"]) == int(held["bytes"]) - int(held["states"]) - activations > 0
+
+
+TIED = CONFIG | {"tie_word_embeddings": True, "vocab_size": 8192}
+
+
+def test_a_matrix_that_embedding_and_head_share_is_held_once_where_a_rank_has_both(tmp_path: Path) -> None:
+    """On one rank, and in a wave, whose first rank has both ends; on two, each has it, and they send each other its gradient."""
+    sections = {"ranks": [1, 2], "placements": ["unidirectional", "wave"], "zero_stages": [0]}
+    made, others = (
+        {each.title: (each, candidate_problem(request, each), request) for each in candidates(request.choices)}
+        for request in (
+            tiny_request(tmp_path, sites=(2,), config=config, tune=ALONE | sections)
+            for config in (TIED, TIED | {"tie_word_embeddings": False})
+        )
+    )
+    matrix = 8192 * 1024
+    assert len(made) == 3
+    for title, (each, problem, request) in made.items():
+        is_apart = each.ranks == 2 and each.placement == "unidirectional"
+        assert sum(others[title][1].static_bytes) - sum(problem.static_bytes) == (0 if is_apart else 18 * matrix)
+        assert [tie.gradient_bytes for tie in problem.workload.ties] == [4 * matrix]
+        assert problem.problem.data_parallel is not None and others[title][1].problem.data_parallel is not None
+        sums = [sum(of.problem.data_parallel.reduce_scatter_ns) for of in (problem, others[title][1]) if of.problem.data_parallel]
+        assert (sums[0] > sums[1]) is is_apart, "the exchange; else less to reduce and to update"
+        totals = totals_of(request.layers[1], split_backward=True, shared_parameters=request.shared_parameters)
+        assert not no_room(request, each, totals)
+        assert simple_bound_ns(request, each, totals) <= max(bound.value_ns for bound in lower_bounds(problem.problem))
+        (tmp_path / PROFILE).write_text(request.profiles[1], encoding="utf-8")
+        job = checked_job(source_of_table(job_table(request, each, problem), directory=tmp_path, name="other"))
+        assert (job.workload, job.layout, job.problem) == (problem.workload, problem.layout, problem.problem)
+
+
+@pytest.mark.parametrize(
+    "model", [{"cp": 2}, {"tp": 2, "ep": 4, "etp": 1}, {"cp": 2, "ep": 4}, {"cp": 2, "context_exchange": "all-to-all"}]
+)
+def test_the_first_bounds_with_context_and_expert_groups_are_never_above_the_others(
+    model: dict[str, object], tmp_path: Path
+) -> None:
+    request = tiny_request(
+        tmp_path, sites=(8, 8), config=EXPERTS, model=model, tune={"batch": 16, "zero_stages": [0, 1], "microbatch_sizes": [1]}
+    )
+    totals = totals_of(request.layers[1], split_backward=True)
+    assert candidates(request.choices)
+    for each in candidates(request.choices):
+        problem = candidate_problem(request, each).problem
+        assert 0 < simple_bound_ns(request, each, totals) <= max(bound.value_ns for bound in lower_bounds(problem))

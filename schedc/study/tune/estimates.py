@@ -53,8 +53,8 @@ class Totals:
         return 0 if candidate.recompute == "none" else self.again_ns
 
 
-def totals_of(layers: Sequence[Layer], *, split_backward: bool) -> Totals:
-    """The sums; without split backwards there is only the fused one."""
+def totals_of(layers: Sequence[Layer], *, split_backward: bool, shared_parameters: int = 0) -> Totals:
+    """The sums; without split backwards there is only the fused one. `shared_parameters` are in two layers, of one rank perhaps."""
     forward_ns = gradient_ns = backward_ns = again_ns = activation_bytes = parameters = experts = 0
     for layer in layers:
         (fused_ns,), (input_ns,), (weight_ns,) = layer.backward_ns, layer.backward_input_ns, layer.backward_weight_ns
@@ -71,7 +71,7 @@ def totals_of(layers: Sequence[Layer], *, split_backward: bool) -> Totals:
         backward_ns=backward_ns,
         again_ns=again_ns,
         activation_bytes=activation_bytes,
-        parameters=parameters,
+        parameters=parameters - shared_parameters,
         expert_parameters=experts,
     )
 

@@ -33,7 +33,7 @@ from schedc.frontend.checks import check_size
 from schedc.frontend.cost_keys import MemorySection
 from schedc.frontend.sections import Memory, check_room, exactly
 from schedc.io.location import Location
-from schedc.ir import DataParallel, Device, Layout, MessageCost, Network, Problem, Updates, Workload
+from schedc.ir import DataParallel, Device, Layout, MessageCost, Network, Problem, TiedWeight, Updates, Workload
 from schedc.lower.partition import balanced_partition
 from schedc.lower.placement import place
 from schedc.lower.problem import problem_of, stage_static_bytes, static_bytes
@@ -108,9 +108,10 @@ def candidate_problem(request: TuneRequest, candidate: TuneCandidate, partition:
         placement=candidate.placement,
     )
     durations_ns, optimizers_ns = [], []
-    for first, last in layout.layers_of_stage:  # from the parameters of one device of each stage
+    once = _counted_twice(request, layout)
+    for (first, last), less in zip(layout.layers_of_stage, once, strict=True):  # from the parameters of one device of each stage
         experts = sum(layer.expert_parameters for layer in workload.layers[first:last])
-        others = sum(layer.parameters for layer in workload.layers[first:last]) - experts
+        others = sum(layer.parameters for layer in workload.layers[first:last]) - experts - less
         durations_ns.append(collectives_ns(request, candidate, others, experts))
         optimizers_ns.append(optimizer_ns(request, candidate, others, experts))
     reduce_ns, gather_ns = zip(*durations_ns, strict=True)
@@ -139,10 +140,15 @@ def candidate_problem(request: TuneRequest, candidate: TuneCandidate, partition:
                 all_gather_ns=gather_ns if candidate.zero_stage else (),
             )
             workload = replace(workload, data_parallel=parallel)
+        if request.shared_parameters:
+            gradient_bytes = request.shared_parameters * request.file.memory.gradient_bytes
+            tie = TiedWeight(layers=(0, len(workload.layers) - 1), gradient_bytes=gradient_bytes)
+            workload = replace(workload, ties=(tie,))
     held = _besides(request, candidate, layout)
     if held:  # said for each stage, as it is in the job that `folder` writes
-        own = zip(stage_static_bytes(workload, layout), _static_of(layout, held), strict=True)
-        workload = replace(workload, layers=request.layers[candidate.microbatch_size], static_bytes=tuple(map(sum, own)))
+        own = zip(stage_static_bytes(workload, layout), _static_of(layout, held), once, strict=True)
+        static = tuple(states + besides - int(each * less) for states, besides, less in own)
+        workload = replace(workload, layers=request.layers[candidate.microbatch_size], static_bytes=static)
     problem = problem_of(workload, layout)
     section = MemorySection(capacity_bytes=request.capacity_bytes, reserve_bytes=request.reserve_bytes)
     check_room(problem, workload.devices, section, JOB / "memory")
@@ -157,6 +163,12 @@ def candidate_problem(request: TuneRequest, candidate: TuneCandidate, partition:
         besides=held,
         update_ns=max(on_rank) if candidate.versions is None else 0,
     )
+
+
+def _counted_twice(request: TuneRequest, layout: Layout) -> tuple[int, ...]:
+    """Of each stage's parameters, those that its rank has in another stage or layer, too: the head's, if it has the embedding."""
+    ranks, (first, *_), last = layout.rank_of_stage, layout.paths[0], layout.paths[0][-1]
+    return tuple(request.shared_parameters if stage == last and ranks[first] == ranks[last] else 0 for stage in range(len(ranks)))
 
 
 def _besides(request: TuneRequest, candidate: TuneCandidate, layout: Layout) -> tuple[Besides, ...]:

@@ -93,6 +93,12 @@ class TuneRequest:
         return self.capacity_bytes - self.reserve_bytes
 
     @property
+    def shared_parameters(self) -> int:
+        """Of a device, in the matrix that embedding and head share, which both layers count; a rank with both holds it once."""
+        architecture, setting = self.architecture, self.setting
+        return setting.rows(architecture.vocabulary) * architecture.hidden if architecture and setting and architecture.tied else 0
+
+    @property
     def degrees(self) -> Degrees:
         """How ranks and weights are divided."""
         return self.choices.degrees

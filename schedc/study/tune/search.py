@@ -384,7 +384,8 @@ def tune(
         raise (request.source.place / "tune").refuse("no way to divide the devices and the batch", expected)
     search = _Search(request, settings, prune, report, works)
     split = request.file.tune.split_backward
-    totals = {size: totals_of(layers, split_backward=split) for size, layers in request.layers.items()}
+    shared = request.shared_parameters
+    totals = {size: totals_of(layers, split_backward=split, shared_parameters=shared) for size, layers in request.layers.items()}
     search.prepare(totals)
     search.first_pass(candidate_s)
     if is_auto(settings.method):
