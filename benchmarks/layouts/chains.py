@@ -19,7 +19,7 @@ import sys
 import time
 from collections import defaultdict
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,6 +76,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path, help="the profiles")
     parser.add_argument("rows", type=Path, help="a CSV that keeps what is done")
     parser.add_argument("--only", choices=("balanced", "open", "table"), help="do no other rows")
+    parser.add_argument("--every", type=int, default=1, help="do each of so many cases: a sample")
     parser.add_argument("--time-limit", type=float, default=60.0, help="seconds for an open layout")
     parser.add_argument("--balanced-limit", type=float, default=5.0, help="seconds for each balanced partition")
     options = parser.parse_args()
@@ -84,7 +85,7 @@ def main() -> int:
         return 0
     done = {(*(row[key] for key in KEYS), row["layout"]) for row in rows_of(options.rows)}
     names = {"balanced": [*PLACEMENTS], "open": [OPEN], "table": []}.get(options.only, [*PLACEMENTS, OPEN])
-    for case in cases(options.folder):
+    for case in islice(cases(options.folder), 0, None, options.every):
         for name in names:
             if (*case.key, name) not in done:
                 limits = Limits(time_s=options.time_limit if name == OPEN else options.balanced_limit)

@@ -153,6 +153,8 @@ def test_equal_stages_with_the_memory_of_1f1b_are_bounded_by_zb_h1(ranks: int) -
 def test_more_stages_on_a_rank_wait_less() -> None:
     workload = equal_layers(8, 4, 8, Device())
     bound_ns = bound_ns_of(workload, OpenLayout(chunks=2))
+    assert bound_ns == 8 * 2 * 29 + 10 * 3  # two layers for each, and the last rank waits for three at least
+    bound_ns = bound_ns_of(workload, OpenLayout(chunks=4))
     assert bound_ns == 8 * 2 * 29 + -(-(10 * (0 + 1 + 2 + 3)) // 4)  # the n-th rank waits for n layers at least
 
 

@@ -59,7 +59,7 @@ class Chain:
 def chain_of(path: Path) -> Chain | None:
     """The chain of a profile; None: the file has no layers."""
     content = json.loads(path.read_bytes())
-    name = content["name"]
+    name = content.get("name")
     if name == "galvatron-llama2-7b":
         return Chain(name=name, layers=tuple(_llama2(content)))
     entries = [entry for entry in content.get("layers", ()) if not _is_communication(entry)]

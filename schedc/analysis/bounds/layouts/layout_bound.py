@@ -11,6 +11,7 @@ from schedc.analysis.bounds.layouts.cuts import cuts_bound
 from schedc.analysis.bounds.layouts.graphs import head_in_parts, path_bound
 from schedc.analysis.bounds.layouts.one_stage import one_stage_bound
 from schedc.analysis.bounds.layouts.shared_ranks import graph_bound, shared_ranks_bound
+from schedc.analysis.bounds.layouts.two_stages import two_stages_bound
 from schedc.analysis.bounds.lower_bounds import Bound
 from schedc.errors import Infeasible
 from schedc.ir import BoundName, Device, Objective, OpenLayout, OpenSlices, Workload, share_bytes
@@ -21,7 +22,8 @@ MOST_EXACT = 2**53
 def layout_bound(workload: Workload, open_layout: OpenLayout) -> Bound:
     """The largest lower bound known on the objective of every schedule of every layout that is open.
 
-    Proofs: `one_stage_bound`, where every rank has one stage; `shared_ranks_bound`. Both count compute and the pipeline's messages.
+    Proofs: `one_stage_bound`, where every rank has one stage; `two_stages_bound`, where none has more than two;
+    `shared_ranks_bound`. All count compute and the pipeline's messages.
     All-gathers, the least of which ends before any forward begins, and reduce-scatters, the least of which begins after its stage's
     last backward, come on top for the makespan: some gather precedes all that is counted, and some scatter follows whatever
     compute is the last. Of layers that are a graph, and where the head is split, only work (`graph_bound`) and the path of a
@@ -65,8 +67,11 @@ def layout_bound(workload: Workload, open_layout: OpenLayout) -> Bound:
     one_ns = one_stage_bound(workload, open_layout) if stages <= workload.ranks else 0
     if one_ns is None:
         raise Infeasible(f"{workload.name}: {_why_none(workload, open_layout)}")
-    detail = "all ranks together" if stages > workload.ranks or one_ns < shared_ns else "one stage on each rank"
-    return Bound(name=BoundName.LAYOUTS, value_ns=around_ns + max(one_ns, shared_ns), detail=detail)
+    two_ns = two_stages_bound(workload, open_layout, shared_ns) if stages > workload.ranks else 0
+    detail = "one stage on each rank" if one_ns >= shared_ns else "all ranks together"
+    if two_ns > shared_ns:
+        detail = "at most two stages on each rank"
+    return Bound(name=BoundName.LAYOUTS, value_ns=around_ns + max(one_ns, shared_ns, two_ns), detail=detail)
 
 
 def _sliced_bound(workload: Workload, open_layout: OpenLayout, slices: OpenSlices) -> int:

@@ -1,0 +1,263 @@
+"""What one rank may have of a chain, one piece or two: every such share, and the least makespan that each leaves its rank.
+
+Takes a workload and what is open; gives shares as arrays [4, shares] of cuts: layers [cuts[0], cuts[1]) and [cuts[2], cuts[3]).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
+from math import ceil
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from schedc.analysis.bounds.layouts.pieces import microbatch_values, pieces_of
+from schedc.analysis.bounds.layouts.share_gaps import RankShares, idle_ns
+from schedc.ir import Device, Link, OpenLayout, Workload
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from schedc.analysis.bounds.layouts.pieces import Matrix, Pieces
+
+    Vector = NDArray[np.float64]
+    Cuts = NDArray[np.int64]
+
+MOST_GAPS = 2**31
+"""Above this many shares × microbatches × activations at once, idle gaps are not counted."""
+AT_ONCE = 2**14
+"""Shares are looked at in parts of so many, which fit a cache."""
+EXACT = 1 - 1e-11
+"""Floats are this exact."""
+
+
+@dataclass(frozen=True, slots=True)
+class CrossingWay:
+    """What of the path's crossings a share must wait for, in ns."""
+
+    before: int = 0
+    """Before its first stage, on the way there."""
+    before_back: int = 0
+    """After its first stage, on the way back."""
+    between: int = 0
+    """From the first stage to the second one."""
+    between_back: int = 0
+    behind: int = 0
+    """There and back, behind all of its stages."""
+    is_apart: bool = False
+    """Its two stages are parted by crossings, so that hops beside them do not count."""
+
+
+class SharedChain:
+    """What is known of a workload's layers, ranks and shares."""
+
+    def __init__(self, workload: Workload, open_layout: OpenLayout) -> None:
+        again = all(open_layout.recompute)
+        if open_layout.recompute_is_open or any(open_layout.recompute):  # memory does not count then
+            workload = replace(workload, devices=tuple(Device(speed=each.speed) for each in workload.devices))
+        self.workload = replace(workload, static_bytes=(min(workload.static_bytes),))
+        self.given = open_layout.layers_of_stage
+        self.all_alike = replace(
+            open_layout, placement=None, layers_of_stage=None, recompute=(again,), recompute_is_open=open_layout.recompute_is_open
+        )
+        self.layers, self.ranks = len(workload.layers), workload.ranks
+        self._of_device: dict[Device, Pieces] = {}
+        values = [microbatch_values(workload, layer, recompute=again) for layer in workload.layers]
+        forward = [min(each[0] for each in of_layer) for of_layer in values]
+        split = workload.split_backward
+        gradient = [min(min(each[1], each[3]) if split else each[3] for each in of_layer) for of_layer in values]
+        self._sums = [np.array([0, *accumulate(durations)], np.float64) for durations in (forward, gradient)]
+        self._fastest = float(max(device.speed for device in workload.devices))
+        self._slack = 0.0 if all(device.speed == 1 for device in workload.devices) else 0.5
+        every = range(workload.ranks)
+        self.hops = self.hops_over([(a, b) for a in every for b in every if a != b])
+        slowest = min(device.speed for device in workload.devices)
+        all_ns = sum(max(sum(each) for each in of_layer) for of_layer in values) / slowest
+        links = [link for a in every for b in every if a != b and (link := workload.network.link(a, b)) is not None]
+        most = max((max(layer.message_bytes, layer.gradient_message_bytes) for layer in workload.layers), default=0)
+        hop_ns = max((link.latency_ns + link.occupancy_ns(most) for link in links), default=0)
+        self.one_by_one_ns = workload.microbatches * ceil(all_ns + 4 * self.ranks * (2 + hop_ns))
+        """No less than the makespan of one microbatch after another, in any layout."""
+
+    def passed_ns(self, kind: int, first: Cuts | int, last: Cuts | int) -> Vector:
+        """What all layers from the one to the other take at least, of forwards (0) or gradient parts (1)."""
+        sums = self._sums[kind]
+        blocks = np.minimum(np.subtract(last, first), 2 * self.ranks)
+        passed: Vector = np.maximum(0, (sums[last] - sums[first]) / self._fastest - self._slack * blocks)
+        return passed
+
+    def hops_over(self, pairs: list[tuple[int, int]]) -> Vector:
+        """[2, layers + 1]: what a message behind so many layers and its gradient take over the best of the links; 0 at the ends."""
+        layers, network = self.workload.layers, self.workload.network
+        best = np.zeros((2, len(layers) + 1))
+        best[:, 1:-1] = np.inf
+        links: set[tuple[Link, ...]] = set()
+        for a, b in pairs:
+            there, again = network.link(a, b), network.link(b, a)
+            if there is not None and again is not None:
+                links.add(tuple(replace(link, source=0, destination=1, trunk=None) for link in (there, again)))
+        for there, again in links:
+            on = [there.latency_ns + there.occupancy_ns(layer.message_bytes) for layer in layers[:-1]]
+            back = [again.latency_ns + again.occupancy_ns(layer.gradient_message_bytes) for layer in layers[:-1]]
+            best[:, 1:-1] = np.minimum(best[:, 1:-1], [on, back])
+        return best
+
+    @cached_property
+    def shares(self) -> Cuts:
+        """All, by their first three cuts, then those with more layers first; of one stage, the last two are the end."""
+        size, found = self.layers, []
+        for first in range(size):
+            for end in range(first + 1, size + 1):
+                again, last = np.triu_indices(size - end + 1, 1)
+                order = np.lexsort((-last, again))
+                again, last = np.append(again[order] + end, size), np.append(last[order] + end, size)
+                found.append(np.array([np.full_like(again, first), np.full_like(again, end), again, last]))
+        return np.concatenate(found, axis=1)
+
+    @cached_property
+    def groups(self) -> NDArray[np.int64]:
+        """Of each share, the number of those that have its first three cuts."""
+        size = self.layers + 1
+        key = (self.shares[0] * size + self.shares[1]) * size + self.shares[2]
+        return np.cumsum(np.concatenate([[0], np.diff(key) != 0]))
+
+    def pieces(self, device: Device) -> Pieces:
+        """What layers cost as a stage on a rank with this device."""
+        if device not in self._of_device:
+            self._of_device[device] = pieces_of(self.workload, self.all_alike, device, 0)
+        return self._of_device[device]
+
+
+class ShareValues:
+    """Per share on a rank with this device, the least makespan that its rank leaves; what memory makes it idle, where it matters.
+
+    Proof. The rank's steps for a microbatch are the forwards of its stages and their gradient parts in the other order; heads and
+    tails of these are the least times of the path, all other layers on the fastest rank. For steps p ≤ q, the work of all steps
+    between lies behind p's head and before q's tail (`one_machine`); with the rests of their backwards, no tail follows. Memory:
+    `residency_bound_of_rank`, and the idle time of gaps (`idle_ns`) besides the rank's work.
+    """
+
+    def __init__(self, chain: SharedChain, device: Device, way: CrossingWay) -> None:
+        self._chain, self._pieces, self._way = chain, chain.pieces(device), way
+        self._capacity, self._in_flight = device.capacity_bytes, device.in_flight
+        self._is_limited = (device.capacity_bytes, device.in_flight, device.limit_bytes) != (None, None, None)
+        shares, parts = chain.shares, []
+        for begin in range(0, shares.shape[1], AT_ONCE):
+            parts.append(self._without_gaps_ns(_Share(self, shares[:, begin : begin + AT_ONCE])))
+        self._least_ns: Vector = np.concatenate(parts) * EXACT
+        self._is_done = np.full(self._least_ns.shape, not self._is_limited)
+
+    def at_most(self, most_ns: int) -> NDArray[np.bool_]:
+        """Which shares have a value of at most this."""
+        chosen = np.flatnonzero((self._least_ns <= most_ns) & ~self._is_done)
+        self._is_done[chosen] = True
+        is_pair = self._chain.shares[2, chosen] < self._chain.shares[3, chosen]
+        for some in (chosen[is_pair], chosen[~is_pair]):
+            for begin in range(0, some.size, AT_ONCE):
+                part = some[begin : begin + AT_ONCE]
+                value_ns = self._with_gaps_ns(_Share(self, self._chain.shares[:, part])) * EXACT
+                self._least_ns[part] = np.maximum(self._least_ns[part], value_ns)
+        return self._least_ns <= most_ns
+
+    def _without_gaps_ns(self, share: _Share) -> Vector:
+        number = self._chain.workload.microbatches
+        work_ns, rests_ns, begin_ns, tail_ns = share.work_ns, share.rests_ns, share.begin_ns, share.tail_ns
+        found = np.zeros_like(share.away_ns)
+        for p in range(4):
+            counts = np.full(found.shape, True) if p in (0, 3) else share.has_two
+            for q in range(p, 4):
+                here = begin_ns[p] + sum(work_ns[p : q + 1]) + tail_ns[q]
+                found = np.where(counts & (share.has_two | (q in (0, 3))), np.maximum(found, here), found)
+            here = begin_ns[p] + sum(work_ns[p:]) + sum(rests_ns[max(0, p - 2) :])
+            found = np.where(counts, np.maximum(found, here), found)
+        if self._is_limited:
+            room, head_ns, after_ns = np.maximum(share.room_bytes, 1), begin_ns[0], tail_ns[3]
+            stays = [end - begin for end, begin in zip(share.end_ns[:1:-1], begin_ns[:2], strict=True)]
+            byte_ns = np.zeros_like(found)
+            for size, stay_ns in zip(share.bytes, stays, strict=True):
+                slots = np.clip(np.floor_divide(room, size, out=np.full(room.shape, float(number)), where=size > 0), 1, number)
+                found = np.where(size > 0, np.maximum(found, head_ns + np.ceil(number / slots) * stay_ns + after_ns), found)
+                byte_ns += number * size * stay_ns
+            of_rests = sum(k * ns for k, ns in zip(share.by_rest_bytes, rests_ns[::-1], strict=True))
+            stays_ns = np.maximum(byte_ns / room + after_ns, (byte_ns + of_rests) / room)
+            found = np.maximum(found, np.where(np.isfinite(room), head_ns + stays_ns, 0))
+        allowed = share.is_possible & (sum(share.bytes) <= share.room_bytes)
+        least_ns: Vector = np.where(allowed, found, np.inf)
+        return least_ns
+
+    def _with_gaps_ns(self, share: _Share) -> Vector:
+        number = self._chain.workload.microbatches
+        slots = number if not share.bytes[0].all() else min(number, int((share.room_bytes / share.bytes[0]).max(initial=0)) + 1)
+        if self._chain.shares.shape[1] * number * number * slots > MOST_GAPS:
+            return np.zeros_like(share.away_ns)
+        pick, has_two = share.pick, bool(share.has_two.any())
+        pieces = self._pieces
+        gaps = RankShares(
+            has_two=has_two,
+            room_bytes=share.room_bytes,
+            forward_ns=pick(pieces.most_forward_ns),
+            gradient_ns=pick(pieces.most_gradient_ns),
+            rest_ns=pick(pieces.most_rest_ns),
+            by_gradient_bytes=pick(pieces.by_gradient_bytes),
+            by_rest_bytes=share.by_rest_bytes,
+            begin_ns=share.begin_ns,
+            end_ns=share.end_ns,
+            tail_ns=share.tail_ns,
+        )
+        least_ns: Vector = idle_ns(gaps, number) + sum(share.work_ns) + sum(share.rests_ns)
+        return least_ns
+
+
+class _Share:
+    """Times and bytes of some shares: per step, forwards of the stages, then gradient parts in the other order."""
+
+    def __init__(self, values: ShareValues, cuts: Cuts) -> None:
+        chain, pieces, way = values._chain, values._pieces, values._way
+        self._cuts = a, b, c, d = cuts
+        self.has_two: NDArray[np.bool_] = c < d
+        pick = self.pick
+        (forward, forward_2), (gradient, gradient_2) = pick(pieces.forward_ns), pick(pieces.gradient_ns)
+        self.is_possible = np.isfinite(forward) & np.isfinite(forward_2)
+        blocks = (forward, forward_2, gradient, gradient_2)
+        forward, forward_2, gradient, gradient_2 = (np.where(self.is_possible, each, 0) for each in blocks)
+        hop, hop_back = chain.hops
+        here = 0 if way.before else 1  # the hop to the first stage may be the crossing
+        head = chain.passed_ns(0, 0, a) + here * hop[a] + way.before
+        after = chain.passed_ns(1, 0, a) + here * hop_back[a] + way.before_back
+        leaves = (b < c) & (not way.is_apart)
+        between = chain.passed_ns(0, b, c) + np.where(leaves, hop[b] + hop[c], 0) + way.between
+        between_back = chain.passed_ns(1, b, c) + np.where(leaves, hop_back[b] + hop_back[c], 0) + way.between_back
+        last = np.where(self.has_two, d, b)
+        here = 0 if way.behind else 1
+        behind = chain.passed_ns(0, last, chain.layers) + chain.passed_ns(1, last, chain.layers)
+        self.away_ns: Vector = behind + here * (hop[last] + hop_back[last]) + way.behind
+        zero = np.zeros_like(head)
+        between, between_back = (np.where(self.has_two, each, 0) for each in (between, between_back))
+        begins, ends = [head], [head + forward]
+        for way_ns, block_ns in ((between, forward_2), (self.away_ns, gradient_2), (between_back, gradient)):
+            begins.append(ends[-1] + way_ns)
+            ends.append(begins[-1] + block_ns)
+        self.begin_ns, self.end_ns = begins, ends
+        self.tail_ns = [ends[-1] - end + after for end in ends]
+        forwards, gradients, backwards = (pick(each) for each in (pieces.forwards_ns, pieces.gradients_ns, pieces.backwards_ns))
+        self.work_ns = [*forwards, *gradients[::-1]]
+        self.rests_ns = [zero + whole - part for whole, part in zip(backwards[::-1], gradients[::-1], strict=True)]
+        self.by_rest_bytes = pick(pieces.by_rest_bytes)
+        self.bytes = pick(pieces.activation_bytes)
+        room, room_2 = (pieces.room_bytes[a, b], pieces.room_bytes[c, d])
+        self.room_bytes: Vector = room
+        if values._capacity is not None:
+            self.room_bytes = np.where(self.has_two, room + room_2 - values._capacity, room)
+        elif values._in_flight is not None:
+            self.room_bytes = np.where(self.has_two, room + room_2, room)
+        if chain.given is not None:
+            given = np.zeros((chain.layers + 1, chain.layers + 1), bool)
+            given[tuple(zip(*chain.given, strict=True))] = True
+            self.is_possible &= given[a, b] & (given[c, d] | ~self.has_two)
+
+    def pick(self, matrix: Matrix) -> tuple[Vector, Vector]:
+        """Of the first stage and of the second one; 0 where there is none."""
+        a, b, c, d = self._cuts
+        return matrix[a, b], np.where(self.has_two, matrix[c, d], 0)
