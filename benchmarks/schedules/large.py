@@ -25,6 +25,7 @@ from schedc.errors import Unsupported
 from schedc.solvers.common.base import Limits
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.heuristics.greedy import Greedy, GreedySpread
+from schedc.solvers.heuristics.in_turn import InTurn
 from schedc.solvers.search.periodic import periodic
 from schedc.solvers.templates import TEMPLATES
 from schedc.study.bench.pipelines import LinkTimes, both_ways, pipeline
@@ -42,7 +43,10 @@ CHEAP: dict[str, Callable[[Problem], Schedule]] = {
     "zb-h1": TEMPLATES["zb-h1"].construct,
     "greedy, W whole": Greedy(n_sub=1),
     "greedy": Greedy(),
+    "greedy, W in 8": Greedy(n_sub=8),
     "greedy, spread": GreedySpread(),
+    "in-turn": InTurn(),
+    "in-turn, W in 32": InTurn(n_sub=32),
 }
 
 
@@ -80,7 +84,7 @@ INSTANCES = (
         for a, b in ((0, 0), (0.25, 0.25), *SLOW)
         for held in (8, 12, 16)
     ),
-    Instance(ranks=64, microbatches=128, in_flight=64, latency=2, occupancy=2, target=0.03, seconds=300),
+    *(Instance(ranks=64, microbatches=n, in_flight=64, latency=2, occupancy=2, target=0.005, seconds=60) for n in (128, 1024)),
     Instance(ranks=32, microbatches=64, in_flight=32, latency=0, occupancy=0, target=0, seconds=60),
     *(Instance(ranks=16, microbatches=32, in_flight=16, latency=a, occupancy=b, target=0.01, seconds=120) for a, b in SLOW),
 )
