@@ -248,11 +248,12 @@ def main() -> None:
     out.print(table)
     out.print(summary(steps))
     if options.fit:
-        sustained = fitted(rows[::2])
-        change = changed(lambda each: replace(each, sustained=sustained))
-        out.print(f"sustained {sustained}, fitted on every second step, the first and so on")
-        for name, half in (("these", rows[::2]), ("the others", rows[1::2])):
-            out.print(f"  {name}: {summary([step_of(row, change) for row in half])}")
+        for name, half, other in (("first", rows[::2], rows[1::2]), ("second", rows[1::2], rows[::2])):
+            sustained = fitted(half)
+            change = changed(partial(replace, sustained=sustained))
+            out.print(f"sustained {sustained}, fitted on every second step, beginning with the {name}")
+            for whose, of in (("these", half), ("the others", other)):
+                out.print(f"  {whose}: {summary([step_of(row, change) for row in of]).partition(', memory')[0]}")
     if options.terms:
         table = Table(box=None, pad_edge=False)
         for column in ("with, or without", "time", "bias", "memory", "its bias"):
