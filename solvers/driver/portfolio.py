@@ -27,7 +27,7 @@ from schedc.solvers.common.interruption import OutOfTime
 from schedc.solvers.common.method import FUSED, MIXED, SMALL_OPS, Constructive, Method, fusing_frees, fusing_saves_time
 from schedc.solvers.common.microbatch_order import order_is_open
 from schedc.solvers.driver.registry import constructive, is_auto, is_constructive, method_named, methods, search_of
-from schedc.solvers.driver.turns import AFTERWARDS, CPSAT_OPS, Turn, turns_of
+from schedc.solvers.driver.turns import CPSAT_OPS, Turn, afterwards_of, turns_of
 from schedc.solvers.heuristics.greedy import ONE_RULE
 from schedc.solvers.kernel.climb import climb, climb_mixing, climb_without_reserves
 from schedc.solvers.kernel.joints import takes_joints
@@ -221,10 +221,10 @@ def _improve(search: Search, incumbent: Incumbent, limits: Limits) -> None:
 
 def _search_on(incumbent: Incumbent, first: int = 16) -> None:
     """Run the local searches with other seeds and more and more rounds until the time is up, or none of them works here."""
-    limits, problem = incumbent.limits, incumbent.problem
+    limits = incumbent.limits
     for number in count():
         rounds = f"{{rounds={first << min(number, 10)}}}"
-        turns = [turn._replace(search=turn.search + rounds) for turn in turns_of(problem, AFTERWARDS)]
+        turns = [turn._replace(search=turn.search + rounds) for turn in afterwards_of(incumbent.problem)]
         runs = [(turn, search_of(turn.search)) for turn in turns]
         if not _search(incumbent, runs, replace(limits, seed=limits.seed + 1 + number), by_name=False):
             return

@@ -57,14 +57,13 @@ TURNS: dict[str, tuple[Turn, ...]] = {
         Turn("cpsat", 1.0, PROOF),
     ),
     # With several chunks on a rank, bounds are weaker and good rules rarer: easy ones are proven soon, the others need the search.
+    # Ranges of fused backwards are worth nothing here (0 of 5 draws better with them, 2 worse), polishing most (5 of 5 better).
     "several stages on a rank, and BW cheaper than B and W": (
-        Turn("polish{rounds=12}", 0.3, ORDERS),
-        Turn("fused-ranges{rounds=12}", 0.2, RANGES),
+        Turn("polish{rounds=40}", 0.4, ORDERS),
         Turn("local{rounds=4}", 0.2, RULES),
-        Turn("polish{rounds=4}", 0.2, ORDERS),
+        Turn("polish{rounds=8}", 0.3, ORDERS),
         Turn("cpsat", 0.15, PROOF),
-        Turn("local{rounds=60}", 0.3, RULES),
-        Turn("polish{rounds=60}", 0.5, ORDERS),
+        Turn("polish{rounds=60}", 0.6, ORDERS),
         Turn("refute", 0.95, PROOF),
         Turn("cpsat", 1.0, PROOF),
     ),
@@ -85,7 +84,7 @@ AFTERWARDS = (
     Turn("local", 0.3, RULES),
     Turn("polish", 0.5, ORDERS),
 )
-"""Who goes on from other seeds while a clock leaves time."""
+"""Of those that had a turn, who goes on from other seeds while a clock leaves time."""
 
 
 def kind_of(problem: Problem) -> str:
@@ -100,12 +99,15 @@ def kind_of(problem: Problem) -> str:
     return f"{kind}, and BW cheaper than B and W" if fusing_saves_time(problem) else kind
 
 
-def turns_of(problem: Problem, turns: tuple[Turn, ...] = ()) -> tuple[Turn, ...]:
-    """Those of the turns that may help with the problem; by default of those for its kind."""
-    useless = set() if fusing_saves_time(problem) else {RANGES}
-    if not order_is_open(problem):
-        useless.add(ENTRY)
-    is_large = problem.num_ops > CPSAT_OPS
+def turns_of(problem: Problem) -> tuple[Turn, ...]:
+    """The turns for its kind of those that may help with it."""
+    saves_time, is_large = fusing_saves_time(problem), problem.num_ops > CPSAT_OPS
     return tuple(
-        turn for turn in turns or TURNS[kind_of(problem)] if turn.aim not in useless and not (is_large and turn.search == "cpsat")
+        turn for turn in TURNS[kind_of(problem)] if (turn.aim != RANGES or saves_time) and not (is_large and turn.search == "cpsat")
     )
+
+
+def afterwards_of(problem: Problem) -> tuple[Turn, ...]:
+    """The turns for which a clock may leave time, each for the aim of one that was before."""
+    aims = {turn.aim for turn in turns_of(problem)}
+    return tuple(turn for turn in AFTERWARDS if turn.aim in aims)

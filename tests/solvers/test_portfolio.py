@@ -21,7 +21,7 @@ from schedc.solvers.common.incumbent import Ended, Incumbent, mixture_of
 from schedc.solvers.driver import portfolio
 from schedc.solvers.driver.portfolio import candidate_names, solve, try_methods
 from schedc.solvers.driver.registry import constructive, search_of
-from schedc.solvers.driver.turns import AFTERWARDS, TURNS, turns_of
+from schedc.solvers.driver.turns import AFTERWARDS, TURNS, afterwards_of, turns_of
 from schedc.solvers.heuristics import greedy
 from schedc.solvers.heuristics.greedy import ONE_RULE
 from schedc.solvers.kernel.list_scheduler import ListScheduler
@@ -364,6 +364,15 @@ def test_every_kind_of_problem_has_turns_that_exist() -> None:
         for turn in turns:
             assert search_of(turn.search).name in turn.search
             assert 0 < turn.share <= 1
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_those_that_had_a_turn_go_on(chunks: int) -> None:
+    placement = "loop" if chunks > 1 else "unidirectional"
+    problem = make_problem(2, 4, placement=placement, chunks=chunks, costs_ns=(4, 5, 3))
+    cheaper = with_fused_backward(problem, 9)
+    names = [[turn.search for turn in afterwards_of(each)] for each in (problem, cheaper)]
+    assert names == [["local", "polish"], ["fused-ranges", "local", "polish"] if chunks == 1 else ["local", "polish"]]
 
 
 def test_made_by_names_the_method_and_the_seed() -> None:
