@@ -7,8 +7,8 @@ import pytest
 from schedc.costs.architecture import Attention, Setting
 from schedc.costs.devices import DEVICES, Accelerator, device_named
 from schedc.costs.efficiency import Efficiency, duration_s, sustained
+from schedc.costs.operators.attention import attention_operators
 from schedc.costs.operators.operator import Engine, OperatorWork
-from schedc.costs.operators.sublayers import attention_operators
 from schedc.errors import InvalidInput
 
 ROUND = Accelerator(

@@ -23,14 +23,10 @@ from schedc.costs.devices import DEVICES
 from schedc.costs.efficiency import PHASES, ROOFLINE, efficiency_of, operator_s
 from schedc.costs.layers import architecture_named, parts_of
 from schedc.costs.memory import besides
+from schedc.costs.operators.attention import attention_operators, latent_attention_operators
 from schedc.costs.operators.blocks import embedding_operators, head_operators
 from schedc.costs.operators.operator import CollectiveKind, Engine, Operator, OperatorWork, ProductShape
-from schedc.costs.operators.sublayers import (
-    attention_operators,
-    experts_operators,
-    feed_forward_operators,
-    latent_attention_operators,
-)
+from schedc.costs.operators.sublayers import experts_operators, feed_forward_operators
 from schedc.costs.predicted import predicted
 from schedc.errors import InvalidInput, Unsupported
 

@@ -8,15 +8,10 @@ from schedc.costs.architecture import Attention, FeedForward, Mamba, Setting, bl
 from schedc.costs.devices import DEVICES
 from schedc.costs.efficiency import ROOFLINE, duration_s, sustained
 from schedc.costs.layers import architecture_named, known_models, layers_of, merged
+from schedc.costs.operators.attention import attention_operators, quadratic_share, visible_pairs
 from schedc.costs.operators.blocks import block_operators
 from schedc.costs.operators.operator import Engine, matrix_product
-from schedc.costs.operators.sublayers import (
-    attention_operators,
-    feed_forward_operators,
-    mamba_operators,
-    quadratic_share,
-    visible_pairs,
-)
+from schedc.costs.operators.sublayers import feed_forward_operators, mamba_operators
 from schedc.errors import Unsupported
 
 H100 = DEVICES["h100"]

@@ -27,7 +27,7 @@ from schedc.costs.architecture import (
 from schedc.costs.devices import DEVICES
 from schedc.costs.hugging_face import architecture_of_config
 from schedc.costs.layers import architecture_named, known_models, layers_of, parts_of
-from schedc.costs.operators.sublayers import visible_pairs
+from schedc.costs.operators.attention import visible_pairs
 from schedc.errors import Unsupported
 from schedc.io.location import Location
 from tests.costs.test_flops_by_torch import attend, by_head, flops, joined, weight

@@ -19,6 +19,7 @@ from schedc.costs.architecture import (
     Sublayer,
     Vision,
 )
+from schedc.costs.operators.attention import attention_operators, latent_attention_operators
 from schedc.costs.operators.operator import (
     GRADIENT_BYTES,
     Engine,
@@ -29,13 +30,7 @@ from schedc.costs.operators.operator import (
     elementwise,
     matrix_product,
 )
-from schedc.costs.operators.sublayers import (
-    attention_operators,
-    experts_operators,
-    feed_forward_operators,
-    latent_attention_operators,
-    mamba_operators,
-)
+from schedc.costs.operators.sublayers import experts_operators, feed_forward_operators, mamba_operators
 
 TOKEN_BYTES = 8
 """Of a token's number."""
