@@ -79,8 +79,8 @@ class Polish(LocalSearch, frozen=True):
 def polish_schedule(problem: Problem, starts: Sequence[Schedule], climbing: Climbing) -> Found:
     """The best schedule found from these.
 
-    Each starts a climb of the first round. The best of each mixture of backwards goes on by itself in the first half of the rounds,
-    the best of all in the second, each round from the best of the last.
+    Each starts a climb of the first round, the first one two. The best of each mixture of backwards goes on by itself in the first
+    half of the rounds, the best of all in the second, each round from the best of the last.
 
     Args:
         problem: any placement, any memory limits.
@@ -93,12 +93,11 @@ def polish_schedule(problem: Problem, starts: Sequence[Schedule], climbing: Clim
     """
     facts = problem_arrays_of(problem)
     exchanges = EXCHANGES if fusing_saves_time(problem) else 0
+    starts = starts[0], *starts
     pool = [packed_orders(problem, facts, start, exchanges=bool(exchanges)) for start in starts]
-    mixtures = [mixture_of(start) if exchanges else str(number > 0) for number, start in enumerate(starts)]
+    mixtures = [mixture_of(start) if exchanges else str(start is starts[0]) for start in starts]
     evaluations = climbing.evaluations or min(40_000, max(200, 10_000_000 // int(pool[0].lengths.sum())))
     alone = unsampled(durations_ns_of(problem))
-    if len(pool) == 1:
-        pool, mixtures = [pool[0], pool[0].copy()], mixtures * CLIMBS
     climbers = [OrderClimber(facts, alone, REACH, exchanges) for _ in pool]
     rounds, waits = Rounds(climbing=climbing, evaluations=evaluations, heat=HEAT), values_wait(problem)
     best, best_ns = pool[0].copy(), int(STRANDED)
