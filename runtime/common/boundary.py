@@ -140,6 +140,8 @@ class BoundaryMeta(dict[Key, tuple[TensorMeta, ...]]):
     shapes: Sequence[int] = ()
     """Of the step's microbatches, the same on all ranks; another sequence where they may be others than in the step before. Empty:
     all have shape 0."""
+    spread = False
+    """Whether any are DTensors."""
     modules: Collection[nn.Module] = ()
     """This rank's stages, of whose weights some are on the meshes of DTensors that cross."""
 
@@ -159,15 +161,20 @@ class BoundaryMeta(dict[Key, tuple[TensorMeta, ...]]):
             Unsupported: one is made of other tensors and is no DTensor: gloo would end the process.
         """
         known, layouts = self.get(key), list[tuple[int, ...]]()
-        if any(hasattr(tensor, "__tensor_flatten__") for tensor in value if tensor is not None):
+        if [tensor for tensor in value if hasattr(tensor, "__tensor_flatten__")]:
             value, layouts = self._parts(value, message, known)
         if known is None:
             own = [TensorMeta.of(tensor) for tensor in value if tensor is not None]
             known = tuple(kind._replace(layout=layout) for kind, layout in zip(own, layouts or [()] * len(own), strict=True))
-            self[key] = known
+            self.note(key, known)
         elif not _alike(value, known, message.gradient) or (layouts and [one.layout for one in known] != layouts):
             raise InvalidInput(_difference(value, known, message))
         return value, known
+
+    def note(self, key: Key, kinds: tuple[TensorMeta, ...]) -> None:
+        """Take note of what the outputs of a boundary are."""
+        self.setdefault(key, kinds)
+        self.spread = self.spread or any(kind.layout for kind in kinds)
 
     def _parts(self, value: Value, message: Message, known: tuple[TensorMeta, ...] | None) -> tuple[Value, list[tuple[int, ...]]]:
         """Of DTensors what this process has of them, and how outputs are laid out; as `learn`."""
@@ -198,8 +205,6 @@ class BoundaryMeta(dict[Key, tuple[TensorMeta, ...]]):
         Raises:
             Unsupported: no weight of this rank is on such a mesh.
         """
-        if not any(kind.layout for kind in kinds):
-            return [*come]
         from schedc.runtime.common.spread import made_whole
 
         what, gradient = _named(message), message.gradient

@@ -220,14 +220,15 @@ class Receiver(_End):
         message = self.wire.messages[at]
         for key in self._keys[self._next : at + 1]:
             if key in self._headers:
-                self.boundaries.setdefault(key, self._header(*self._headers.pop(key), op))
+                self.boundaries.note(key, self._header(*self._headers.pop(key), op))
         self.post(at)
         kinds = self.boundaries[self._keys[at]]
         crossing = [kind for kind in kinds if kind.gradient or not message.gradient]
         come = [self._await(incoming, op, at, kind) for kind, incoming in zip(crossing, self._posted.pop(at), strict=True)]
         if not come:
             return ()
-        come = self.boundaries.taken(come, crossing, message)
+        if self.boundaries.spread:
+            come = self.boundaries.taken(come, crossing, message)
         if message.gradient:
             gradients = iter(come)
             return tuple(next(gradients) if kind.gradient else None for kind in kinds)

@@ -126,6 +126,8 @@ class Beginning:
         self._count, self._slices, self._parts = problem.microbatches, problem.slices, max(1, len(problem.slices))
         self._even = cut_by_name is not None or problem.updates is not None
         self._has_run = False
+        self._looked: tuple[tuple[torch.dtype, torch.Size] | None, list[int]] = None, []
+        """What the last batch looked like, where it was one tensor, and the word of it."""
         self._said: list[list[int]] = []
         """What ranks with inputs have said of the last step."""
         self._shapes: Sequence[int] = ()
@@ -235,6 +237,10 @@ class Beginning:
         """What this rank says of its inputs: a number for what each microbatch looks like, and how many samples it has."""
         if self._groups.rank not in self._starting:
             return []
+        inputs = given.inputs
+        look = (inputs.dtype, inputs.shape) if isinstance(inputs, torch.Tensor) and not given.kwargs else None
+        if look is not None and look == self._looked[0]:
+            return self._looked[1]
         if len(self._numbers) > MOST_SHAPES:
             self._numbers.clear()
         what = f"rank {self._groups.rank}: a microbatch of inputs"
@@ -247,7 +253,8 @@ class Beginning:
                 self._numbers[found] = next(self._number)
             numbers.append(self._numbers[found])
         samples = samples_of(given.inputs, self._count // self._parts)
-        return [*numbers, *(each for each in samples for _ in range(self._parts))]
+        self._looked = look, [*numbers, *(each for each in samples for _ in range(self._parts))]
+        return self._looked[1]
 
     def _shapes_of(self, words: list[list[int]], executor: Executor, *, steps: bool, posts: bool) -> Sequence[int]:
         """The shapes of a call's microbatches; where receives are posted for others, connect anew."""
@@ -301,13 +308,13 @@ class Beginning:
         weighed = given.weights is not None and given.divide_by is None and rank in self._ending
         hooks.begin_call(f"{given.call} with weights" if weighed else given.call, fits=fits)
         begun = self._words.expect(self._starting, WAITS, 1 + 2 * self._count)
+        begins = False
         if starts:
             begins = hooks.begins(fits)
             if self._all_see is not None:
                 begins = self._all_see(begins)
             self._words.say([begins, *word], self._everybody, SAYS)
-            begun[rank] = torch.tensor([begins, *word], device="cpu")
         elif posts:
             executor.prepare()
         self._words.finish(self._patience_s, sent=False)
-        return [begun[one].tolist() for one in self._starting]
+        return [[begins, *word] if one == rank else begun[one].tolist() for one in self._starting]

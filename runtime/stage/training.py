@@ -238,8 +238,8 @@ class Training:
 
     def _stage(self, op: Op) -> Callable[..., Any]:
         """What is called for an F."""
-        named = self._batch.kwargs.get(op.stage)
-        return partial(self._called[op.stage], **named[op.microbatch]) if named else self._called[op.stage]
+        stage, kwargs = self._called[op.stage], self._batch.kwargs
+        return partial(stage, **kwargs[op.stage][op.microbatch]) if kwargs and op.stage in kwargs else stage
 
     def _loss_fn(self, microbatch: int, name: Name | None = None) -> Callable[[Any, Any], torch.Tensor]:
         """What computes the loss of a microbatch, by name where there are several."""
