@@ -56,6 +56,50 @@ class Observer:
         """The step has ended on this rank, losses and collectives included."""
 
 
+class Observers(Observer):
+    """Several of them, called one after the other."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        """Take them."""
+        self.all = tuple(observers)
+        self.joint = any(observer.joint for observer in self.all)
+
+    def begin_step(self, step: int, now_ns: int) -> None:
+        """As `Observer.begin_step`; so are the others."""
+        for observer in self.all:
+            observer.begin_step(step, now_ns)
+
+    def op(self, times: OpTimes) -> None:
+        """An op has run."""
+        for observer in self.all:
+            observer.op(times)
+
+    def sent(self, transfer: Op, peer: int, now_ns: int) -> None:
+        """A transfer is handed over."""
+        for observer in self.all:
+            observer.sent(transfer, peer, now_ns)
+
+    def taken(self, transfer: Op, peer: int, now_ns: int) -> None:
+        """A transfer has come."""
+        for observer in self.all:
+            observer.taken(transfer, peer, now_ns)
+
+    def swapped(self, plan: Plan) -> None:
+        """Another plan runs."""
+        for observer in self.all:
+            observer.swapped(plan)
+
+    def end_step(self, step: int, now_ns: int) -> None:
+        """The step has ended."""
+        for observer in self.all:
+            observer.end_step(step, now_ns)
+
+
+def observers_in(observer: Observer | None) -> tuple[Observer, ...]:
+    """Those that one is, or is several of."""
+    return observer.all if isinstance(observer, Observers) else () if observer is None else (observer,)
+
+
 class ReplicaHooks:
     """Called in every step of one rank, in the thread of the step; these methods do nothing, override those that matter.
 

@@ -17,6 +17,7 @@ from schedc.runtime.common.hooks import Observer, OpTimes, ReplicaHooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from schedc.ir import Op
     from schedc.runtime.common.boundary import Value
@@ -48,6 +49,8 @@ class Executor:
     """What connects the rank to other pipelines."""
     now: Callable[[], int] = perf_counter_ns
     """The clock of the times that the observer is called with."""
+    span: Callable[[str], AbstractContextManager[None]] | None = None
+    """What is around each op, by its token, in a profiler's trace; None: nothing."""
 
     def __post_init__(self) -> None:
         """Look where the last transfer is."""
@@ -92,7 +95,11 @@ class Executor:
             self.hooks.on_weights_needed(instruction.op.stage)
         begun_ns = self.now()
         try:
-            given = self.compute.run(instruction, values)
+            if self.span is None:
+                given = self.compute.run(instruction, values)
+            else:
+                with self.span(token(instruction.op)):
+                    given = self.compute.run(instruction, values)
         except Exception as error:
             for need, value in zip(instruction.needs, values, strict=True):
                 if need.receive is not None:  # what came may be what is wrong

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from schedc.errors import InvalidInput, SchedcError
 from schedc.formats.plan.plan_file import plan_sha256
@@ -21,16 +21,17 @@ from schedc.formats.trace_file import write_trace_file
 from schedc.ir import Op, Plan, RankTrace, StepTrace, Trace, token
 from schedc.runtime.common.failure import TransferFailed
 from schedc.runtime.common.groups import share
-from schedc.runtime.common.hooks import Observer, OpTimes
+from schedc.runtime.common.hooks import Observer, OpTimes, observers_in
 from schedc.runtime.measure.clocks import ClockOffset, clock_offsets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     import torch.distributed as dist
 
 
+T = TypeVar("T")
 NOT_ENDED = -1
 """The end of a step that still runs, or has failed."""
 
@@ -246,9 +247,10 @@ def recorder_of(observer: Observer | None) -> Recorder:
     Raises:
         InvalidInput: it is none.
     """
-    if not isinstance(observer, Recorder):
+    found = next((one for one in observers_in(observer) if isinstance(one, Recorder)), None)
+    if found is None:
         raise InvalidInput("there is nothing recorded to write; give load observe=schedc.runtime.measure.recording.Recorder()")
-    return observer
+    return found
 
 
 def write_trace(recorder: Recorder, plan: Plan, group: dist.ProcessGroup, path: Path | str) -> None:
@@ -267,22 +269,29 @@ def write_trace(recorder: Recorder, plan: Plan, group: dist.ProcessGroup, path: 
         InvalidInput: on all ranks: the steps are not the plan's, or the file cannot be written.
         TransferFailed: another rank has ended or does not answer.
     """
+    with_trace(recorder, plan, group, lambda trace: write_trace_file(trace, path), "writes the trace")
+
+
+def with_trace(recorder: Recorder, plan: Plan, group: dist.ProcessGroup, work: Callable[[Trace], T], doing: str) -> T:
+    """What rank 0 makes of the trace of all ranks, on all of them; as `write_trace`. `doing` says so, for messages."""
     rank, size = group.rank(), group.size()
     if size != len(plan.ranks):
         raise InvalidInput(f"the group has {size} ranks, expected the {len(plan.ranks)} of the plan")
+    made: list[T] = []
+    refusal: SchedcError | None = None
     try:
         offsets = clock_offsets(group)
         records = share(group, recorder.record(rank))
-        refusal: SchedcError | None = None
         if rank == 0:
             try:
-                write_trace_file(trace_of(plan, records, offsets), path)
+                made.append(work(trace_of(plan, records, offsets)))
             except SchedcError as error:
                 refusal = error
-        refusal = share(group, refusal)[0]
+        refusal, made = share(group, (refusal, made))[0]
     except RuntimeError as error:
         raise TransferFailed(
-            f"rank {rank} writes the trace with the others: another rank has ended or failed, and its own message says why"
+            f"rank {rank} {doing} with the others: another rank has ended or failed, and its own message says why"
         ) from error
     if refusal is not None:
         raise refusal
+    return made[0]

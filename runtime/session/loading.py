@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from schedc.errors import InvalidInput, Unsupported
 from schedc.ir import Plan, Problem
 from schedc.runtime.common.groups import Groups
-from schedc.runtime.common.hooks import ReplicaHooks
+from schedc.runtime.common.hooks import Observer, Observers, ReplicaHooks, observers_in
 from schedc.runtime.common.program import replicas_of, wires_of
 from schedc.runtime.session.acceptance import check_fit
 from schedc.runtime.session.agreement import LOADED, Agreement, agree
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from schedc.runtime.asynchronous.optimizers import StageOptimizers
-    from schedc.runtime.common.hooks import Observer
     from schedc.runtime.execution.wiring import Wrap
     from schedc.runtime.replicas.pipelines import Pipelines
     from schedc.runtime.session.swap import SwapGroup
@@ -49,7 +48,7 @@ def load(
     loss_fn: LossFn | None = None,
     timeout_s: float = 60.0,
     pipeline_group: dist.ProcessGroup | None = None,
-    observe: Observer | None = None,
+    observe: Observer | Sequence[Observer] | None = None,
     check_loss: bool = True,
     recompute: bool | Collection[int] = False,
     grad_dtype: torch.dtype | None = None,
@@ -77,7 +76,7 @@ def load(
             one for all stages that compute a loss, or a dict by stage, or by module where `build_stages` knows these.
         timeout_s: how long an op waits for another rank before the step fails; above the longest wait of a sound step.
         pipeline_group: the processes of this pipeline, rank by rank; None: all processes of the job.
-        observe: called with what happens in the steps.
+        observe: called with what happens in the steps; one, or several.
         check_loss: whether a step raises `NonFiniteLoss` where a microbatch's loss is infinite or NaN.
         recompute: the stages that keep only their inputs from F, and run it again before their backward, besides those of which
             the plan says so; True: all.
@@ -117,6 +116,8 @@ def load(
     updating = getattr(kind, "optimizers", None)
     if replicas is not None and updating is not None:
         raise Unsupported("load was given optimizers and replicas, which know no steps that overlap; give data_parallel_group=")
+    if observe is not None and not isinstance(observe, Observer):
+        observe = Observers(observe)
     groups = Groups(timeout_s, pipeline_group)
     pipelines: Pipelines | None = None
     peers: SwapGroup | None = None
@@ -157,7 +158,7 @@ def load(
 
                 check_graph(found, kind.runner, kind.training, joint=observe is not None and observe.joint)
             if updating is not None and observe is not None and observe.joint:
-                raise Unsupported(f"a {type(observe).__name__} was given and optimizers; ranks do not adapt where steps overlap")
+                raise Unsupported(f"a {joint} was given and optimizers; ranks do not adapt where steps overlap")
             request = TransportRequest(channels=channels, queues=queues, hardware=hardware_of(stage_device(stages)))
             own = replace(own, request=request)
             replicated = {stage for members in replicas_of(found.problem) for stage in members}
@@ -168,7 +169,7 @@ def load(
             digests = {one: weights_digest(trained[one]) for one in trained if pipelines is not None or one in replicated}
             return replace(own, weights=digests)
 
-        joint = "none that agrees" if observe is None or not observe.joint else type(observe).__name__
+        joint = ", ".join(type(one).__name__ for one in observers_in(observe) if one.joint) or "none that agrees"
         ties = [(module, names) for module in stages.values() for names in (getattr(module, "ties_of_ranks", None),) if names]
         own = Agreement(
             rank=groups.rank,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from torch.autograd import profiler
+
 from schedc.errors import InvalidInput, SchedcError
-from schedc.ir import Plan, Updates
+from schedc.ir import Plan, Trace, Updates
 from schedc.runtime.common.failure import BatchRefused, NonFiniteLoss
 from schedc.runtime.execution.runner import PipelineRunner
 from schedc.runtime.session.beginning import Given
@@ -19,6 +21,7 @@ from schedc.runtime.transports.gloo import hang_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, MutableMapping
+    from contextlib import AbstractContextManager
     from pathlib import Path
     from types import TracebackType
 
@@ -296,6 +299,27 @@ class Pipe:
 
         write_trace(recorder_of(self._observe), self.plan, self.groups.all, path)
 
+    def summary(self) -> str:
+        """In one line how far the steps that a `Recorder` has recorded were from the plan, and why; all ranks call it together.
+
+        On GPUs also the rank whose memory is furthest above the plan's: the most that was allocated beside what was at `load`.
+
+        Raises:
+            InvalidInput, TransferFailed: as `write_trace`.
+        """
+        self._check_open()
+        from schedc.analysis.comparison.compare import compare
+        from schedc.analysis.comparison.line import in_a_line
+        from schedc.analysis.simulation.simulate import simulate
+        from schedc.runtime.measure.recording import recorder_of, with_trace
+
+        plan, memory_bytes = self.plan, self.groups.exchange(self.steps.peak_bytes())
+
+        def line(trace: Trace) -> str:
+            return in_a_line(plan, compare(plan, simulate(plan.problem, plan.schedule()), trace), memory_bytes)
+
+        return with_trace(recorder_of(self._observe), plan, self.groups.all, line, "sums the run up")
+
     def close(self) -> None:
         """Close all connections. Closing again does nothing."""
         self._open = False
@@ -334,8 +358,14 @@ class Pipe:
     @contextmanager
     def _closing_on_errors(self) -> Iterator[None]:
         self._check_open()
+        quiet: AbstractContextManager[None] = nullcontext()
+        if profiler._is_profiler_enabled:
+            from schedc.runtime.measure.spans import hidden
+
+            quiet = hidden()
         try:
-            yield
+            with quiet:
+                yield
         except BatchRefused:
             raise
         except BaseException as error:

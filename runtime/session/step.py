@@ -8,8 +8,10 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 import torch
+from torch.autograd import profiler
 
 from schedc.ir import Plan, Problem
+from schedc.runtime.common.hooks import Observers, observers_in
 from schedc.runtime.common.program import program_of
 from schedc.runtime.execution.wiring import Wiring
 from schedc.runtime.session.beginning import Beginning, Given, PipeCall
@@ -87,6 +89,7 @@ class Steps:
             training = sliced(training)
         self._make_training = partial(training, recompute=recompute, replicas=hooks.pipelines)
         self._device = stage_device(stages)
+        self._held_bytes = torch.cuda.memory_allocated(self._device) if self._device.type == "cuda" else 0
         self.observer, self._now = observe, perf_counter_ns
         if observe is not None and self._device.type == "cuda":
             from schedc.runtime.measure.device_clock import clock_on
@@ -163,6 +166,10 @@ class Steps:
         own = None if call.shares is None else call.shares.losses
         return Losses(self.groups.all, self.ending, self._timeout_s, word, own, call.way)
 
+    def peak_bytes(self) -> int | None:
+        """The most that this rank's device has held beside what it held at the beginning; None: that is not known."""
+        return torch.cuda.max_memory_allocated(self._device) - self._held_bytes if self._device.type == "cuda" else None
+
     def close(self) -> None:
         """Close the wires, and let go of everything. Closing again does nothing."""
         self.wiring.close()
@@ -182,13 +189,28 @@ class Steps:
             tie.begin_step()
         self.hooks.begin_step()
         self.expect(call)
-        self.runner.executor.run()
+        if profiler._is_profiler_enabled:
+            self._run_in_spans()
+        else:
+            self.runner.executor.run()
         self.training.finish()
         here = self.wiring.finish()
         self.losses = losses.gather()
         self.hooks.way = losses.way()
         self.offered = bool(losses.word_of(self._looking))
         return losses.mean(), here
+
+    def _run_in_spans(self) -> None:
+        """The ops, where torch's profiler runs."""
+        from schedc.runtime.measure.spans import TransferMarks, span, step_span
+
+        executor = self.runner.executor
+        executor.span, executor.observer = span, Observers([TransferMarks(), *observers_in(self.observer)])
+        try:
+            with step_span(self.count, self.groups.rank, self.plan):
+                executor.run()
+        finally:
+            executor.span, executor.observer = None, self.observer
 
     def _end(self, loss: torch.Tensor, counts: bool) -> torch.Tensor:
         """Sum the gradients of replicas, and of weights of several ranks; the loss of all pipelines."""

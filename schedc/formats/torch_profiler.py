@@ -92,7 +92,7 @@ def read_torch_trace(path: Path) -> TorchTrace:
     Raises:
         InvalidInput: the file cannot be read, is no trace, or has no `PP:` spans of compute actions.
     """
-    events = _events(path)
+    events, _ = chrome_trace(path)
     complete = [event for event in events if event.get("ph") == "X" and "dur" in event]
     marks = [event for event in complete if event.get("cat") == "user_annotation" and str(event.get("name")).startswith("PP:")]
     if not marks:
@@ -100,12 +100,12 @@ def read_torch_trace(path: Path) -> TorchTrace:
             f"{path}: found no PP: spans, expected the trace of a run under torch's _PipelineScheduleRuntime (ZB-V, interleaved,"
             " DualPipe-V, or a CSV); its single-stage schedules, GPipe and 1F1B, record none"
         )
-    thread = max({_thread(mark) for mark in marks}, key=[_thread(mark) for mark in marks].count)
+    thread = max({thread_of(mark) for mark in marks}, key=[thread_of(mark) for mark in marks].count)
     spans = []
     for mark in marks:
         match = _ACTION.fullmatch(str(mark["name"]))
-        if match is not None and _thread(mark) == thread:
-            spans.append(_Span(match[2], int(match[1]), int(match[3]), _begin(mark), _begin(mark) + float(mark["dur"])))
+        if match is not None and thread_of(mark) == thread:
+            spans.append(_Span(match[2], int(match[1]), int(match[3]), begin_of(mark), begin_of(mark) + float(mark["dur"])))
     spans.sort(key=lambda span: span.begin)
     compute = [span for span in spans if span.kind in "FIWB"]
     overlapped = sum("OVERLAP_F_B" in str(mark["name"]) for mark in marks)
@@ -113,10 +113,11 @@ def read_torch_trace(path: Path) -> TorchTrace:
         raise InvalidInput(
             f"{path}: found {len(marks)} PP: spans, none of them an F, I, W or B of its own ({overlapped} OVERLAP_F_B)"
         )
-    on_device = _device_work(complete)
-    operators = sorted(_begin(event) for event in complete if event.get("cat") == "cpu_op" and _thread(event) == thread)
+    on_device = device_work(complete)
+    operators = sorted(begin_of(event) for event in complete if event.get("cat") == "cpu_op" and thread_of(event) == thread)
     if on_device:
-        durations = _by_kernels(compute, on_device)
+        bounds = [(span.begin, span.end) for span in compute]
+        durations = [bound[1] - bound[0] if bound else 0.0 for bound in kernels_of(bounds, on_device)]
     elif operators:
         durations = [_by_operators(span, operators) for span in compute]
     else:
@@ -134,7 +135,12 @@ def read_torch_trace(path: Path) -> TorchTrace:
     )
 
 
-def _events(path: Path) -> list[Event]:
+def chrome_trace(path: Path) -> tuple[list[Event], int]:
+    """The events of a trace, and the time of the host's clock in ns from which theirs are counted.
+
+    Raises:
+        InvalidInput: the file cannot be read, or is no trace.
+    """
     content = read_bytes(path, MOST_BYTES)
     try:
         if content[:2] == b"\x1f\x8b":
@@ -151,15 +157,17 @@ def _events(path: Path) -> list[Event]:
     events = trace.get("traceEvents") if isinstance(trace, dict) else trace
     if not isinstance(events, list):
         raise InvalidInput(f"{path}: found JSON without traceEvents, expected a Chrome trace as export_chrome_trace writes it")
-    return [event for event in events if isinstance(event, dict)]
+    base_ns = trace.get("baseTimeNanoseconds", 0) if isinstance(trace, dict) else 0
+    return [event for event in events if isinstance(event, dict)], base_ns if isinstance(base_ns, int) else 0
 
 
-def _begin(event: Event) -> float:
-    """Microseconds."""
+def begin_of(event: Event) -> float:
+    """When an event began, in microseconds."""
     return float(event["ts"])
 
 
-def _thread(event: Event) -> tuple[object, object]:
+def thread_of(event: Event) -> tuple[object, object]:
+    """The process and thread of an event, or the device and stream."""
     return event.get("pid"), event.get("tid")
 
 
@@ -168,10 +176,10 @@ def _arguments(event: Event) -> dict[str, Any]:
     return arguments if isinstance(arguments, dict) else {}
 
 
-def _device_work(events: Sequence[Event]) -> list[tuple[float, Event]]:
+def device_work(events: Sequence[Event]) -> list[tuple[float, Event]]:
     """The kernels and copies, but NCCL's, by the time of their launch."""
     launched = {
-        _arguments(event)["correlation"]: _begin(event)
+        _arguments(event)["correlation"]: begin_of(event)
         for event in events
         if event.get("cat") in _LAUNCHES and "correlation" in _arguments(event)
     }
@@ -185,20 +193,23 @@ def _device_work(events: Sequence[Event]) -> list[tuple[float, Event]]:
     return sorted(work, key=lambda pair: pair[0])
 
 
-def _by_kernels(spans: Sequence[_Span], work: Sequence[tuple[float, Event]]) -> list[float]:
-    """How long each span's work took on the stream that computes."""
-    begins = [span.begin for span in spans]
+def kernels_of(spans: Sequence[tuple[float, float]], work: Sequence[tuple[float, Event]]) -> list[tuple[float, float] | None]:
+    """Of each span, by begin and end, when its work began and ended on the stream that computes; None: it has launched none.
+
+    `work` is `device_work`; times are the trace's, in microseconds.
+    """
+    begins = [begin for begin, _ in spans]
     of_span: list[list[Event]] = [[] for _ in spans]
     busy: defaultdict[tuple[object, object], float] = defaultdict(float)
     for launch, event in work:
         at = bisect_right(begins, launch) - 1
-        if at >= 0 and launch <= spans[at].end:
+        if at >= 0 and launch <= spans[at][1]:
             of_span[at].append(event)
-            busy[_thread(event)] += float(event["dur"])
+            busy[thread_of(event)] += float(event["dur"])
     stream = max(busy, key=busy.__getitem__, default=None)
-    mine = [[event for event in events if _thread(event) == stream] for events in of_span]
+    mine = [[event for event in events if thread_of(event) == stream] for events in of_span]
     return [
-        max(_begin(event) + float(event["dur"]) for event in events) - min(map(_begin, events)) if events else 0.0
+        (min(map(begin_of, events)), max(begin_of(event) + float(event["dur"]) for event in events)) if events else None
         for events in mine
     ]
 
@@ -214,8 +225,8 @@ def _messages(sends: Sequence[_Span], events: Sequence[Event], thread: tuple[obj
     begins = [span.begin for span in sends]
     of_send: defaultdict[int, int] = defaultdict(int)
     for event in events:
-        at = bisect_right(begins, _begin(event)) - 1
-        if at >= 0 and _begin(event) <= sends[at].end and _thread(event) == thread:
+        at = bisect_right(begins, begin_of(event)) - 1
+        if at >= 0 and begin_of(event) <= sends[at].end and thread_of(event) == thread:
             of_send[at] += _sent_bytes(event)
     found: dict[int, int] = {}
     for at, size in of_send.items():

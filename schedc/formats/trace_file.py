@@ -119,6 +119,16 @@ def read_trace(path: Path | str) -> Trace:
     return parse_trace(read_bytes(path, MOST_BYTES), str(path))
 
 
+def is_trace_file(path: Path | str) -> bool:
+    """Whether a file is read as a trace file: it is none of `torch.profiler`'s, which say so, plain or packed.
+
+    Raises:
+        InvalidInput: it cannot be read.
+    """
+    content = read_bytes(path, MOST_BYTES)
+    return content[:2] != b"\x1f\x8b" and b'"baseTimeNanoseconds"' not in content
+
+
 def parse_trace(content: bytes, name: str) -> Trace:
     """The trace that the bytes of a trace file hold; `name` is what messages call the file.
 

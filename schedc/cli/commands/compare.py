@@ -12,6 +12,8 @@ from schedc.errors import InvalidInput
 from schedc.io.outputs import check_outputs, write_atomically
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from schedc.analysis.comparison.compare import Comparison
     from schedc.analysis.simulation.timeline import Timeline
     from schedc.ir.plan import Plan
@@ -22,7 +24,10 @@ FileOption = Path | None
 
 def compare_command(
     plan: PlanArgument,
-    trace: Annotated[Path, Argument(metavar="TRACE", help="A trace file, recorded from this plan.")],
+    trace: Annotated[
+        list[Path],
+        Argument(metavar="TRACE...", help="A trace file, recorded from this plan; or torch.profiler's traces, one of each rank."),
+    ],
     step: Annotated[str, Option(metavar="N|median", help="The recorded step to look at in detail.")] = "median",
     profile: Annotated[
         FileOption, Option(metavar="FILE", help="Write the measured costs as a profile (JSON), one layer for each stage.")
@@ -42,7 +47,7 @@ def compare_command(
     from schedc.view.terminal.show import show
 
     number = step_number(step)
-    check_outputs({"--profile": profile, "--topology": topology, "--perfetto": perfetto}, (plan, trace))
+    check_outputs({"--profile": profile, "--topology": topology, "--perfetto": perfetto}, (plan, *trace))
     read = read_step(plan)
     recorded, comparison = compared(read, time_plan(read), plan, trace, number)
     made: dict[Path, tuple[str, bytes]] = {}  # all of it before anything is written, as the topology may be refused
@@ -73,8 +78,10 @@ def step_number(text: str) -> int | None:
     raise InvalidInput(f"--step: found {text!r}, expected the number of a recorded step, or median")
 
 
-def compared(plan: Plan, timeline: Timeline, plan_path: Path, trace_path: Path, step: int | None) -> tuple[Trace, Comparison]:
-    """The trace in a file, and the plan compared with it.
+def compared(
+    plan: Plan, timeline: Timeline, plan_path: Path, trace_paths: Sequence[Path], step: int | None
+) -> tuple[Trace, Comparison]:
+    """The trace in a file, or of a profiler's files, and the plan compared with it.
 
     Raises:
         InvalidInput: the trace is of another plan, or has no such step; names the files.
@@ -82,9 +89,12 @@ def compared(plan: Plan, timeline: Timeline, plan_path: Path, trace_path: Path, 
     from schedc.analysis.comparison.compare import compare
     from schedc.formats.plan.plan_file import plan_sha256
     from schedc.formats.plan.plan_structs import VERSIONS
-    from schedc.formats.trace_file import read_trace
+    from schedc.formats.profiler_steps import trace_of_profiles
+    from schedc.formats.trace_file import is_trace_file, read_trace
 
-    trace, sha256 = read_trace(trace_path), plan_sha256(plan)
+    trace_path, sha256 = trace_paths[0], plan_sha256(plan)
+    of_schedc = len(trace_paths) == 1 and is_trace_file(trace_path)
+    trace = read_trace(trace_path) if of_schedc else trace_of_profiles(plan, trace_paths)
     if trace.plan_sha256 != sha256 and trace.plan_sha256 not in [plan_sha256(plan, version) for version in VERSIONS]:
         raise InvalidInput(
             f"{trace_path}: is a trace of the plan {trace.plan_name!r} with the sha256 {trace.plan_sha256[:12]}…, found {plan_path}"

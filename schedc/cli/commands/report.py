@@ -43,7 +43,7 @@ def report_command(
         more = f", and {others} more" if others else ""
         raise CheckFailed(f"{plan}: {first.place}: {first.message}{more}; a report shows only what holds: see schedc verify {plan}")
     timeline = time_plan(read)
-    measured = None if trace is None else Measured(*compared(read, timeline, plan, trace, number))
+    measured = None if trace is None else Measured(*compared(read, timeline, plan, [trace], number))
     printed_for = read if read.problem.updates is None else read_plan(plan)  # the period, where the page shows a run of it
     compilation = None if compiled is None else read_compilation(compiled, printed_for, plan)
     write_atomically(output, report_html(read, timeline, measured, compilation))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from schedc.analysis.comparison.line import cause_in_words
 from schedc.io.location import one_line
-from schedc.ir import KIND_NAMES, Plan, Problem, Trace
+from schedc.ir import Plan, Problem, Trace
 from schedc.spelling import counted, ranges
 from schedc.view.document import (
     Bar,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from schedc.analysis.comparison.causes import Cause, Delay
+    from schedc.analysis.comparison.causes import Delay
     from schedc.analysis.comparison.compare import Account, Comparison
     from schedc.analysis.comparison.times import Spread
 
@@ -169,7 +170,7 @@ def _delays(problem: Problem, comparison: Comparison) -> Iterator[Block]:
     """What was late and why, the step's end first."""
     end, worst = comparison.end, comparison.worst
     yield Line(f"the last op, {_ended(problem, end)}", "bold")
-    yield from (f"  {_signed(cause.added_ns)} {_cause(problem, cause)}" for cause in end.causes[:MOST_CAUSES])
+    yield from (f"  {_signed(cause.added_ns)} {cause_in_words(problem, cause)}" for cause in end.causes[:MOST_CAUSES])
     rest_ns = sum(cause.added_ns for cause in end.causes[MOST_CAUSES:])
     if rest_ns:
         yield f"  {_signed(rest_ns)} all else on its critical chain, slack of the plan that was used up included"
@@ -220,7 +221,7 @@ def iteration_panel(trace: Trace, comparison: Comparison) -> Panel:
 def delays_panel(problem: Problem, comparison: Comparison) -> Panel:
     """What was late and why: the last op, and of each rank the op that ended latest against the plan."""
     end, worst = comparison.end, comparison.worst
-    causes = [(_cause(problem, cause), _signed(cause.added_ns)) for cause in end.causes]
+    causes = [(cause_in_words(problem, cause), _signed(cause.added_ns)) for cause in end.causes]
     delays = [rank.worst for rank in comparison.ranks]
     rows = [(f"rank {delay.rank}", problem.token(delay.op), _signed(delay.late_ns), _first(problem, delay)) for delay in delays]
     columns = [*left("rank", "op"), *right("late"), Column("first cause", kind="text")]
@@ -271,24 +272,13 @@ def _off(found_ns: int, planned_ns: int, space: str = "") -> str:
     return f"{(found_ns / planned_ns - 1) * 100:+.1f}{space}%" if planned_ns else "–"
 
 
-def _cause(problem: Problem, cause: Cause) -> str:
-    op = "" if cause.op is None else problem.token(cause.op)
-    if cause.what == "compute" and cause.op is not None:
-        return f"{KIND_NAMES[cause.op.kind]} of stage {cause.op.stage} on rank {cause.rank} ({op})"
-    if cause.what == "transfer":
-        return f"the link {cause.rank} → {cause.destination} ({op})"
-    if cause.what == "begin":
-        return f"rank {cause.rank} began the step later than the first rank"
-    return f"rank {cause.rank} between its ops (before {op})"
-
-
 def _first(problem: Problem, delay: Delay) -> str:
     """Where a delay came in."""
     if delay.late_ns <= 0:
         return "none, it was in time"
     if delay.first is None:
         return "none, many that add less than a tenth each"
-    return f"{_cause(problem, delay.first)}, {_signed(delay.first.added_ns)}"
+    return f"{cause_in_words(problem, delay.first)}, {_signed(delay.first.added_ns)}"
 
 
 def _ended(problem: Problem, delay: Delay) -> str:
