@@ -53,21 +53,35 @@ class CpSat(Search, frozen=True):
     name, place, graphs, slices = "cpsat", 260, True, True
 
     def improve(self, incumbent: Incumbent, limits: Limits) -> None:
-        """Offer better schedules and bounds; where the best one cuts W, at first a bound for all that do, in half of the limits."""
-        problem, best = incumbent.problem, incumbent.schedule
-        if best is not None and best.parts and BoundName.CPSAT_CUT.speaks_of(best.parts) and may_cut_weights(problem):
-            limits = limits.part(0.5)
-            solved = bound_cut_weights(problem, best, limits=limits, known_bound_ns=incumbent.bound_ns)
+        """Offer better schedules and bounds; while the best one cuts W, half of the limits is for a bound of all that do."""
+        was_cut = _cuts_weights(incumbent)
+        limits = limits.part(0.5) if was_cut else limits
+        _improve_whole(incumbent, limits)
+        if incumbent.schedule is None or not was_cut or incumbent.gap <= limits.gap:
+            return
+        if _cuts_weights(incumbent):
+            solved = bound_cut_weights(incumbent.problem, incumbent.schedule, limits=limits, known_bound_ns=incumbent.bound_ns)
             incumbent.take_solved(solved, BoundName.CPSAT_CUT, limits)
-        solved = solve_cpsat(
-            problem,
-            incumbent.start,
-            limits=limits,
-            known_bound_ns=incumbent.bound_ns,
-            on_schedule=lambda schedule: incumbent.offer_valid(schedule, self.name),
-            on_bound=lambda bound_ns: incumbent.raise_bound(bound_ns, BoundName.CPSAT, ()),
-        )
-        incumbent.take_solved(solved, BoundName.CPSAT, limits)
+        else:
+            _improve_whole(incumbent, limits)
+
+
+def _cuts_weights(incumbent: Incumbent) -> bool:
+    """Whether the best schedule cuts W, in a way for which there is a bound."""
+    parts = incumbent.schedule.parts if incumbent.schedule is not None else ()
+    return bool(parts) and BoundName.CPSAT_CUT.speaks_of(parts) and may_cut_weights(incumbent.problem)
+
+
+def _improve_whole(incumbent: Incumbent, limits: Limits) -> None:
+    solved = solve_cpsat(
+        incumbent.problem,
+        incumbent.start,
+        limits=limits,
+        known_bound_ns=incumbent.bound_ns,
+        on_schedule=lambda schedule: incumbent.offer_valid(schedule, CpSat.name),
+        on_bound=lambda bound_ns: incumbent.raise_bound(bound_ns, BoundName.CPSAT, ()),
+    )
+    incumbent.take_solved(solved, BoundName.CPSAT, limits)
 
 
 def solve_cpsat(
