@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from schedc.ir import Kind, Op, Problem, Resource
 from schedc.models.blocks import unit_bytes
+from schedc.models.cpsat.memory import add_memory_limit
 from schedc.models.cpsat.model import add_collectives, add_microbatch_order, add_objective, add_precedences, add_transfers
 from schedc.models.cpsat.variables import CpSatVariables, variables_of
 
@@ -54,6 +55,7 @@ def build_cut(problem: Problem, blocks: Blocks, windows: Windows, lower: int, up
         on_rank.add_releases()
         on_rank.add_memory_limit()
         on_rank.add_ends()
+    add_memory_limit(variables, problem, windows.end)  # follows from the ranks' own, and refutes far sooner
     add_collectives(variables, problem, windows.end, shared)
     for intervals in shared.values():
         variables.model.add_no_overlap(intervals)
