@@ -7,7 +7,7 @@ and wave 2; and with an open layout of at most two stages on a rank. This takes 
 of a CSV, and what has a row is not done again. The table says what the open layout gains over the best of the other three, and its
 gap to the bound over all layouts.
 
-Run it as `python benchmarks/layouts/chains.py FOLDER ROWS.csv [--only balanced|open|table] [--time-limit 60] [--balanced-limit 5]`.
+Run it as `python benchmarks/layouts/chains.py FOLDER ROWS.csv [--only balanced|open|bounds|table] [--every 1] [--time-limit 60]`.
 Exit status 1: an open layout is worse than a balanced one. To do cases again, delete their rows.
 """
 
@@ -19,13 +19,15 @@ import sys
 import time
 from collections import defaultdict
 from dataclasses import dataclass
-from itertools import islice, product
+from itertools import accumulate, islice, pairwise, product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
+from schedc.analysis.bounds.layouts.layout_bound import layout_bound
+from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.compile.driver import compile_problem
 from schedc.errors import Infeasible, NoPlanFound
 from schedc.ir.layout import Layout, OpenLayout
@@ -75,7 +77,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("folder", type=Path, help="the profiles")
     parser.add_argument("rows", type=Path, help="a CSV that keeps what is done")
-    parser.add_argument("--only", choices=("balanced", "open", "table"), help="do no other rows")
+    parser.add_argument(
+        "--only", choices=("balanced", "open", "bounds", "table"), help="do no other rows; bounds: bound the rows anew"
+    )
     parser.add_argument("--every", type=int, default=1, help="do each of so many cases: a sample")
     parser.add_argument("--time-limit", type=float, default=60.0, help="seconds for an open layout")
     parser.add_argument("--balanced-limit", type=float, default=5.0, help="seconds for each balanced partition")
@@ -83,6 +87,8 @@ def main() -> int:
     if not options.folder.is_dir():
         print(f"{options.folder}: there is no such folder; it is not part of this repository")
         return 0
+    if options.only == "bounds":
+        return _bounds_anew(options.folder, rows_of(options.rows))
     done = {(*(row[key] for key in KEYS), row["layout"]) for row in rows_of(options.rows)}
     names = {"balanced": [*PLACEMENTS], "open": [OPEN], "table": []}.get(options.only, [*PLACEMENTS, OPEN])
     for case in islice(cases(options.folder), 0, None, options.every):
@@ -105,6 +111,37 @@ def cases(folder: Path) -> Iterator[Case]:
             ranks, is_limited, sites = settings[(number + turn) % len(settings)]
             if len(chain.layers) >= ranks:
                 yield Case(chain=chain, ranks=ranks, is_limited=is_limited, sites=sites)
+
+
+def _bounds_anew(folder: Path, rows: Sequence[Mapping[str, str]]) -> int:
+    """Bound what has a row over all layouts, and in its own; gaps by kind, as medians. 1 if a bound is above what was found."""
+    found = {tuple(row[key] for key in KEYS): row for row in rows if row["layout"] == OPEN and row["makespan_ns"]}
+    gaps: defaultdict[str, list[tuple[float, ...]]] = defaultdict(list)
+    most = 0.0
+    for case in cases(folder):
+        row = found.get(case.key)
+        if row is None:
+            continue
+        workload, begun = case.workload(), time.process_time()
+        over_all_ns = layout_bound(workload, OpenLayout(chunks=CHUNKS)).value_ns
+        most = max(most, time.process_time() - begun)
+        ranks = tuple(map(int, row["rank_of_stage"].split()))
+        bounds = tuple(pairwise(accumulate(map(int, row["layers"].split()), initial=0)))
+        layout = Layout(rank_of_stage=ranks, paths=(tuple(range(len(ranks))),), layers_of_stage=bounds)
+        own_ns = best_bound(problem_of(workload, layout)).value_ns
+        these = tuple(1 - each / int(row["makespan_ns"]) for each in (int(row["bound_ns"]), over_all_ns, own_ns))
+        kind = f"{'limit' if case.is_limited else 'no limit'}, {case.sites} sites"
+        for group in (kind, f"{kind}, {case.ranks} ranks", "all"):
+            gaps[group].append(these)
+    table = Table("cases", title="median gap of what was found to bounds")
+    for heading in ("number", "as recorded", "over all layouts", "in its own layout"):
+        table.add_column(heading, justify="right")
+    for group, each in sorted(gaps.items()):
+        table.add_row(group, str(len(each)), *(f"{statistics.median(column):.1%}" for column in zip(*each, strict=True)))
+    console = Console(width=150)
+    console.print(table)
+    console.print(f"a bound over all layouts takes at most {most:.1f} s of a core")
+    return 1 if any(min(these) < 0 for these in gaps["all"]) else 0
 
 
 def _balanced(workload: Workload, name: str, limits: Limits) -> dict[str, object]:

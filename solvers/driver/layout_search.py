@@ -100,7 +100,7 @@ def search_exactly(work: LayoutWork) -> None:
     is_whole = not work.open_layout.recompute_is_open
     if not is_whole:
         try:
-            least_ns = layout_bound(work.workload, open_layout).value_ns
+            least_ns = layout_bound(work.workload, open_layout, work.until).value_ns
         except Infeasible:
             return
         if work.best is not None and least_ns >= work.best.objective_ns:

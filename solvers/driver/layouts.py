@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from schedc.solvers.common.base import SearchSettings
     from schedc.solvers.driver.layout_work import LayoutOption
 
+BOUND_SHARE = 0.2
+"""Of the time, the bound over layouts gets this share."""
 MOST_BARREN = 3
 """After this many searches in a row that find no layout that may be better, nothing is left to try."""
 NAMED_SHARE = 0.35
@@ -68,7 +70,7 @@ def solve_layouts(workload: Workload, open_layout: OpenLayout, settings: SearchS
     """
     clock_s = settings.limits.clock_s
     until = never if clock_s is None else Clock(clock_s)
-    bound = layout_bound(workload, open_layout)
+    bound = layout_bound(workload, open_layout, never if clock_s is None else Clock(BOUND_SHARE * clock_s))
     work = LayoutWork(
         workload=workload,
         open_layout=open_layout,

@@ -91,6 +91,12 @@ def test_bound_is_below_known_schedules_and_above_what_all_ranks_do_together() -
     assert sum(more for _, more in found) > 15
 
 
+def test_when_the_time_is_up_what_is_known_counts() -> None:
+    workload = in_sites(Random(1), tiny_workload(Random(1), layers=6, ranks=3, microbatches=4))
+    assert two_stages_bound(workload, OpenLayout(chunks=2), 7) > 7
+    assert two_stages_bound(workload, OpenLayout(chunks=2), 7, lambda: True) == 7
+
+
 def can_cover(layer: int, layers: int, left: Sequence[tuple[int, list[frozenset[int]]]], had: frozenset[int]) -> bool:
     """Whether shares of the ranks that are left have the other layers, each once, by trying all."""
     if layer == layers:

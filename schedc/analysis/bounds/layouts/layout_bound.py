@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from schedc.analysis.bounds.clock import Until, never
 from schedc.analysis.bounds.layouts.cuts import cuts_bound
 from schedc.analysis.bounds.layouts.graphs import head_in_parts, path_bound
 from schedc.analysis.bounds.layouts.one_stage import one_stage_bound
@@ -19,7 +20,7 @@ from schedc.ir import BoundName, Device, Objective, OpenLayout, OpenSlices, Work
 MOST_EXACT = 2**53
 
 
-def layout_bound(workload: Workload, open_layout: OpenLayout) -> Bound:
+def layout_bound(workload: Workload, open_layout: OpenLayout, until: Until = never) -> Bound:
     """The largest lower bound known on the objective of every schedule of every layout that is open.
 
     Proofs: `one_stage_bound`, where every rank has one stage; `two_stages_bound`, where none has more than two;
@@ -32,6 +33,7 @@ def layout_bound(workload: Workload, open_layout: OpenLayout) -> Bound:
     Args:
         workload: a workload that `schedc.verify.workload` accepts.
         open_layout: what may be chosen; there are at least as many layers as ranks.
+        until: whether the time is up; what takes long is left out then.
 
     Returns:
         The bound; its detail is by what argument.
@@ -55,7 +57,7 @@ def layout_bound(workload: Workload, open_layout: OpenLayout) -> Bound:
             graph_bound(*head_in_parts(workload, open_layout)), path_bound(workload, open_layout, head_parts=workload.ranks)
         )
         if False in open_layout.heads:
-            least_ns = min(least_ns, layout_bound(workload, whole).value_ns)
+            least_ns = min(least_ns, layout_bound(workload, whole, until).value_ns)
         return Bound(name=BoundName.LAYOUTS, value_ns=least_ns, detail="work of all ranks together, or a microbatch's path")
     if workload.edges:
         value_ns = around_ns + max(graph_bound(workload, open_layout), path_bound(workload, open_layout))
@@ -67,7 +69,7 @@ def layout_bound(workload: Workload, open_layout: OpenLayout) -> Bound:
     one_ns = one_stage_bound(workload, open_layout) if stages <= workload.ranks else 0
     if one_ns is None:
         raise Infeasible(f"{workload.name}: {_why_none(workload, open_layout)}")
-    two_ns = two_stages_bound(workload, open_layout, shared_ns) if stages > workload.ranks else 0
+    two_ns = two_stages_bound(workload, open_layout, shared_ns, until) if stages > workload.ranks else 0
     detail = "one stage on each rank" if one_ns >= shared_ns else "all ranks together"
     if two_ns > shared_ns:
         detail = "at most two stages on each rank"

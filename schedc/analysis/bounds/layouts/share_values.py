@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from schedc.analysis.bounds.clock import check
 from schedc.analysis.bounds.layouts.pieces import microbatch_values, pieces_of
 from schedc.analysis.bounds.layouts.share_gaps import RankShares, idle_ns
 from schedc.ir import Device, Link, OpenLayout, Workload
@@ -20,6 +21,7 @@ from schedc.ir import Device, Link, OpenLayout, Workload
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from schedc.analysis.bounds.clock import Until
     from schedc.analysis.bounds.layouts.pieces import Matrix, Pieces
 
     Vector = NDArray[np.float64]
@@ -53,8 +55,8 @@ class CrossingWay:
 class SharedChain:
     """What is known of a workload's layers, ranks and shares."""
 
-    def __init__(self, workload: Workload, open_layout: OpenLayout) -> None:
-        again = all(open_layout.recompute)
+    def __init__(self, workload: Workload, open_layout: OpenLayout, until: Until) -> None:
+        self.until, again = until, all(open_layout.recompute)
         if open_layout.recompute_is_open or any(open_layout.recompute):  # memory does not count then
             workload = replace(workload, devices=tuple(Device(speed=each.speed) for each in workload.devices))
         self.workload = replace(workload, static_bytes=(min(workload.static_bytes),))
@@ -145,6 +147,7 @@ class ShareValues:
         self._is_limited = (device.capacity_bytes, device.in_flight, device.limit_bytes) != (None, None, None)
         shares, parts = chain.shares, []
         for begin in range(0, shares.shape[1], AT_ONCE):
+            check(chain.until)
             parts.append(self._without_gaps_ns(_Share(self, shares[:, begin : begin + AT_ONCE])))
         self._least_ns: Vector = np.concatenate(parts) * EXACT
         self._is_done = np.full(self._least_ns.shape, not self._is_limited)
@@ -156,6 +159,7 @@ class ShareValues:
         is_pair = self._chain.shares[2, chosen] < self._chain.shares[3, chosen]
         for some in (chosen[is_pair], chosen[~is_pair]):
             for begin in range(0, some.size, AT_ONCE):
+                check(self._chain.until)
                 part = some[begin : begin + AT_ONCE]
                 value_ns = self._with_gaps_ns(_Share(self, self._chain.shares[:, part])) * EXACT
                 self._least_ns[part] = np.maximum(self._least_ns[part], value_ns)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from schedc.analysis.bounds.clock import TimeUp, Until, check, never
 from schedc.analysis.bounds.layouts.cover import RankKind, may_cover
 from schedc.analysis.bounds.layouts.share_values import CrossingWay, SharedChain, ShareValues
 from schedc.ir import Device, Objective, OpenLayout, Semantics, Workload
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     Vector = NDArray[np.float64]
 
-MOST_SHARES = 2**19
+MOST_SHARES = 2**20
 """With more layers than have so many shares, there is no such bound."""
 CROSSINGS = 3
 """Costs of crossings count as so many different ones, at most."""
@@ -32,7 +33,7 @@ PRECISION = 10
 """Objectives are refuted up to 2^-10 of the least that is not."""
 
 
-def two_stages_bound(workload: Workload, open_layout: OpenLayout, least_ns: int) -> int:
+def two_stages_bound(workload: Workload, open_layout: OpenLayout, least_ns: int, until: Until = never) -> int:
     """No layout whose ranks have at most two stages has a schedule with a smaller makespan; `least_ns` where it says no more.
 
     Assumes: makespan; one path; at most two stages on each rank; memory counts unless a stage may recompute.
@@ -49,7 +50,8 @@ def two_stages_bound(workload: Workload, open_layout: OpenLayout, least_ns: int)
     Args:
         workload: a chain of layers, without slices.
         open_layout: what may be chosen.
-        least_ns: a lower bound that is known.
+        least_ns: a lower bound that is known; it is the result if the time is up before more is proven.
+        until: whether the time is up.
     """
     ranks = None if open_layout.placement is None else open_layout.placement.rank_of_stage
     chunks = open_layout.chunks if ranks is None else max(Counter(ranks).values())
@@ -57,9 +59,15 @@ def two_stages_bound(workload: Workload, open_layout: OpenLayout, least_ns: int)
     is_for = workload.objective is Objective.MAKESPAN and workload.semantics is not Semantics.TORCH
     if not is_for or chunks > 2 or layers**4 // 24 > MOST_SHARES:
         return least_ns
-    covers = _Covers(workload, open_layout)
-    if not covers.are_linked:
+    try:
+        covers = _Covers(workload, open_layout, until)
+        return _least_refuted_ns(covers, least_ns) if covers.are_linked else least_ns
+    except TimeUp:
         return least_ns
+
+
+def _least_refuted_ns(covers: _Covers, least_ns: int) -> int:
+    """The least of what is not refuted of all crossings."""
     best_ns: int | None = None
     for crossing in covers.crossings():
         if best_ns is not None and not covers.may_take(best_ns - 1, crossing):
@@ -96,8 +104,8 @@ class _Crossing:
 class _Covers:
     """The crossings that layouts may have, and the shares that ranks may have with each."""
 
-    def __init__(self, workload: Workload, open_layout: OpenLayout) -> None:
-        self._chain = SharedChain(workload, open_layout)
+    def __init__(self, workload: Workload, open_layout: OpenLayout, until: Until) -> None:
+        self._chain = SharedChain(workload, open_layout, until)
         self._network, self._devices = workload.network, workload.devices
         self.one_by_one_ns = self._chain.one_by_one_ns
         self.are_linked = bool(np.isfinite(self._chain.hops).all())
@@ -154,6 +162,7 @@ class _Covers:
                 ways = [*enumerate(crossing.ways)] if is_inside else [(2, crossing.ways[-1])]
                 values = [(self._values_of(device, way), way_of == at) for at, way in ways]
                 kinds.append(RankKind(number, self._chain.shares[:, self._largest(values, most_ns)]))
+        check(self._chain.until)
         return may_cover(self._chain.layers, kinds)
 
     def _largest(self, values: list[tuple[ShareValues, NDArray[np.bool_]]], most_ns: int) -> NDArray[np.int64]:
