@@ -40,7 +40,7 @@ def best_bound(problem: Problem) -> int:
 
 @pytest.mark.slow
 @given(
-    problem=problems(max_ranks=2, max_microbatches=3, placements=("wave", "loop", "explicit")),
+    problem=problems(max_ranks=2, max_microbatches=3, placements=("wave", "loop", "explicit", "bidirectional")),
     objective=st.sampled_from(Objective),
 )
 @examples(40, deadline=None)
@@ -137,8 +137,46 @@ def test_is_no_less_than_the_bound_for_one_stage_per_rank(problem: Problem) -> N
     assert best_bound(problem) >= bound_of(BoundName.IDLE_GAPS, problem).value_ns
 
 
-def test_does_not_apply_to_two_paths() -> None:
-    assert best_bound(make_problem(2, 4, placement="bidirectional")) == 0
+@pytest.mark.parametrize("seed", [*range(40), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(40, 400))])
+def test_never_above_the_optimum_of_two_paths(seed: int) -> None:
+    """Whole, fused and mixed; small numbers and odd ones; a limit or none; the makespan and the stage span."""
+    random, unit = Random(seed), 1_000_003 if seed % 2 else 1
+    ranks, microbatches, split = random.choice([(2, 2, True), (2, 3, True), (2, 4, False), (3, 2, True), (3, 3, False)])
+    f, b, w = ([random.randint(1, 8) * unit + seed % 2 * random.randint(0, 9) for _ in range(2 * ranks)] for _ in range(3))
+    costs = list(zip(f, b, w, strict=True))
+    held = [(whole * unit, random.randint(0, whole) * unit) for whole in random.choices((1, 2, 3), k=2 * ranks)]
+    problem = make_problem(
+        ranks,
+        microbatches,
+        placement="bidirectional",
+        costs_ns=costs if random.random() < 0.5 else costs[0],
+        activation=held if random.random() < 0.5 else held[0],
+        in_flight=random.choice([1, 1.25, 1.5, 2, None]),
+        links={
+            (a, b): (random.choice([0, 5, 20, 40]) * unit, random.choice([0, 4, 10]) * unit) for a in range(3) for b in range(3)
+        },
+        split_backward=split,
+    )
+    fused = [max(1, stage.backward_ns[0] + random.randint(-6, 2) * unit) for stage in problem.stages]
+    stages = tuple(replace(stage, backward_ns=(each,)) for stage, each in zip(problem.stages, fused, strict=True))
+    problem = replace(problem, stages=stages, objective=random.choice(list(Objective)))
+    try:
+        best_ns = optimum(problem, most_states=2_000)
+    except SearchTooLarge:
+        return
+    assert best_ns is None or best_bound(problem) <= best_ns
+
+
+def test_counts_two_paths_together_where_both_are_away_as_long() -> None:
+    """The rank in the middle has room for one microbatch, and each is away for 200 ns, whichever path it takes."""
+    links = dict.fromkeys(((0, 1), (1, 0), (1, 2), (2, 1)), (100, 0))
+    found = [
+        best_bound(
+            make_problem(3, microbatches, placement=placement, activation=(1, 0), memory_limit_bytes=[None, 1, None], links=links)
+        )
+        for placement, microbatches in (("unidirectional", 2), ("bidirectional", 4))
+    ]
+    assert found[0] < 4 * 200 < found[1]
 
 
 def test_statuses_of_a_wave_hold_and_release_what_the_cost_model_says() -> None:

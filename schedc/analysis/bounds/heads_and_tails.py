@@ -18,7 +18,7 @@ no gradient is sent before that much of it is done. The whole backward is min(B 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate
@@ -206,6 +206,16 @@ class Frame:
     def microbatches(self) -> int:
         """How many have a part in it."""
         return sum(each.microbatches.count for each in self.classes)
+
+    @cached_property
+    def by_path(self) -> tuple[Frame, ...]:
+        """The frame for the microbatches of each path alone."""
+        paths = dict.fromkeys(each.microbatches.path for each in self.classes)
+        if len(paths) == 1:
+            return (self,)
+        return tuple(
+            replace(self, classes=tuple(each for each in self.classes if each.microbatches.path == path)) for path in paths
+        )
 
     @cached_property
     def way(self) -> RoundTrip:

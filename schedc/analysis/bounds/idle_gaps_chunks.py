@@ -8,6 +8,7 @@ microbatch can have done, and what it then holds, is in `memory_states`.
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import chain
 from operator import add
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ START = -1
 
 
 def chunk_idle_gap_bound_of_rank(frame: Frame, rank: int, until: Until = never) -> int:
-    """The least span of the frame, by the idle time of a rank under its own memory limit; 0 where several paths lead through it.
+    """The least span of the frame, by the idle time of a rank under its own memory limit.
 
     In the frame of a stage span (`Frame.observer`) it is 0 for all ranks but the observer. Proof: `chunk_idle_gap_bound`.
 
@@ -36,9 +37,14 @@ def chunk_idle_gap_bound_of_rank(frame: Frame, rank: int, until: Until = never) 
 
 
 def chunk_idle_gap_bound(frame: Frame, machine: Resource, rank: int, until: Until = never) -> int:
-    """The least span of the frame, by the idle time of a machine under the memory limit of any rank; 0 for several paths.
+    """The least span of the frame, by the idle time of a machine under the memory limit of any rank.
 
     It is the machine's work and the most idle time that a chain of disjoint gaps proves.
+
+    Assumes: chains of whole microbatches or of slices taken for such, any objective and placement. With several paths, the largest
+    of: the bound of each path alone, as without the other microbatches no schedule takes longer; and where all of them have
+    equally many steps, the bound of all microbatches together. Of that one, step p of a microbatch is the p-th of its own trip; all
+    that follows says of a step what holds on each trip: times are the least, work is the longest, statuses are those of any.
 
     The *steps* of a microbatch are the blocks and transfers that use the machine or the rank's memory, in the order of its path
     there and back. A forward acquires bytes when it begins; a gradient part releases some when it ends, and its rest, some time
@@ -77,20 +83,26 @@ def chunk_idle_gap_bound(frame: Frame, machine: Resource, rank: int, until: Unti
     Raises:
         TimeUp: the time is up.
     """
-    problem = frame.problem
-    if len(set(problem.path_of)) > 1 or frame.microbatches != problem.microbatches:
-        return 0
-    steps = trip_of(frame, machine, rank)
-    if not steps:
-        return 0
-    count, size = problem.microbatches, len(steps)
-    limit_bytes = problem.memory_limit_bytes[rank]
-    costs_ns = _gap_costs_ns(steps, limit_bytes, count, Fraction(1), until)
-    price = min((step.split_price for step in steps if step.split_price is not None), default=Fraction(0))
+    trips = [trip_of(each, machine, rank) for each in frame.by_path]
+    limit_bytes = frame.problem.memory_limit_bytes[rank]
+    bounds_ns = [
+        _trips_bound([trip], limit_bytes, each.microbatches, until) if trip else 0
+        for trip, each in zip(trips, frame.by_path, strict=True)
+    ]
+    if len(trips) > 1 and all(trips) and len(set(map(len, trips))) == 1:
+        bounds_ns.append(_trips_bound(trips, limit_bytes, frame.microbatches, until))
+    return max(bounds_ns, default=0)
+
+
+def _trips_bound(trips: Sequence[Sequence[WayStep]], limit_bytes: int | None, count: int, until: Until) -> int:
+    """The same for microbatches each of which takes one of these trips, all with equally many steps."""
+    every = [step for trip in trips for step in trip]
+    costs_ns = _gap_costs_ns(trips, limit_bytes, count, Fraction(1), until)
+    price = min((step.split_price for step in every if step.split_price is not None), default=Fraction(0))
     if price:
-        all_sent_ns = _gap_costs_ns([step.all_sent() for step in steps], limit_bytes, count, price, until)
+        all_sent_ns = _gap_costs_ns([[step.all_sent() for step in trip] for trip in trips], limit_bytes, count, price, until)
         costs_ns = {gap: list(map(max, of_gap, all_sent_ns[gap])) for gap, of_gap in costs_ns.items()}
-    statuses = statuses_after(steps)
+    statuses, size, after_ns = _statuses(trips), len(trips[0]), min(step.after_ns for step in every)
 
     def between(p: int, q: int) -> int:
         """How many microbatches, at most, have step p behind them and step q not: 0 if p does not precede q."""
@@ -101,51 +113,57 @@ def chunk_idle_gap_bound(frame: Frame, machine: Resource, rank: int, until: Unti
 
     apart = [[(q, between(p, q)) for q in range(size)] for p in range(size)]
     into = [list(zip(*(costs_ns[p, q] for p in range(START, q)), strict=True)) for q in range(size)]  # by the step and j
-    idle = [[0] * count for _ in steps]
+    idle = [[0] * count for _ in range(size)]
     best_ns = 0
     for j in range(count):
         check(until)
         ended = [0]  # the most idle time before the frame's start, and before the j-th end of each step
-        for q, step in enumerate(steps):
+        for q in range(size):
             idle[q][j] = max(idle[q][j - 1] if j else 0, *map(add, ended, into[q][j]))
             ended.append(max(idle[other][j - most] for other, most in apart[q] if j >= most))
-            best_ns = max(best_ns, ended[-1] + max(step.after_ns, costs_ns[q, size][j]))
-    return sum(step.all_ns for step in steps) + best_ns
+            best_ns = max(best_ns, ended[-1] + max(after_ns, costs_ns[q, size][j]))
+    return sum(step.all_ns for step in every) + best_ns
 
 
 def _gap_costs_ns(
-    steps: Sequence[WayStep], limit_bytes: int | None, count: int, price: Fraction, until: Until
+    trips: Sequence[Sequence[WayStep]], limit_bytes: int | None, count: int, price: Fraction, until: Until
 ) -> dict[tuple[int, int], list[int]]:
     """Per gap from a step (`START`: the frame's start) to another (the number of steps: its end), and j: what it costs at least.
 
     Args:
-        steps: with what counts as their work.
+        trips: their steps with what counts as work.
         limit_bytes: of the memory that the steps hold.
         count: how many microbatches there are.
         price: of a nanosecond of the gap that this work does not fill.
         until: whether the time is up.
     """
-    size, whole_ns = len(steps), sum(step.work_ns + step.rest_ns for step in steps)
-    statuses = statuses_after(steps)
+    size, whole_ns = len(trips[0]), max(sum(step.work_ns + step.rest_ns for step in trip) for trip in trips)
+    statuses = _statuses(trips)
     left_ns: dict[tuple[int, int], list[int]] = {}
     undone_after: list[Knapsack] = []  # per step, of those behind which it is
-    for at, step in enumerate(steps):
+    for at in range(size):
         check(until)
         others = Knapsack([status for some in statuses[: at + 1] for status in some], limit_bytes, count).most(limit_bytes).tolist()
         closed = [j * whole_ns + others[count - j] for j in range(count)]
-        left_ns[START, at] = [max(0, step.head_ns - done_ns) for done_ns in closed]
+        head_ns, tail_ns = min(trip[at].head_ns for trip in trips), min(trip[at].tail_ns for trip in trips)
+        left_ns[START, at] = [max(0, head_ns - done_ns) for done_ns in closed]
         for p in range(at):
             between = _undone(statuses[p + 1 : at + 1], whole_ns)
-            away_ns = step.begin_ns - steps[p].end_ns
+            away_ns = min(trip[at].begin_ns - trip[p].end_ns for trip in trips)
             waiting = _work_at_opening(between, undone_after[p], limit_bytes, count, whole_ns)
             left_ns[p, at] = [max(0, away_ns - max(0, most - least)) for most, least in zip(closed, waiting, strict=True)]
         undone_after.append(Knapsack(_undone(statuses[at + 1 :], whole_ns), limit_bytes, count))
         undone = undone_after[at].most(limit_bytes).tolist()
         most_after_ns = (count - 1) * whole_ns  # of those that have not ended the step, and of the others what is undone
-        left_ns[at, size] = [max(0, step.tail_ns - most_after_ns + j * whole_ns - undone[j + 1]) for j in range(count)]
+        left_ns[at, size] = [max(0, tail_ns - most_after_ns + j * whole_ns - undone[j + 1]) for j in range(count)]
     if price == 1:
         return left_ns
     return {gap: [each_ns * price.numerator // price.denominator for each_ns in of_gap] for gap, of_gap in left_ns.items()}
+
+
+def _statuses(trips: Sequence[Sequence[WayStep]]) -> list[list[Status]]:
+    """Per number of steps behind a microbatch, what it may hold and have done, whichever trip it takes."""
+    return [list(chain.from_iterable(some)) for some in zip(*map(statuses_after, trips), strict=True)]
 
 
 def _undone(statuses: Sequence[Sequence[Status]], whole_ns: int) -> list[Status]:

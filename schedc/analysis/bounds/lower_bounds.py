@@ -157,7 +157,7 @@ def _idle_gaps(frames: Sequence[Frame], until: Until) -> Bound:
                 for rank in range(problem.ranks) if work_ns else ():
                     yield chunk_idle_gap_bound(frame, resource, rank, until), resource.text
 
-    return _largest(BoundName.IDLE_GAPS, candidates(), otherwise="several paths")
+    return _largest(BoundName.IDLE_GAPS, candidates())
 
 
 def _path(frames: Sequence[Frame]) -> Bound:
