@@ -6,8 +6,12 @@ share: the gap, or that the optimum is proven, and the processor time, which oth
 set, how many are proven, and the mean gap.
 
 Run it as
-`python benchmarks/schedules/fused_backward.py ROWS.csv [--sets m70:60,m70-wave:10] [--shares 1,0.95,0.9,0.85] [--only-print]`.
+`python benchmarks/schedules/fused_backward.py ROWS.csv [--sets m70:60,m70-wave:10] [--shares 1,0.95,0.9,0.85]
+[--only-print | --bounds 20]`.
 After a set's name comes its time limit, in seconds for each cell; `m70-wave:10:3` runs every third cell only.
+
+With `--bounds WORK` it runs no method: it bounds the rows of the file anew, by the analytic bounds and by `refute` with this much
+work, and prints the gaps to the same makespans, then and now.
 """
 
 from __future__ import annotations
@@ -23,9 +27,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.simulation.simulate import event_loop
 from schedc.compiled.compiler import compiled
 from schedc.solvers.common.base import Limits
+from schedc.solvers.exact.refute import refute
 from schedc.solvers.kernel.climb import climb_mixing, climb_with_reserves, climb_without_reserves
 from schedc.solvers.kernel.list_kernel import run_chain_rule
 from schedc.solvers.kernel.order_climb import polish_chain
@@ -84,11 +90,15 @@ def main() -> None:
     parser.add_argument("rows", type=Path, help="the CSV file that finished cells are appended to")
     parser.add_argument("--sets", default=SETS, help="sets with their time limits for each cell in seconds, and which cells")
     parser.add_argument("--shares", default="1,0.95,0.9,0.85", help="BW as shares of B + W")
+    parser.add_argument("--bounds", type=float, metavar="WORK", help="run nothing; bound the rows anew, refute with this much work")
     parser.add_argument("--only-print", action="store_true", help="run nothing; print what the file has")
     options = parser.parse_args()
     sets = [_chosen(*entry.split(":")) for entry in options.sets.split(",")]
     shares = options.shares.split(",")
     rows = _read(options.rows)
+    if options.bounds is not None:
+        _print_bounds(list(rows.values()), [chosen.name for chosen in sets], Limits(deterministic=options.bounds, workers=8))
+        return
     if not options.only_print:
         _run_missing(options.rows, rows, sets, shares)
     _print(list(rows.values()), [chosen.name for chosen in sets], shares)
@@ -143,6 +153,24 @@ def _row(set_name: str, cell: str, share: str, instance: Instance, limit_s: floa
 
 def _instances(set_name: str, share: str) -> tuple[Instance, ...]:
     return instances(set_name, None if float(share) == 1 else float(share))
+
+
+def _print_bounds(rows: Sequence[Row], set_names: Sequence[str], limits: Limits) -> None:
+    """Gaps of rows that are not proven: in the file, by the analytic bounds of now, and by `refute` after them."""
+    known = {(set_name, share): _instances(set_name, share) for set_name, share in {row[:3:2] for row in rows}}
+    table = Table("cell", "BW / (B + W)", "then", "analytic", "with refute", title="gaps to the same makespans")
+    console = Console(width=120)
+    for row in rows:
+        if row.set_name not in set_names or not row.gap or float(row.gap) <= 0:
+            continue
+        cells = [instance.name for instance in instances(row.set_name)]
+        problem, makespan_ns = known[row.set_name, row.share][cells.index(row.cell)].problem, int(row.makespan_ns)
+        bound_ns = best_bound(problem).value_ns
+        found = refute(problem, bound_ns=bound_ns, objective_ns=makespan_ns, limits=limits)
+        gaps = [f"{1 - each / makespan_ns:.2%}" for each in (int(row.bound_ns), bound_ns, found.lower_bound_ns)]
+        print(row.cell, row.share, *gaps, file=sys.stderr, flush=True)
+        table.add_row(row.cell, row.share, *gaps)
+    console.print(table)
 
 
 def _shown(row: Row | None) -> str:
