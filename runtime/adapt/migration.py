@@ -413,7 +413,8 @@ def _check(pipe: Pipe, running: Plan, plan: Plan) -> None:
     """
     move = "move the layers between two steps with schedc.runtime.adapt.state_transfer.exchange.move"
     old, new = running.problem, plan.problem
-    if type(pipe.hooks) is not ReplicaHooks or old.data_parallel is not None or new.data_parallel is not None:
+    of_replicas = any(problem.data_parallel is not None and problem.data_parallel.size > 1 for problem in (old, new))
+    if type(pipe.hooks) is not ReplicaHooks or of_replicas:
         raise Unsupported(f"layers of replicas do not migrate while they train; {move}")
     if pipe.steps.is_graph or new.edges or new.slices:
         raise Unsupported(f"layers of stages that are a graph, or run in slices, do not migrate; {move}")

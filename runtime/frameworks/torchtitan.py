@@ -100,7 +100,7 @@ def check_job(plan: Plan, *, parallel_dims: Any, training: Any, parallelism: Any
         raise Unsupported(
             f"plan {name!r}: torchtitan's stages are one path in their order; compile without bidirectional placement"
         )
-    if problem.data_parallel is not None:
+    if problem.data_parallel is not None and problem.data_parallel.size > 1:  # 1: the optimizer's step alone
         raise Unsupported(
             f"plan {name!r} has collectives of its own, and torchtitan's FSDP has them already; compile without [data_parallel]"
         )

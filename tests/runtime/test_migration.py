@@ -14,10 +14,12 @@ from inputs.few_plans import made_by
 from runs import migration_runs
 from runs.processes import DEAD, rank_processes
 
-from schedc.ir import Versions
+from schedc.compile.driver import compile_problem
+from schedc.ir import DataParallel, Versions
 from schedc.lower.run import run_of
 from schedc.runtime.execution.gate import TrafficGate
 from schedc.runtime.transports.base import Ends
+from schedc.solvers.common.base import SearchSettings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -124,6 +126,15 @@ def test_where_steps_overlap(two: Ranks, mode: Versions) -> None:
         usual = two.run(migration_runs.overlapping, other, {}, range(8), "adamw", **way)
     assert same(merged(moved), merged(usual), exact=False)
     assert same(moved[1]["losses"], begun[1]["losses"] + usual[1]["losses"], exact=False)
+
+
+def test_plans_of_one_pipeline_whose_steps_end_with_the_optimizers(two: Ranks) -> None:
+    """`tune` puts it where a reduce-scatter would be; there are no replicas, so nothing is in the way."""
+    step = DataParallel(size=1, zero_stage=0, reduce_scatter_ns=(1, 1))
+    problems = [replace(made_by("1f1b", 2, 3, counts=counts).problem, data_parallel=step) for counts in ([4, 2], [3, 3])]
+    one, other = (compile_problem(problem, SearchSettings(method="1f1b")).plan for problem in problems)
+    assert one.ranks[0].collectives
+    check(two, [one, other], {1: other}, 6, "sgd")
 
 
 def with_layers(plan: Plan, counts: list[int]) -> Plan:
