@@ -66,7 +66,7 @@ class Turns(Beginning):
     kind = ""
 
     def _begins(self, given: Any, hooks: Any, *more: Any, **options: Any) -> list[list[int]]:
-        self._has_run = self.kind != KINDS[2]
+        self.has_run = self.kind != KINDS[2]
         return super()._begins(given, hooks if self.kind != KINDS[0] else _Apart(hooks), *more, **options)
 
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store, _set_pg_timeout
+from torch.distributed.rendezvous import rendezvous
 
 from schedc.errors import CheckFailed, InvalidInput, SchedcError
 from schedc.runtime.common.failure import TransferFailed, is_own
@@ -67,6 +68,19 @@ def meet(store: Store, rank: int, ranks: Iterable[int], timeout_s: float) -> tim
     return first_timeout(timeout_s)
 
 
+def _make_default(timeout_s: float) -> None:
+    """Make the default group from the environment; as `meet` and `first_timeout` say, a process that has ended is not waited for.
+
+    Raises:
+        ValueError: the environment says nothing of a job.
+        RuntimeError: a process does not come.
+    """
+    store, rank, size = next(iter(rendezvous("env://", timeout=timedelta(seconds=timeout_s))))
+    first = meet(PrefixStore("schedc/default", store), rank, range(size), timeout_s)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=first)
+    _set_pg_timeout(timedelta(seconds=timeout_s))
+
+
 class Groups:
     """Process groups over gloo, closed together."""
 
@@ -88,7 +102,7 @@ class Groups:
         self._owns_default = not dist.is_initialized()
         if self._owns_default:
             try:
-                dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
+                _make_default(timeout_s)
             except ValueError as error:
                 raise InvalidInput(
                     f"no process group: {error}; start with torchrun, or call torch.distributed.init_process_group before load"

@@ -123,6 +123,14 @@ class Wiring:
         """What is used now between the ranks of a wire."""
         return self._channels(wire.source, wire.destination)[0]
 
+    def limit(self, timeout_s: float) -> None:
+        """From now on wait so long for another rank."""
+        self.timeout_s = timeout_s
+        for sender in self.senders.values():
+            sender.timeout_s = timeout_s
+        for receiver in self.receivers.values():
+            receiver.timeout_s, receiver.shape_timeout_s = timeout_s, self._patience_s
+
     def renew(self) -> None:
         """Connect all wires anew, after receives were posted for a step that is not going to run; all ranks do this together.
 

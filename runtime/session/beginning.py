@@ -125,7 +125,7 @@ class Beginning:
         self._everybody = range(problem.ranks)
         self._count, self._slices, self._parts = problem.microbatches, problem.slices, max(1, len(problem.slices))
         self._even = cut_by_name is not None or problem.updates is not None
-        self._has_run = False
+        self.has_run = False
         self._looked: tuple[tuple[torch.dtype, torch.Size] | None, list[int]] = None, []
         """What the last batch looked like, where it was one tensor, and the word of it."""
         self._said: list[list[int]] = []
@@ -136,7 +136,11 @@ class Beginning:
 
     def ran(self) -> None:
         """Take note that a step has run."""
-        self._has_run = True
+        self.has_run = True
+
+    def limit(self, patience_s: float) -> None:
+        """From now on wait so long for another rank."""
+        self._patience_s = patience_s
 
     def agree(self, given: Given, hooks: ReplicaHooks, executor: Executor) -> PipeCall:
         """What this rank has of the call. All ranks of all pipelines call it together.
@@ -156,7 +160,7 @@ class Beginning:
             word = self._word(given, own)
         except InvalidInput as error:
             refusal, word = error, [0] * (2 * self._count)
-        posts = steps and self._has_run and self._alike >= STEADY and not self._varying
+        posts = steps and self.has_run and self._alike >= STEADY and not self._varying
         words = self._begins(given, hooks, executor, word, fits=refusal is None, posts=posts)
         samples = words[0][1 + self._count :]
         if not all(one[0] for one in words):
@@ -274,7 +278,7 @@ class Beginning:
             if posts:
                 self._groups.exchange(None)  # who closes must not be before one that still posts
                 executor.cancel()
-            self._alike = 0 if self._has_run else self._alike
+            self._alike = 0 if self.has_run else self._alike
             self._said, self._shapes = words, shapes
         return shapes
 
@@ -295,7 +299,7 @@ class Beginning:
         """The words of ranks with inputs: whether the call begins, and `word` of each; what this rank was given `fits`."""
         rank, starts = self._groups.rank, self._groups.rank in self._starting
         self._words.finish(self._patience_s)  # what is left of the call before
-        if given.call != "step" or not self._has_run:
+        if given.call != "step" or not self.has_run:
             said = self._words.expect(self._everybody if starts else (), WAITS)
             ends = rank in self._ending and self._cut_by_name is None
             targets = given.targets.shape[0] if ends and isinstance(given.targets, torch.Tensor) else -1

@@ -63,6 +63,7 @@ def load(
     steps: int | None = None,
     sequence_dim: int = 1,
     varying: bool = False,
+    first_timeout_s: float | None = None,
 ) -> Pipe:
     """Make this process one rank of the plan. All ranks call it together; it refuses on all of them, or on none.
 
@@ -100,6 +101,8 @@ def load(
         steps: how many of them a run has, where the plan is one period of steps that overlap.
         sequence_dim: of inputs and targets, the dimension that is cut where the plan's microbatches are in slices; 1 or more.
         varying: whether what a stage gives may have other shapes where inputs have the same; each tensor's are said before it then.
+        first_timeout_s: in place of `timeout_s` until the first step of a plan has ended, in which stages may be compiled; None:
+            the same.
 
     Raises:
         InvalidInput: the file is no plan of a known version, is for other ranks or stages, or two options exclude each other.
@@ -127,7 +130,7 @@ def load(
         if data_parallel_group is not None:
             from schedc.runtime.replicas.pipelines import Pipelines
 
-            pipelines = Pipelines(timeout_s, data_parallel_group)
+            pipelines = Pipelines(max(timeout_s, first_timeout_s or 0), data_parallel_group)
             beside.append(pipelines)
         if swap_group is not None:
             from schedc.runtime.session.swap import SwapGroup
@@ -221,6 +224,7 @@ def load(
             wrap=None if wrap is None else wrap(checked.problem, groups, stage_device(stages)),
             sequence_dim=sequence_dim,
             varying=varying,
+            first_timeout_s=first_timeout_s,
         )
         pipe = kind(ranks_steps, observe=observe, fits=fits, check_loss=check_loss)
     except BaseException:

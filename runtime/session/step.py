@@ -62,6 +62,7 @@ class Steps:
         wrap: Wrap | None,
         sequence_dim: int,
         varying: bool,
+        first_timeout_s: float | None = None,
     ) -> None:
         """Open the channels; all ranks do this together, with a plan and stages that `load` has checked.
 
@@ -78,6 +79,8 @@ class Steps:
         self.count = 0
         """How many steps have been run."""
         self.swap_group = swap_group
+        self._limits_s = timeout_s if first_timeout_s is None else first_timeout_s, timeout_s
+        """How long to wait for another rank in the first step of a plan, and in others."""
         self._timeout_s, self.sequence_dim = timeout_s, sequence_dim
         self.is_graph = is_graph(plan.problem, stages)
         """Whether stages are called as those of a graph; so are those of all plans that take over."""
@@ -119,7 +122,14 @@ class Steps:
         self.runner.use(plan, program, self.training, self.observer, self.hooks, self._now)
 
     def begin(self, given: Given) -> PipeCall:
-        """As `Beginning.agree`."""
+        """As `Beginning.agree`; in the first step of a plan, and before it, with its own limit."""
+        limit_s = self._limits_s[self.beginning.has_run]
+        if limit_s != self._timeout_s:
+            self._timeout_s = limit_s
+            self.wiring.limit(limit_s)
+            self.beginning.limit(limit_s * self.wiring.patience)
+            for groups in (self.groups, *self.groups.beside):
+                groups.timeout_s = limit_s
         return self.beginning.agree(given, self.hooks, self.runner.executor)
 
     def run(self, call: PipeCall, have_offered: Callable[[], bool]) -> torch.Tensor:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from functools import partial
+from time import sleep
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -111,6 +113,18 @@ def fail(rank: int, plan: Plan, culprit: int, way: str, timeout_s: float, **opti
             pipe.step(*make_batch(plan, step))
         except Exception as error:
             lines += [said(error), *getattr(error, "__notes__", ())]
+    return lines
+
+
+def late(rank: int, plan: Plan, forwards: Sequence[int], late_s: float, **limits: float) -> list[str]:
+    """Three steps in which rank 1 pauses before some of its forwards: what is said, with the steps that have run."""
+    stages, lines = make_stages(plan, rank), list[str]()
+    for number in forwards if rank == 1 else ():
+        on_forward(stages, number, partial(sleep, late_s))
+    with noting(lines), load(plan, stages, **limits) as pipe:
+        for step in range(3):
+            pipe.step(*make_batch(plan, step))
+            lines.append("stepped")
     return lines
 
 
