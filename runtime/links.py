@@ -26,6 +26,7 @@ from schedc.formats.plan.plan_file import read_plan
 from schedc.io.outputs import check_outputs, write_atomically
 from schedc.ir import Link
 from schedc.runtime.common.failure import TransferFailed
+from schedc.runtime.common.groups import make_default_group
 from schedc.runtime.profiling.pairs import Agenda, LinkMeasurement, measure_links
 from schedc.units import format_bytes, format_duration_ns, parse_bytes
 
@@ -74,11 +75,10 @@ def _run(options: argparse.Namespace) -> None:
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
     owns = not dist.is_initialized()
-    timeout = timedelta(seconds=options.timeout)
     try:
         if owns:
-            dist.init_process_group("gloo", timeout=timeout)
-        control = dist.new_group(backend="gloo", timeout=timeout)
+            make_default_group(options.timeout)
+        control = dist.new_group(backend="gloo", timeout=timedelta(seconds=options.timeout))
     except ValueError as error:
         raise InvalidInput(f"no process group: {error}; start with torchrun") from error
     except RuntimeError as error:

@@ -68,7 +68,7 @@ def meet(store: Store, rank: int, ranks: Iterable[int], timeout_s: float) -> tim
     return first_timeout(timeout_s)
 
 
-def _make_default(timeout_s: float) -> None:
+def make_default_group(timeout_s: float) -> None:
     """Make the default group from the environment; as `meet` and `first_timeout` say, a process that has ended is not waited for.
 
     Raises:
@@ -102,7 +102,7 @@ class Groups:
         self._owns_default = not dist.is_initialized()
         if self._owns_default:
             try:
-                _make_default(timeout_s)
+                make_default_group(timeout_s)
             except ValueError as error:
                 raise InvalidInput(
                     f"no process group: {error}; start with torchrun, or call torch.distributed.init_process_group before load"
