@@ -2,18 +2,20 @@
 
 A Problem whose steps overlap and a known period go in; a better one and a proven lower bound come out. The model is
 `schedc.models.modulo`; each period T is a question of its own, whether any schedule has it. No is a proof that all take T + 1 or
-more, as what is feasible with T is with all that is longer. The bound is asked for first; then for schedules near the best, and
-which periods some ranks refute alone (`modulo_parts`); then what is just below the best known, which proves it, in turn with what
-lies in the middle. Of the least period that is found the delays are minimized. Schedules are timed by `steady_state`; only the
-bound is CP-SAT's own word. A model grows with the pairs of a rank's ops; to build it counts as work, and none is built for which
-too little is left of a limit, nor of a very long period: what is known is kept.
+more, as what is feasible with T is with all that is longer. The bound is asked for first; then for periods of few microbatches,
+which are repeated, for schedules near the best, and which periods some ranks refute alone (`modulo_parts`); then what is just below
+the best known, which proves it, in turn with what lies in the middle. Of the least period that is found the delays are minimized.
+Schedules are timed by `steady_state`; only the bound is CP-SAT's own word. A model grows with the pairs of a rank's ops; to build
+it counts as work, and none is built for which too little is left of a limit, nor of a very long period: what is known is kept.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from schedc.analysis.bounds.period import period_bounds
 from schedc.analysis.gap import check_bound
 from schedc.analysis.simulation.period import steady_state
 from schedc.analysis.simulation.versions import versions_of
@@ -24,7 +26,10 @@ from schedc.solvers.common.base import Limits, Solved, SolverStatus
 from schedc.solvers.common.method import Search
 from schedc.solvers.exact.cpsat import SOLVER
 from schedc.solvers.exact.modulo_parts import ask_of_parts, climb
-from schedc.solvers.exact.modulo_questions import Known, ask, build, solve
+from schedc.solvers.exact.modulo_questions import MOST_S, Known, ask, build, solve
+from schedc.solvers.heuristics.steady import planned
+from schedc.solvers.heuristics.steady_repeat import MOST_MICROBATCHES, repeats
+from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,8 +38,11 @@ if TYPE_CHECKING:
 
 FIRST_SHARE, SHARE = 0.03, 0.06
 """Of what is left of a limit, the first question gets the one, each later one the other; its workers take several times that."""
-CLIMB, PARTS = 0.4, 0.7
-"""The search near the best schedule ends when this much of a limit is spent, the questions of some ranks when the other is."""
+REPEATS, CLIMB, PARTS = 0.3, 0.5, 0.7
+"""When this much of a limit is spent, no step of few microbatches is planned; none is sought near the best; none is asked of some
+ranks."""
+REPEAT_SHARE = 0.08
+"""Of what is left of a limit, a step of few microbatches gets this much."""
 DELAYS_SHARE = 0.3
 """The least delays get this much of it, once the period is settled."""
 MOST_PAIRS = 100_000
@@ -110,12 +118,13 @@ def solve_modulo(
 def _settle(known: Known) -> None:
     """Ask until the period is proven, or the limits are spent.
 
-    The bound is first, then what is near the best, and of some ranks; then what is just below the best. Where that has no answer in
-    its time, shorter periods are asked for, which are easier to refute: near it after one that was answered, in the middle after
-    one that was not. At last it gets the rest.
+    The bound is first, then what few microbatches can, what is near the best, and what some ranks cannot; then what is just below
+    the best. Where that has no answer in its time, shorter periods are asked for, which are easier to refute: near it after one
+    that was answered, in the middle after one that was not. At last it gets the rest.
     """
     if known.lower_ns < known.best_ns - 1 and not known.is_over:
         ask(known, known.lower_ns, FIRST_SHARE)
+    repeat(known)
     climb(known, CLIMB)
     ask_of_parts(known, PARTS)
     best_ns, hard_ns, near, share = 0, 0, 2, SHARE
@@ -132,6 +141,34 @@ def _settle(known: Known) -> None:
         near = 8 if known.lower_ns > lower_ns or known.best_ns < best_ns else 2
         if near == 2 and known.best_ns == best_ns:
             hard_ns = min(hard_ns, period_ns)
+
+
+def repeat(known: Known) -> None:
+    """Where a step has many microbatches, plan one of few in the same way, and repeat it. What keeps the rules counts."""
+    problem = known.problem
+
+    def planned_short(short: Problem) -> Schedule:
+        first = planned(short)
+        if known.is_proven or known.is_over or known.spent >= REPEATS:
+            return first
+        left_s, left = known.left
+        limits = replace(
+            known.limits,
+            time_s=None if left_s is None else REPEAT_SHARE * left_s,
+            deterministic=MOST_S if left_s is None and left is None else None if left is None else REPEAT_SHARE * left,
+        )
+        bound_ns = max(1, *(value_ns for _, value_ns, _ in period_bounds(short)))
+        solved = solve_modulo(short, first, limits=limits, known_bound_ns=bound_ns)
+        known.work += solved.work
+        known.ended_by = known.ended_by or solved.ended_by
+        return solved.schedule
+
+    if problem.microbatches > MOST_MICROBATCHES:
+        for schedule in repeats(problem, planned_short):
+            if known.is_proven or known.is_over or known.spent >= REPEATS:
+                break
+            if not verify_schedule(problem, schedule):
+                known.take(schedule)
 
 
 def _fewer_delays(known: Known) -> bool:

@@ -78,6 +78,14 @@ class Known:
         """Whether an interruption ends it, or what is left of a limit would be spent before a model is built."""
         return self.ended_by is not None or any(left is not None and left <= self.build_s() for left in self.left)
 
+    def take(self, schedule: Schedule) -> int:
+        """The period of a schedule that keeps the rules, which is the best from now on if none is shorter."""
+        period_ns = steady_state(self.problem, schedule).period_ns
+        if period_ns < self.best_ns:
+            self.best, self.best_ns = schedule, period_ns
+            self.on_schedule(schedule)
+        return period_ns
+
     @property
     def is_proven(self) -> bool:
         """Whether the gap that is asked for is reached."""
@@ -118,11 +126,7 @@ def ask(
         known.on_bound(known.lower_ns)
     if found is None:
         return status
-    found_ns = steady_state(known.problem, found).period_ns
-    if found_ns < known.best_ns:
-        known.best, known.best_ns = found, found_ns
-        known.on_schedule(found)
-    return status if found_ns <= period_ns else SolverStatus.UNKNOWN
+    return status if known.take(found) <= period_ns else SolverStatus.UNKNOWN
 
 
 def build(known: Known, period_ns: int, ranks: Collection[int] | None = None) -> ModuloModel:

@@ -65,11 +65,14 @@ class SteadyList(Constructive, frozen=True):
             raise Unsupported(f"{self.name} makes periods; this job's steps do not overlap")
         best = first = one_by_one(problem)
         try:
+            for each in _better(problem, first, filter(partial(_sound, problem), repeats(problem, planned))):
+                best = each  # of few microbatches, which takes a small part of the time
+            own = first
             for each in _better(problem, first, _own(problem)):
-                best = each
-            best = own = _climbed(problem, best)
-            for each in _better(problem, own, filter(partial(_sound, problem), repeats(problem, _planned))):
-                best = each
+                own = each
+                best = min(own, best, key=partial(rating, problem))
+            own = _climbed(problem, own)
+            best = min(own, best, key=partial(rating, problem))
             return best if best is own else _climbed(problem, best)
         except OutOfTime as late:
             if best is first:  # nothing of its own
@@ -78,7 +81,7 @@ class SteadyList(Constructive, frozen=True):
             return best
 
 
-def _planned(problem: Problem) -> Schedule:
+def planned(problem: Problem) -> Schedule:
     """The best of one problem, without repeating that of a smaller one."""
     first = one_by_one(problem)
     return _climbed(problem, [first, *_better(problem, first, _own(problem))][-1])

@@ -7,12 +7,15 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
-from inputs.period_problems import tiny_period
+from inputs.period_problems import as_period, tiny_period
+from inputs.problems import make_problem
 from oracles.modulo_brute_force import TooMany, least_period
 
 from schedc.analysis.bounds.period import period_bounds
 from schedc.analysis.simulation.period import steady_state
+from schedc.ir import Versions
 from schedc.solvers.common.base import Limits, SolverStatus
+from schedc.solvers.exact.modulo import repeat
 from schedc.solvers.exact.modulo_parts import ask_of_parts, climb
 from schedc.solvers.exact.modulo_questions import Known, Near, ask
 from schedc.solvers.heuristics.steady import SteadyList
@@ -74,3 +77,13 @@ def test_a_refuted_neighbourhood_is_no_proof() -> None:
     assert ask(known, known.best_ns, 1.0, near=near) is SolverStatus.OPTIMAL
     assert ask(known, known.best_ns - 1, 1.0, near=near) is SolverStatus.INFEASIBLE
     assert known.lower_ns < known.best_ns
+
+
+@pytest.mark.parametrize("mode", [Versions.STASH, Versions.TWO_BUFFERED])
+def test_a_step_of_many_microbatches_repeats_one_of_few(mode: Versions) -> None:
+    problem = as_period(make_problem(3, 6, costs_ns=[(5, 7, 3), (4, 9, 2), (6, 5, 4)]), mode)
+    known = known_of(problem, one_by_one(problem))
+    assert known.lower_ns == 90 < known.best_ns
+    repeat(known)
+    assert known.best_ns == steady_state(problem, known.best).period_ns == known.lower_ns
+    assert verify_schedule(problem, known.best) == ()
