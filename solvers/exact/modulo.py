@@ -118,12 +118,17 @@ def solve_modulo(
 def _settle(known: Known) -> None:
     """Ask until the period is proven, or the limits are spent.
 
-    The bound is first, then what few microbatches can, what is near the best, and what some ranks cannot; then what is just below
-    the best. Where that has no answer in its time, shorter periods are asked for, which are easier to refute: near it after one
-    that was answered, in the middle after one that was not. At last it gets the rest.
+    The bound is first, and what is just below the best, where either is easy; then what few microbatches can, what is near the
+    best, and what some ranks cannot; then again what is just below the best. Where that has no answer in its time, shorter periods
+    are asked for, which are easier to refute: near it after one that was answered, in the middle after one that was not. At last
+    it gets the rest.
     """
     if known.lower_ns < known.best_ns - 1 and not known.is_over:
         ask(known, known.lower_ns, FIRST_SHARE)
+    best_ns = 0
+    while known.best_ns != best_ns and not known.is_proven and not known.is_over and known.spent < REPEATS:
+        best_ns = known.best_ns
+        ask(known, best_ns - 1, FIRST_SHARE)
     repeat(known)
     climb(known, CLIMB)
     ask_of_parts(known, PARTS)
