@@ -44,6 +44,7 @@ CHEAP: dict[str, Callable[[Problem], Schedule]] = {
     "greedy, W whole": Greedy(n_sub=1),
     "greedy": Greedy(),
     "greedy, W in 8": Greedy(n_sub=8),
+    "greedy, W in 32": Greedy(n_sub=32),
     "greedy, spread": GreedySpread(),
     "in-turn": InTurn(),
     "in-turn, W in 32": InTurn(n_sub=32),

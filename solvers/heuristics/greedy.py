@@ -124,6 +124,8 @@ class Greedy(Constructive, frozen=True):
         yield "greedy"
         if problem.num_ops < LARGE_OPS:
             yield from ("greedy{n_sub=1}", "greedy{n_sub=2}", "greedy{n_sub=8}")
+            if not is_small:
+                yield "greedy{n_sub=32}"  # no search has the time to do better
         saves_time = fusing_saves_time(problem)
         if saves_time:
             yield "greedy{fused=all,n_sub=1}"  # where all are fused, there is nothing to cut
