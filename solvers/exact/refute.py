@@ -1,10 +1,11 @@
 """A lower bound from relaxations: CP-SAT settles one after another, each of which counts more of what a schedule must keep to.
 
 Takes a Problem with bounds from both sides; gives a better lower bound. The model is `build_relaxed`: links and needs, then the
-compute of the ranks that did several things at once in the best schedule so far, then the memory of one rank more each time. A
-relaxation that takes too long is left out; at the end, what is left is asked for one makespan after another, as windows are narrow
-then. It is CP-SAT's word, and speaks of schedules whose F, B and BW are whole, however they cut W: with what is left of a rank's
-compute, the order in which its W follow each other, the model is one of all these (`models.cpsat.cut_weights`).
+compute of the ranks that did several things at once in the best schedule so far, then the memory of one rank more each time, alone
+and with that compute, as far as that takes no longer than a share of the limits. At the end, what is left is asked for one makespan
+after another, as windows are narrow then. It is CP-SAT's word, and speaks of schedules whose F, B and BW are whole, however they
+cut W: with what is left of a rank's compute, the order in which its W follow each other, the model is one of all these
+(`models.cpsat.cut_weights`).
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def refute(
     path, order = windows_of(problem, blocks, enough).least, _ranks(problem, clock) if asker.goes_on else ()
     settled, is_settled = _grow(asker, order, max(path, enough - 1))
     # Where something was not settled, narrow windows may settle it: one makespan after another, each a little above the last.
-    last = replace(settled, limited=settled.limited | {*order[:RANKS]})
+    last = _Counted(settled.computing | asker.crowded, settled.limited | {*order[:RANKS]})
     step, least = max(1, enough // STEPS), max(1, enough // MOST_STEPS)
     while asker.goes_on and not is_settled and step >= least:
         status = asker.ask(last, max(path, min(asker.lower + step, enough - 1)), 0.5)
@@ -213,27 +214,33 @@ class _Asker:
 
 
 def _grow(asker: _Asker, order: Sequence[int], upper: int) -> tuple[_Counted, bool]:
-    """Let the relaxation count more and more: what is settled stays in it, what is not is left out again.
+    """Let the relaxation count more and more, as long as it is settled; returns the last one that was, and whether it counts all.
 
-    At first the compute of ranks that did several things at once, then memory limits in the order given. Returns what is settled,
-    and whether that is all.
+    At first the compute of ranks that did several things at once; then memory limits in the order given, alone and with that
+    compute: each alone is settled far sooner than both together.
     """
-    settled, left_out, waiting = _Counted(), frozenset[int](), list(order)
-    tried, is_all = settled, True
-    while asker.goes_on:
-        if asker.ask(tried, upper, SHARE) == SolverStatus.OPTIMAL:
-            settled = tried
-        else:
-            left_out, is_all = left_out | tried.computing - settled.computing, False
-            if tried == settled:
-                break  # nor would a larger one be
-        if more := asker.crowded - settled.computing - left_out:
-            tried = replace(settled, computing=settled.computing | more)
-        elif waiting:
-            tried = replace(settled, limited=settled.limited | {waiting.pop(0)})
-        else:
-            return settled, is_all
-    return settled, False
+    nothing = settled = _Counted()
+    if not asker.goes_on or asker.ask(nothing, upper, SHARE) != SolverStatus.OPTIMAL:
+        return nothing, False
+    while asker.goes_on and (more := asker.crowded - settled.computing):
+        tried = replace(settled, computing=settled.computing | more)
+        if asker.ask(tried, upper, SHARE) != SolverStatus.OPTIMAL:
+            break
+        settled = tried
+    if settled.computing:
+        _add_limits(asker, order, nothing, upper)
+    settled = _add_limits(asker, order, settled, upper)
+    return settled, settled.limited.issuperset(order) and asker.crowded <= settled.computing
+
+
+def _add_limits(asker: _Asker, order: Sequence[int], settled: _Counted, upper: int) -> _Counted:
+    """Count the memory limits of one rank after another, as long as the relaxation is settled."""
+    for rank in order:
+        tried = replace(settled, limited=settled.limited | {rank})
+        if not asker.goes_on or asker.ask(tried, upper, SHARE) != SolverStatus.OPTIMAL:
+            break
+        settled = tried
+    return settled
 
 
 def _crowded(problem: Problem, model: CpSatVariables, value: Callable[[cp_model.IntVar], int]) -> frozenset[int]:
