@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class InTurn(Constructive, frozen=True):
     """Each microbatch's whole way is reserved at the first times that are free, one microbatch after another."""
 
-    name, place = "in-turn", 125
+    name, place = "in-turn", 112
     n_sub: PartsOfW = 8
     """Into how many equal parts a W may be cut; 1: blocks stay whole."""
 
