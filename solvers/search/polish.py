@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -63,6 +64,13 @@ class Polish(LocalSearch, frozen=True):
     """
 
     name, place, graphs, slices = "polish", 230, True, True
+
+    @classmethod
+    def misfit(cls, problem: Problem) -> str:
+        """As of any; and the kernel knows one way of a stage's microbatches."""
+        if len(set(chain.from_iterable(problem.paths))) < sum(map(len, problem.paths)):
+            return f"{cls.name} needs stages with one path each; here paths share some"
+        return super().misfit(problem)
 
     def improve(self, incumbent: Incumbent, limits: Limits) -> None:
         """Offer the best schedule of many changes."""

@@ -65,6 +65,12 @@ def test_a_schedule_whose_microbatches_cross_is_proven(method: str) -> None:
     assert compiled.plan.certificate.bound.is_solvers
 
 
+def test_polish_refuses_paths_that_share_stages() -> None:
+    """Its kernel knows one way of a stage's microbatches: it timed orders that wait for each other indefinitely."""
+    with pytest.raises(Unsupported, match=r"^polish needs stages with one path each; here paths share some$"):
+        compile_problem(crossing(), SearchSettings(method="polish", limits=LIMITS))
+
+
 def test_the_bound_of_a_stage_span_whose_microbatches_cross() -> None:
     """Microbatches of two paths pass each other, and either rank may begin with one of the other's."""
     problem = replace(crossing(), objective=Objective.STAGE_SPAN)

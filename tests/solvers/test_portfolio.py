@@ -229,12 +229,12 @@ def test_where_no_search_works_nothing_is_left_to_try(monkeypatch: pytest.Monkey
 
 @pytest.mark.slow
 def test_no_more_is_spent_than_the_deterministic_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CP-SAT looks at its own clock now and then, so that each of three runs may go a little beyond."""
+    """CP-SAT looks at its own clock now and then, so that each of its runs may go a little beyond."""
     without_local_search(monkeypatch)
     bound = best_bound(SEVERAL_CHUNKS)
     limits = Limits(deterministic=0.3, workers=2)
     found = solve(SEVERAL_CHUNKS, SearchSettings(limits=limits), bound_ns=bound.value_ns, bound_by=bound.name)
-    assert 0 < found.work < 1.2 * 0.3
+    assert 0 < found.work < 1.4 * 0.3
 
 
 @pytest.mark.slow
