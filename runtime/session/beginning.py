@@ -11,7 +11,7 @@ a message over the slowest link (benchmarks/runtime/beginning.py). So a rank may
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,7 +26,7 @@ from schedc.runtime.stage.batches import Batches, Microbatches, check_size, cut,
 from schedc.runtime.transports.gloo import BEGINNING, PeerWords
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, MutableMapping, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from torch import nn
 
@@ -204,6 +204,9 @@ class Beginning:
     def _microbatches(self, given: Given, samples: Sequence[int] | None = None) -> Microbatches:
         """What this rank has of the batch; `samples` are of the inputs, where they are known."""
         count, parts = self._count, self._parts
+        if not isinstance(given.outputs, MutableMapping | None):
+            found = type(given.outputs).__name__
+            raise InvalidInput(f"rank {self._groups.rank}: outputs is of type {found}, expected a dict, to get them by microbatch")
         if not given.is_even:
             from schedc.runtime.stage.weighing import check_weights
 

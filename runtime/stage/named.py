@@ -83,6 +83,8 @@ def by_microbatch(
         raise InvalidInput(f"rank {rank}: {what} are of type {type(given).__name__}, expected a dict by name")
     found: list[dict[str, Any]] = [{} for _ in range(microbatches if given else 0)]
     for name, value in (given or {}).items():
+        if not isinstance(name, str):
+            raise InvalidInput(f"rank {rank}: {what} have the key {name!r}, expected names")
         parts: Sequence[Any] = [value] * microbatches
         if isinstance(value, (torch.Tensor, list)):
             parts = cut(value, microbatches, f"{what}, {name!r}", rank, samples, even=even)

@@ -74,6 +74,7 @@ def test_outputs_whose_shapes_do_not_follow_from_the_inputs(two: Ranks) -> None:
         ({"targets": {0: torch.zeros(8)}}, "rank 0: the targets are a dict, which is for stages that are a graph"),
         ({"weights": [1, 2, 3]}, "rank 0: 3 weights were given, the plan has 4 microbatches"),
         ({"weights": ["one"] * 4}, "rank 0: weights, divide_by or scale: could not convert string to float: 'one'; expected"),
+        ({"outputs": []}, "rank 0: outputs is of type list, expected a dict, to get them by microbatch"),
         ({"scale": 0}, "rank 0: scale is 0; expected a finite number above 0"),
     ],
 )
