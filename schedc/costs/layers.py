@@ -177,8 +177,13 @@ def parts_of(architecture: Architecture, setting: Setting) -> tuple[Part, ...]:
             f"tensor × context parallel size {parallel} does not divide {setting.sequence_length} tokens of a sequence"
         )
     sublayers = (sublayer for block in architecture.blocks for sublayer in block.sublayers)
-    if setting.expert_parallel > 1 and not any(isinstance(sublayer, Experts) for sublayer in sublayers):
-        raise Unsupported(f"expert parallel size {setting.expert_parallel}: {architecture.name} has no experts, expected 1")
+    if not any(isinstance(sublayer, Experts) for sublayer in sublayers):
+        for name, size, expected in (
+            ("expert parallel", setting.expert_parallel, 1),
+            ("expert tensor parallel", setting.expert_tensor, setting.tensor_parallel),
+        ):
+            if size != expected:
+                raise Unsupported(f"{name} size {size}: {architecture.name} has no experts, expected {expected}")
     if architecture.positions and setting.sequence_length > architecture.positions:
         room = f"the model's {architecture.positions} position embeddings"
         raise Unsupported(f"a sequence of {setting.sequence_length} tokens is longer than {room}")

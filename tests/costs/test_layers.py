@@ -141,6 +141,7 @@ def test_collectives_take_time() -> None:
         ),
         ("llama3-8b", Setting(sequence_length=10**12), "the microbatch is too large: block 0 takes or holds more than"),
         ("llama3-8b", Setting(sequence_length=4096, expert_parallel=4), "expert parallel size 4: llama3-8b has no experts"),
+        ("llama3-8b", Setting(sequence_length=4096, expert_tensor_parallel=4), "expert tensor parallel size 4: .* no experts"),
         ("nemotron-h-8b", Setting(sequence_length=4096, context_parallel=2), "context parallelism of Mamba layers is not modelled"),
     ],
 )
