@@ -53,6 +53,17 @@ def test_experts_lie_over_the_devices_of_a_stage(tmp_path: Path) -> None:
     assert degrees.divides_experts(1) and not Degrees(expert=4).divides_experts(6)
 
 
+def test_zero_1_is_tried_where_experts_alone_have_replicas(tmp_path: Path) -> None:
+    """One pipeline, whose two tensor-parallel devices have the same experts: their optimizer state is divided by 2."""
+    tune = ALONE | {"ranks": [4], "zero_stages": [0, 1]}
+    request = tiny_request(tmp_path, sites=(8,), config=EXPERTS, model={"tp": 2, "ep": 1, "etp": 1}, tune=tune)
+    held = {each.zero_stage: bytes_per_parameter(request, each) for each in candidates(request.choices)}
+    assert held == {0: (18, 18), 1: (18, 6 + 12 / 2)}
+    whole, divided = (candidate_problem(request, each) for each in candidates(request.choices))
+    assert all(less < more for less, more in zip(divided.static_bytes, whole.static_bytes, strict=True))
+    assert divided.problem.data_parallel is not None and any(divided.problem.data_parallel.all_gather_ns)
+
+
 def test_the_step_ends_with_the_optimizers(tmp_path: Path) -> None:
     """Passes of a device over its memory, at 0.8 of 3.35 TB/s, for each parameter; of its own states with ZeRO 1."""
     request = tiny_request(tmp_path, sites=(4,), tune=ALONE | {"zero_stages": [0, 1]})

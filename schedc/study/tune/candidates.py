@@ -161,6 +161,10 @@ class Degrees:
         """How many devices of a stage have the same experts."""
         return pipelines * self.group // (self.expert * self.expert_tensor)
 
+    def has_replicas(self, pipelines: int) -> bool:
+        """Whether some weights of a stage are on several devices; those of experts may be where no others are."""
+        return max(self.replicas(pipelines), self.expert_replicas(pipelines)) > 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
@@ -213,7 +217,7 @@ def candidates(choices: Choices) -> tuple[TuneCandidate, ...]:
                     for chunks in ((1,) if placement == "unidirectional" else choices.chunks)
                     if ranks * chunks <= choices.layers and (placement == "unidirectional" or (ranks > 1 and chunks > 1))
                 ],
-                choices.zero_stages if choices.degrees.replicas(data_parallel) > 1 else (0,),  # one replica divides nothing
+                choices.zero_stages if choices.degrees.has_replicas(data_parallel) else (0,),  # one replica divides nothing
                 choices.recompute,
                 choices.overlaps if ranks > 1 else [each for each in choices.overlaps if each[0] is None],
             )
