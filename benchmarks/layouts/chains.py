@@ -80,7 +80,7 @@ def main() -> int:
     parser.add_argument(
         "--only", choices=("balanced", "open", "bounds", "table"), help="do no other rows; bounds: bound the rows anew"
     )
-    parser.add_argument("--every", type=int, default=1, help="do each of so many cases: a sample")
+    parser.add_argument("--every", type=int, default=1, help="do every n-th case: a sample")
     parser.add_argument("--time-limit", type=float, default=60.0, help="seconds for an open layout")
     parser.add_argument("--balanced-limit", type=float, default=5.0, help="seconds for each balanced partition")
     options = parser.parse_args()

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from schedc.models.start_windows import Windows
 
 MOST_UNITS = 1 << 26
-"""What a rank holds is at most so many units in a row; see `models.cpsat.memory`."""
+"""What a rank holds is at most this many units in a row; see `models.cpsat.memory`."""
 
 
 def build_cut(problem: Problem, blocks: Blocks, windows: Windows, lower: int, upper: int) -> cp_model.CpModel:
@@ -96,7 +96,7 @@ class _Rank:
                 self.before[first, second], self.before[second, first] = always, ~always
 
     def until(self, chain: int, count: int) -> cp_model.LinearExpr:
-        """What the first so many W of a chain take together, those that are fused nothing."""
+        """What the first n W of a chain take together, those that are fused nothing."""
         blocks, fused = self.variables.blocks, self.variables.fused
         ticks = self.nothing + 0
         for op in self.chains[chain][:count]:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 WAITS, SAYS = "rank {rank} waits until rank {peer} begins", "rank {rank} says to rank {peer} that it begins"
 STEADY = 50
-"""After so many steps of the same shapes ranks post receives for the next before they know its own."""
+"""After this many steps of the same shapes ranks post receives for the next before they know its own."""
 MOST_SHAPES = 4096
 """Of more, all are forgotten, and headers go again."""
 

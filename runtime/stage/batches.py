@@ -127,7 +127,7 @@ def cut(
 
 
 def check_size(batch: torch.Tensor, inputs: int, microbatches: int, name: str, rank: int) -> None:
-    """Refuse a rank's targets, or what they are called, that cannot be cut as so many samples of `inputs` are.
+    """Refuse a rank's targets, or what they are called, that cannot be cut as the samples of `inputs` are.
 
     Raises:
         InvalidInput: says so.

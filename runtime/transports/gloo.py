@@ -143,7 +143,7 @@ class PeerWords:
         self._sent.append(self._begin(self._group.send, tensor, peer, doing))
 
     def expect(self, peers: Collection[int], doing: str, numbers: int = 1) -> dict[int, torch.Tensor]:
-        """Begin to receive a word of so many numbers of each peer that is another rank; what it is, once it has come."""
+        """Begin to receive a word of this many numbers of each peer that is another rank; what it is, once it has come."""
         words = {peer: torch.zeros(numbers, dtype=torch.int64, device="cpu") for peer in self._others(peers)}
         for peer, word in words.items():
             self.receive(word, peer, doing)

@@ -94,7 +94,7 @@ def refute(
 ) -> Refuted:
     """Refute makespans from the bound up to the objective, as far as the relaxations and the limits let.
 
-    Every question is for a relaxed schedule of at most so many ticks. Where there is none, there is no schedule that is whole but
+    Every question is for a relaxed schedule of at most `upper` ticks. Where there is none, there is no schedule that is whole but
     for W either: with durations and start times rounded down to ticks, it would be a relaxed one. Where there is one, the best of
     them is the relaxation's optimum, which bounds all schedules.
 
@@ -174,7 +174,7 @@ class _Asker:
         return left_s, None if work is None else work - self.spent
 
     def ask(self, counted: _Counted, upper: int, share: float) -> SolverStatus:
-        """For the best relaxed schedule of at most so many ticks, in a share of what is left."""
+        """For the best relaxed schedule of at most `upper` ticks, in a share of what is left."""
         windows = windows_of(self.problem, self.blocks, upper)
         lower, computing, limited = self.lower, counted.computing, counted.limited
         model = build_relaxed(self.problem, self.blocks, windows, lower, upper, computing=computing, limited=limited)

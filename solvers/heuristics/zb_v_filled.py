@@ -152,7 +152,7 @@ class _Filling:
         self.put(which, at)
 
     def has_room(self, forwards: int, at: int) -> bool:
-        """Whether so many forwards of the first chunk fit beside what is held."""
+        """Whether this many forwards of the first chunk fit beside what is held."""
         return forwards * self._taken_bytes(Kind.F, self.stage(0, at)) <= self.room_bytes[at]
 
     def _taken_bytes(self, kind: Kind, stage: int) -> int:

@@ -257,7 +257,7 @@ def optimizer_ns(request: TuneRequest, candidate: TuneCandidate, others: int, ex
 
 
 def _among_ns(request: TuneRequest, candidate: TuneCandidate, replicas_of: Callable[[int], int], size_bytes: int) -> int:
-    """Among the replicas of a stage's weights, which are so many for each number of pipelines.
+    """Among the replicas of a stage's weights, whose number follows from that of pipelines.
 
     Groups that have different weights are beside each other, so each has its part of what connects sites.
     """

@@ -101,14 +101,14 @@ def mistake(rank: int, plan: Plan, given: dict[str, Any]) -> tuple[list[str], bo
     with load(plan, stages) as pipe:
         inputs, targets = make_batch(plan, 0)
         pipe.step(inputs, targets)
-        first = [weight.grad for weight in weights]
+        first = [torch.as_tensor(weight.grad) for weight in weights]
         for weight in weights:
             weight.grad = None
         with noting(lines):
             pipe.step(**{"inputs": inputs, "targets": targets, **given})
         clean = all(weight.grad is None for weight in weights)
         pipe.step(inputs, targets)
-    same = all(torch.equal(weight.grad, other) for weight, other in zip(weights, first, strict=True))  # type: ignore[arg-type]
+    same = all(torch.equal(torch.as_tensor(weight.grad), other) for weight, other in zip(weights, first, strict=True))
     return lines, same and clean
 
 

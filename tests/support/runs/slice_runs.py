@@ -76,7 +76,7 @@ def batch_of(problem: Problem, step: int, times: int = 1) -> tuple[torch.Tensor,
 def errors_of(rank: int, plans: Sequence[Plan], times: int = 1, left_out: int = 0, **options: Any) -> float | list[Any]:
     """A step and an evaluation of each of the plans of the same slices, which take over while the job trains.
 
-    The batch is so many samples smaller than its microbatches.
+    The batch is this many samples smaller than its microbatches.
 
     Returns:
         The largest relative error of a loss or a gradient, or why the plan is refused.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Cuts = NDArray[np.int64]
 
 MOST_PIVOTS = 600
-"""What is not refuted after so many steps counts as possible."""
+"""What is not refuted after this many steps counts as possible."""
 SCALE, NOTHING = 2**24, 1e-9
 """Prices are rounded down to a 2^-24; a float below `NOTHING` is rounding."""
 UNEVEN = 1e-7
@@ -88,7 +88,7 @@ def may_cover(layers: int, kinds: Sequence[RankKind]) -> bool:
 
 
 def _of_shares(sums: NDArray[Any], kind: RankKind) -> NDArray[Any]:
-    """What each share costs, where so many first layers do."""
+    """What each share costs, from what the first n layers cost together."""
     cuts = kind.cuts
     cost: NDArray[Any] = sums[cuts[1]] - sums[cuts[0]] + sums[cuts[3]] - sums[cuts[2]]
     return cost

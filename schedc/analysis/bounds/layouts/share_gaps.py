@@ -94,7 +94,7 @@ class _Most:
         return found
 
     def undone_after(self, step: int, count: int, room: Vector) -> Vector:
-        """The most work that so many microbatches have not done which have the step behind them; -inf without room."""
+        """The most work left of `count` microbatches that have the step behind them; -inf without room."""
         if step == BACK:
             return np.where(room >= 0, self._rests(count, 0, room), -np.inf)
         size, work, others = {

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MOST_GAPS = 2**31
 """Above this many shares × microbatches × activations at once, idle gaps are not counted."""
 AT_ONCE = 2**14
-"""Shares are looked at in parts of so many, which fit a cache."""
+"""Shares are looked at in parts of this many, which fit a cache."""
 EXACT = 1 - 1e-11
 """Floats are this exact."""
 
@@ -91,7 +91,7 @@ class SharedChain:
         return passed
 
     def hops_over(self, pairs: list[tuple[int, int]]) -> Vector:
-        """[2, layers + 1]: what a message behind so many layers and its gradient take over the best of the links; 0 at the ends."""
+        """[2, layers + 1]: what a message behind n layers and its gradient take over the best of the links; 0 at the ends."""
         layers, network = self.workload.layers, self.workload.network
         best = np.zeros((2, len(layers) + 1))
         best[:, 1:-1] = np.inf

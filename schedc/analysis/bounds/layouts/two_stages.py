@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     Vector = NDArray[np.float64]
 
 MOST_SHARES = 2**20
-"""With more layers than have so many shares, there is no such bound."""
+"""With more layers than have this many shares, there is no such bound."""
 CROSSINGS = 3
-"""Costs of crossings count as so many different ones, at most."""
+"""Costs of crossings count as at most this many different ones."""
 PRECISION = 10
 """Objectives are refuted up to 2^-10 of the least that is not."""
 
