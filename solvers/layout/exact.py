@@ -51,7 +51,7 @@ class LayoutsKnown:
     seconds: float
     interrupted: bool
     complete: bool
-    """Whether every layout was solved, or its bound says that it is no better."""
+    """Whether every layout was solved, or its bound or the one over all says that it is no better."""
     log: tuple[str, ...]
     """What the bound rests on: that these layouts are all, and CP-SAT's logs, one layout after another. Never empty, as the least
     of the layouts' analytic bounds may be better than the one over all of them before CP-SAT was given any."""
@@ -228,7 +228,7 @@ class _Search:
             evaluated=self._evaluated,
             seconds=time.perf_counter() - self._begun,
             interrupted=self.interrupted,
-            complete=not self.queue or (best_ns is not None and self.queue[0].bound_ns >= best_ns),
+            complete=not self.queue or (best_ns is not None and max(self._over_all_ns, self.queue[0].bound_ns) >= best_ns),
             log=tuple(self._log),
         )
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from inputs.asynchronous_plans import period_plan
 from inputs.problems import m70, make_problem, with_fused_backward
 
 from schedc.analysis.bounds.lower_bounds import best_bound
@@ -15,7 +17,7 @@ from schedc.compile.driver import compile_problem
 from schedc.errors import InvalidInput, Unsupported
 from schedc.formats.plan.plan_file import plan_json
 from schedc.ir.plan import BoundName, MadeBy
-from schedc.ir.problem import Objective
+from schedc.ir.problem import Objective, Versions
 from schedc.solvers.common.base import Climbing, Limits, SearchSettings
 from schedc.solvers.common.incumbent import Ended, Incumbent, mixture_of
 from schedc.solvers.driver import portfolio
@@ -24,6 +26,7 @@ from schedc.solvers.driver.registry import constructive, search_of
 from schedc.solvers.driver.turns import AFTERWARDS, TURNS, afterwards_of, turns_of
 from schedc.solvers.heuristics import greedy
 from schedc.solvers.heuristics.greedy import ONE_RULE
+from schedc.solvers.heuristics.steady import SteadyList
 from schedc.solvers.kernel.list_scheduler import ListScheduler
 from schedc.solvers.templates import TEMPLATES
 from schedc.verify.schedule.checks import verify_schedule
@@ -45,6 +48,18 @@ def test_auto_proves_the_known_optimum() -> None:
     certificate = compile_problem(m70(2, 2)).plan.certificate
     assert certificate.makespan_ns == certificate.lower_bound_ns == 2736 * MS
     assert certificate.bound in ("idle-gaps", "cpsat")
+
+
+def test_where_steps_overlap_and_nothing_else_is_done_in_time_one_by_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(*_: object) -> None:
+        while True:  # until the alarm
+            time.sleep(0.01)
+
+    problem = period_plan(2, 2, Versions.TWO_BUFFERED, wave=True).problem
+    monkeypatch.setattr(SteadyList, "construct", late)
+    found = solve(problem, SearchSettings(limits=Limits(time_s=0.1)), bound_ns=0, bound_by=BoundName.WORK, least_s=0.1)
+    assert found.found_by == "one-by-one" and found.schedule is not None
+    assert verify_schedule(problem, found.schedule) == ()
 
 
 def test_a_solvers_bound_is_marked_with_what_it_rests_on() -> None:
