@@ -57,7 +57,9 @@ def test_where_steps_overlap_and_nothing_else_is_done_in_time_one_by_one_is(monk
 
     problem = period_plan(2, 2, Versions.TWO_BUFFERED, wave=True).problem
     monkeypatch.setattr(SteadyList, "construct", late)
-    found = solve(problem, SearchSettings(limits=Limits(time_s=0.1)), bound_ns=0, bound_by=BoundName.WORK, least_s=0.1)
+    settings = SearchSettings(limits=Limits(time_s=0.1))
+    with settings.interruption.listening():
+        found = solve(problem, settings, bound_ns=0, bound_by=BoundName.WORK, least_s=0.1)
     assert found.found_by == "one-by-one" and found.schedule is not None
     assert verify_schedule(problem, found.schedule) == ()
 
