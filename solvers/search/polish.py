@@ -74,8 +74,9 @@ class Polish(LocalSearch, frozen=True):
 
     def improve(self, incumbent: Incumbent, limits: Limits) -> None:
         """Offer the best schedule of many changes."""
-        problem, starts = incumbent.problem, incumbent.starts(STARTS)
-        if problem.split_backward and not fusing_saves_time(problem):
+        problem, saves_time = incumbent.problem, fusing_saves_time(incumbent.problem)
+        starts = incumbent.starts(STARTS if saves_time else 1)  # where all are split, other starts cost more than they find
+        if problem.split_backward and not saves_time:
             starts = [_split(start) for start in starts]
         found = polish_schedule(problem, starts, self.climbing(incumbent, limits))
         incumbent.offer_valid(found.schedule, self.name)
