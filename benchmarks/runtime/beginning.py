@@ -111,7 +111,7 @@ def measure(process: int, plan: Any, latency_s: float, slow: tuple[int, int] | N
             plan, stages=stages, loss_fn=lambda y, _: y.sum(), timeout_s=60, pipeline_group=pipeline, **parallel
         ) as pipe:
             turns = pipe.steps.beginning = Turns(pipe.groups, None, 60.0, stages=stages)
-            turns.use(plan.problem, pipe.steps.ending)
+            turns.use(plan.problem, pipe.steps.ending, [])
             for step in range(len(KINDS) * (steps + 1) + 1):
                 turns.kind = KINDS[step % len(KINDS)]
                 begun.append(time.perf_counter())

@@ -22,7 +22,7 @@ from schedc.errors import InvalidInput
 from schedc.ir import Problem
 from schedc.runtime.common.failure import BatchRefused
 from schedc.runtime.common.program import starts_of
-from schedc.runtime.stage.batches import Batches, Microbatches, check_size, cut, samples_of, shape_of
+from schedc.runtime.stage.batches import Batches, Microbatches, check_dict, check_size, cut, samples_of, shape_of
 from schedc.runtime.transports.gloo import BEGINNING, PeerWords
 
 if TYPE_CHECKING:
@@ -115,12 +115,20 @@ class Beginning:
         self._known: dict[tuple[int, ...], int] = {}
         """Of the numbers that ranks have said of a microbatch, its shape; the same on all ranks."""
 
-    def use(self, problem: Problem, ending: Collection[int], cut_by_name: Callable[..., Microbatches] | None = None) -> None:
+    def use(
+        self,
+        problem: Problem,
+        ending: Collection[int],
+        loss_fns: Sequence[Callable[..., Any]],
+        cut_by_name: Callable[..., Microbatches] | None = None,
+    ) -> None:
         """From now on calls are for a plan of this problem, of which no step has run.
 
-        `ending` are the ranks that compute losses; `cut_by_name` cuts batches where stages are a graph, and any rank may have some.
+        `ending` are the ranks that compute losses, by `loss_fns` as far as this rank knows; `cut_by_name` cuts batches where stages
+        are a graph, and any rank may have some.
         """
         self._starting, self._ending = sorted({problem.stages[stage].rank for stage in starts_of(problem)}), {*ending}
+        self._stage_count, self._loss_fns = len(problem.stages), loss_fns
         self._cut_by_name = cut_by_name
         self._everybody = range(problem.ranks)
         self._count, self._slices, self._parts = problem.microbatches, problem.slices, max(1, len(problem.slices))
@@ -196,34 +204,36 @@ class Beginning:
         if self._cut_by_name is not None:
             return []
         own = [given.targets] if self._groups.rank in self._ending else []
-        for named in (given.kwargs, given.loss_kwargs) if isinstance(given.kwargs or {}, Mapping) else ():
+        for named in (given.kwargs, given.loss_kwargs):
             for value in (named or {}).values():
                 own += value.values() if isinstance(value, Mapping) else [value]
         return [one for one in own if isinstance(one, torch.Tensor) and one.dim()]
 
     def _microbatches(self, given: Given, samples: Sequence[int] | None = None) -> Microbatches:
         """What this rank has of the batch; `samples` are of the inputs, where they are known."""
-        count, parts = self._count, self._parts
-        if not isinstance(given.outputs, MutableMapping | None):
-            found = type(given.outputs).__name__
-            raise InvalidInput(f"rank {self._groups.rank}: outputs is of type {found}, expected a dict, to get them by microbatch")
+        count, parts, rank = self._count, self._parts, self._groups.rank
+        check_dict(given.outputs, "outputs is", rank, "a dict, to get them by microbatch", MutableMapping)
+        check_dict(given.kwargs, "kwargs are", rank, "a dict by name, or by stage")
+        check_dict(given.loss_kwargs, "loss_kwargs are", rank)
         if not given.is_even:
             from schedc.runtime.stage.weighing import check_weights
 
-            check_weights(given.weights, given.divide_by, given.scale, self._groups.rank, count)
+            check_weights(given.weights, given.divide_by, given.scale, rank, count)
         of = None if samples is None else samples[::parts]
         whole = self._whole(given, count // parts, of)
         if given.kwargs or given.loss_kwargs:
-            from schedc.runtime.stage.named import by_microbatch, by_stage
+            from schedc.runtime.stage.named import by_microbatch, by_stage, check_loss_kwargs
 
-            rank, how = self._groups.rank, partial(by_microbatch, microbatches=count // parts, samples=of, even=self._even)
-            named = how(given.loss_kwargs if rank in self._ending else None, "loss_kwargs", rank)
-            whole = whole._replace(kwargs=by_stage(given.kwargs, self._stages, rank, how), loss_kwargs=named)
+            how = partial(by_microbatch, microbatches=count // parts, samples=of, even=self._even)
+            whole = whole._replace(kwargs=by_stage(given.kwargs, self._stages, self._stage_count, rank, how))
+            if given.loss_kwargs and (rank in self._ending or rank in self._starting):  # as targets
+                whole = whole._replace(loss_kwargs=how(given.loss_kwargs, "loss_kwargs", rank))
+                check_loss_kwargs(given.loss_kwargs, self._loss_fns, rank)
         if not self._slices:
             return whole
         from schedc.runtime.stage.slices import in_slices
 
-        return in_slices(whole, self._slices, self._sequence_dim, self._groups.rank)
+        return in_slices(whole, self._slices, self._sequence_dim, rank)
 
     def _whole(self, given: Given, count: int, samples: Sequence[int] | None) -> Microbatches:
         rank, even, inputs = self._groups.rank, self._even, given.inputs

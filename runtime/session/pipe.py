@@ -108,8 +108,8 @@ class Pipe:
             weights: of the microbatches, as many tokens as each has, say; in all pipelines or in none. None: 1 each.
             divide_by: what the sum of all losses, each times its weight, is divided by; None: the sum of all weights.
             scale: multiplies the gradients, not what is returned.
-            kwargs: keyword arguments of this rank's stages, each for those that take it, or a dict by stage. A tensor is cut as the
-                batch, a list has one for each microbatch, and anything else is for all.
+            kwargs: keyword arguments of this rank's stages, each for those that take it, or a dict by stage, which may have those
+                of other ranks. A tensor is cut as the batch, a list has one for each microbatch, and anything else is for all.
             loss_kwargs: likewise of the loss functions.
             outputs: gets what the last stage gives, by microbatch, without graph, on the rank that has it; a dict by loss where
                 there are several. `merged` makes one of them.

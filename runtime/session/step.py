@@ -16,7 +16,7 @@ from schedc.runtime.common.program import program_of
 from schedc.runtime.execution.wiring import Wiring
 from schedc.runtime.session.beginning import Beginning, Given, PipeCall
 from schedc.runtime.stage.losses import Losses
-from schedc.runtime.stage.training import is_graph, losses_of
+from schedc.runtime.stage.training import by_name, is_graph, losses_of
 from schedc.runtime.transports.choice import stage_device
 
 if TYPE_CHECKING:
@@ -112,13 +112,16 @@ class Steps:
         """Run this plan from now on; its wires are laid."""
         self.plan = plan
         program = program_of(plan, self.groups.rank)
-        self.ending = _losses_of(plan.problem, losses_of(plan.problem, self.stages))
+        names = losses_of(plan.problem, self.stages)
+        self.ending = _losses_of(plan.problem, names)
         """Of each rank that computes losses, the microbatches; several times where it has several of one."""
         self._looking = min(self.ending)  # looks whether all ranks have called `swap`
         self.offered = False
         """Whether the last step has brought the word that all ranks have called `swap`."""
         self.training = self._make_training(plan, program, self.stages, self.loss_fn)
-        self.beginning.use(plan.problem, self.ending.keys(), getattr(self.training, "cut_by_name", None))  # of a graph
+        own = [by_name(self.loss_fn, name) for stage in names.keys() & self.stages.keys() for name in names[stage]]
+        loss_fns = [self.loss_fn] if callable(self.loss_fn) else own
+        self.beginning.use(plan.problem, self.ending.keys(), loss_fns, getattr(self.training, "cut_by_name", None))  # of a graph
         self.runner.use(plan, program, self.training, self.observer, self.hooks, self._now)
 
     def begin(self, given: Given) -> PipeCall:

@@ -139,6 +139,16 @@ def check_size(batch: torch.Tensor, inputs: int, microbatches: int, name: str, r
         )
 
 
+def check_dict(given: object, what: str, rank: int, expected: str = "a dict by name", kind: type = Mapping) -> None:
+    """Refuse what is neither None nor a dict, of this `kind`; `what` it is and the rank, for messages.
+
+    Raises:
+        InvalidInput: says so.
+    """
+    if not isinstance(given, kind | None):
+        raise InvalidInput(f"rank {rank}: {what} of type {type(given).__name__}, expected {expected}")
+
+
 def shape_of(microbatch: Microbatch, what: str) -> tuple[object, ...]:
     """The types and shapes of a microbatch's tensors.
 

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from schedc.errors import InvalidInput
-from schedc.runtime.stage.batches import cut
+from schedc.runtime.stage.batches import check_dict, cut
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
 Named = Mapping[str, Any]
 """Keyword arguments, of all microbatches or of one."""
@@ -41,48 +41,65 @@ def taken_by(layer: nn.Module, named: Named) -> dict[str, Any]:
 def by_stage(
     given: Named | Mapping[int, Named] | None,
     stages: Mapping[int, nn.Module],
+    stage_count: int,
     rank: int,
     cut: Callable[[Named, str, int], Sequence[Named]],
 ) -> dict[int, Sequence[Named]]:
     """Of each stage of a rank that gets some, the arguments by microbatch, as `cut` makes them.
 
+    Those by stage may have stages of other ranks, too, of the `stage_count` of the plan: these are for others to look at.
+
     Raises:
-        InvalidInput: no stage takes one.
+        InvalidInput: no stage takes one, or there is no such stage.
     """
-    if not given:
-        return {}
-    if not isinstance(given, Mapping):
-        raise InvalidInput(f"rank {rank}: kwargs are of type {type(given).__name__}, expected a dict by name, or by stage")
     found: dict[int, dict[str, Any]] = {}
-    for key, value in given.items():
-        for stage, name, one in _wanted(key, value, stages, rank):
-            found.setdefault(stage, {})[name] = one
+    for key, value in (given or {}).items():
+        named: Mapping[Any, Any] = {key: value}
+        among = [*stages]
+        if isinstance(key, int):
+            if key not in range(stage_count):
+                raise InvalidInput(f"rank {rank}: kwargs: found stage {key}, expected stages 0 to {stage_count - 1}, or names")
+            check_dict(value, f"kwargs of stage {key} are", rank)
+            named, among = (value or {}) if key in stages else {}, [key]
+        for name, one in named.items():
+            takers = [stage for stage in among if isinstance(name, str) and takes(stages[stage], name)]
+            if name in OF_RUNTIME or not takers:
+                raise InvalidInput(f"rank {rank}: kwargs: no stage of {among} takes {name!r}; expected a name that its forward has")
+            for stage in takers:
+                found.setdefault(stage, {})[name] = one
     return {stage: cut(named, f"kwargs of stage {stage}", rank) for stage, named in found.items()}
 
 
-def _wanted(key: Any, value: Any, stages: Mapping[int, nn.Module], rank: int) -> Iterator[tuple[int, str, Any]]:
-    """What one entry gives to which stage, by which name."""
-    named = value if isinstance(key, int) and isinstance(value, Mapping) else {key: value}
-    among = [key] if isinstance(key, int) else [*stages]
-    for name, one in named.items():
-        takers = [stage for stage in among if stage in stages and isinstance(name, str) and takes(stages[stage], name)]
-        if name in OF_RUNTIME or not takers:
-            raise InvalidInput(f"rank {rank}: kwargs: no stage of {among} takes {name!r}; expected a name that its forward has")
-        yield from ((stage, name, one) for stage in takers)
+def check_loss_kwargs(given: Named, loss_fns: Sequence[Callable[..., Any]], rank: int) -> None:
+    """Look whether loss functions can be called with these arguments, besides the output and the targets.
+
+    Raises:
+        InvalidInput: one cannot.
+    """
+    for loss_fn in loss_fns:
+        function = loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn
+        try:
+            signature = inspect.signature(function)
+        except ValueError:  # of what is written in C there may be none
+            continue
+        try:
+            signature.bind(None, None, **given)
+        except TypeError as error:
+            name = getattr(function, "__qualname__", type(function).__name__)
+            expected = "what it takes besides output and targets"
+            raise InvalidInput(f"rank {rank}: loss_kwargs: {name}: {error}; expected {expected}") from error
 
 
 def by_microbatch(
-    given: Named | None, what: str, rank: int, *, microbatches: int, samples: Sequence[int] | None, even: bool
+    given: Named, what: str, rank: int, *, microbatches: int, samples: Sequence[int] | None, even: bool
 ) -> list[Named]:
     """Arguments for each microbatch; `what` they are, for messages, and the rest is as for `cut`.
 
     Raises:
         InvalidInput: a tensor cannot be cut, or a list has another length.
     """
-    if given is not None and not isinstance(given, Mapping):
-        raise InvalidInput(f"rank {rank}: {what} are of type {type(given).__name__}, expected a dict by name")
-    found: list[dict[str, Any]] = [{} for _ in range(microbatches if given else 0)]
-    for name, value in (given or {}).items():
+    found: list[dict[str, Any]] = [{} for _ in range(microbatches)]
+    for name, value in given.items():
         if not isinstance(name, str):
             raise InvalidInput(f"rank {rank}: {what} have the key {name!r}, expected names")
         parts: Sequence[Any] = [value] * microbatches

@@ -11,10 +11,11 @@ from inputs.problems import make_problem
 from runs import shape_runs
 from torch import nn
 
+from schedc.errors import InvalidInput
 from schedc.runtime.session.layers import Layers
 from schedc.runtime.stage.batches import Microbatches, cut, merged, samples_of
 from schedc.runtime.stage.graph import StageCall
-from schedc.runtime.stage.named import takes
+from schedc.runtime.stage.named import check_loss_kwargs, takes
 from schedc.runtime.stage.slices import in_slices
 
 if TYPE_CHECKING:
@@ -75,6 +76,10 @@ def test_outputs_whose_shapes_do_not_follow_from_the_inputs(two: Ranks) -> None:
         ({"weights": [1, 2, 3]}, "rank 0: 3 weights were given, the plan has 4 microbatches"),
         ({"weights": ["one"] * 4}, "rank 0: weights, divide_by or scale: could not convert string to float: 'one'; expected"),
         ({"outputs": []}, "rank 0: outputs is of type list, expected a dict, to get them by microbatch"),
+        ({"kwargs": {9: {"a": 1}}}, "rank 0: kwargs: found stage 9, expected stages 0 to 1, or names"),
+        ({"kwargs": {0: 5}}, "rank 0: kwargs of stage 0 are of type int, expected a dict by name"),
+        ({"loss_kwargs": 5}, "rank 0: loss_kwargs are of type int, expected a dict by name"),
+        ({"loss_kwargs": {"a": 1}}, "rank 0: loss_kwargs: loss_fn: got an unexpected keyword argument 'a'; expected what it takes"),
         ({"scale": 0}, "rank 0: scale is 0; expected a finite number above 0"),
     ],
 )
@@ -107,6 +112,23 @@ def test_keyword_arguments_and_outputs(two: Ranks, name: str, recompute: bool) -
         assert max(errors) < 1e-12, found
         assert unknown.startswith("BatchRefused: rank 0: kwargs: no stage of ") and "takes 'fator'; expected a name" in unknown
         assert short == "BatchRefused: rank 0: 3 microbatches of kwargs of stage 0, 'shift' were given, the plan has 4"
+
+
+def test_which_arguments_losses_take() -> None:
+    """A name of what is given by position, one that is unknown, one that is missing; of what has no signature nothing is known."""
+
+    def masked(output: object, targets: object, *, mask: object) -> None:
+        """A loss."""
+
+    check_loss_kwargs({"mask": 1}, [masked], 1)
+    check_loss_kwargs({"weight": 1}, [nn.functional.cross_entropy, torch.dist], 1)
+    for loss_fn, named, line in (
+        (nn.functional.cross_entropy, {"input": 1}, "cross_entropy: multiple values for argument 'input'"),
+        (nn.CrossEntropyLoss(), {"weight": 1}, r"CrossEntropyLoss\.forward: got an unexpected keyword argument 'weight'"),
+        (masked, {"smoothing": 1}, "masked: missing a required"),
+    ):
+        with pytest.raises(InvalidInput, match=f"rank 1: loss_kwargs: .*{line}.*; expected what it takes besides output and"):
+            check_loss_kwargs(named, [loss_fn], 1)
 
 
 def test_which_arguments_layers_take() -> None:

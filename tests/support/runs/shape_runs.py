@@ -146,8 +146,8 @@ def named(rank: int, plan: Plan, sizes: Sequence[int], **options: Any) -> list[A
             right = masked(y, targets, mask, smoothing=0.1)
             torch.autograd.backward(right)
             kwargs: Any = {"shift": shift, "factor": 0.5}
-            if number == 1:  # by stage, and by microbatch where it can be cut so
-                kwargs = dict.fromkeys(run.stages, kwargs)
+            if number == 1:  # by stage, of all ranks alike
+                kwargs = dict.fromkeys(range(len(plan.problem.stages)), kwargs)
             outputs: list[dict[int, Any]] = [{}, {}]
             given = {"kwargs": kwargs, "loss_kwargs": {"mask": mask, "smoothing": 0.1}}
             losses = [
