@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeAlias
 from zlib import crc32
 
+import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
@@ -18,7 +19,6 @@ from schedc.errors import Unsupported
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    import torch
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -78,13 +78,9 @@ def made_whole(part: torch.Tensor, layout: Layout, modules: Collection[nn.Module
         raise Unsupported(
             f"{what} is a DTensor, and no weight of this rank's stages is on a mesh of the same names; give plain ones"
         )
-    from torch import Size
-
-    whole = layout[2 + layout[1] :]
-    stride = [1] * len(whole)
-    for at in range(len(whole) - 1, 0, -1):
-        stride[at - 1] = stride[at] * whole[at]
-    return DTensor.from_local(part, mesh, _placements(layout, gradient=gradient), shape=Size(whole), stride=tuple(stride))
+    whole = torch.empty(layout[2 + layout[1] :], device="meta")
+    placements = _placements(layout, gradient=gradient)
+    return DTensor.from_local(part, mesh, placements, shape=whole.shape, stride=whole.stride())
 
 
 def _placements(layout: Layout, *, gradient: bool) -> list[Placement]:

@@ -134,6 +134,7 @@ class Beginning:
         self._count, self._slices, self._parts = problem.microbatches, problem.slices, max(1, len(problem.slices))
         self._even = cut_by_name is not None or problem.updates is not None
         self.has_run = False
+        """Whether a step has; who runs them says so."""
         self._looked: tuple[tuple[torch.dtype, torch.Size] | None, list[int]] = None, []
         """What the last batch looked like, where it was one tensor, and the word of it."""
         self._said: list[list[int]] = []
@@ -141,10 +142,6 @@ class Beginning:
         self._shapes: Sequence[int] = ()
         self._alike = STEADY
         """In how many steps, one after the other, shapes have been the same."""
-
-    def ran(self) -> None:
-        """Take note that a step has run."""
-        self.has_run = True
 
     def limit(self, patience_s: float) -> None:
         """From now on wait so long for another rank."""

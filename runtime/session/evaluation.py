@@ -18,7 +18,6 @@ from schedc.runtime.execution.runner import Executor
 from schedc.runtime.stage.autograd import forget_cast_weights
 from schedc.runtime.stage.batches import inputs_of
 from schedc.runtime.stage.losses import scalar
-from schedc.runtime.stage.training import by_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from schedc.runtime.common.program import Instruction
     from schedc.runtime.session.beginning import PipeCall
     from schedc.runtime.session.step import Steps
-    from schedc.runtime.stage.batches import Microbatches, Name
+    from schedc.runtime.stage.batches import Microbatches
     from schedc.runtime.stage.losses import Losses
     from schedc.runtime.stage.slices import StageStates
     from schedc.runtime.stage.training import LossFn
@@ -144,14 +143,8 @@ class Forward:
     def _stage(self, op: Op) -> Callable[..., Any]:
         """What is called for an F."""
         stage = self.states[op.stage].forward_of(op.microbatch) if self.states else self.stages[op.stage]
-        named = self.batch.kwargs.get(op.stage)
-        return partial(stage, **named[op.microbatch]) if named else stage
-
-    def _loss_fn(self, microbatch: int, name: Name | None = None) -> Callable[[Any, Any], torch.Tensor]:
-        """As `Training._loss_fn`."""
-        loss_fn, named = self.loss_fn if name is None else by_name(self.loss_fn, name), self.batch.loss_kwargs
-        assert callable(loss_fn)
-        return partial(loss_fn, **named[microbatch]) if named else loss_fn
+        kwargs = self.batch.kwargs_of(op.stage, op.microbatch)
+        return partial(stage, **kwargs) if kwargs else stage
 
     def _take(self, microbatch: int, output: Any) -> None:
         """What a last stage gives, and its loss."""
@@ -159,4 +152,5 @@ class Forward:
         if self.batch.targets is None:
             self.losses.add(microbatch, NO_LOSS)
         else:
-            self.losses.add(microbatch, scalar(self._loss_fn(microbatch)(output, self.batch.targets[microbatch])))
+            loss_fn = self.batch.with_kwargs(self.loss_fn, microbatch)
+            self.losses.add(microbatch, scalar(loss_fn(output, self.batch.targets[microbatch])))

@@ -12,7 +12,7 @@ from schedc.runtime.execution.runner import PipelineRunner
 from schedc.runtime.session.evaluation import NO_LOSS, Forward
 from schedc.runtime.stage.graph import calls_of
 from schedc.runtime.stage.losses import scalar
-from schedc.runtime.stage.training import Training, losses_of
+from schedc.runtime.stage.training import Training, by_name, losses_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,7 +74,7 @@ class GraphForward(Forward):
                 ends, self._values[key] = call(taken, begins, targets)
                 for name, output in ends.items():
                     self.batch.keep(microbatch, output, name if self._several else None)
-                    loss_fn = self._loss_fn(microbatch, name)
+                    loss_fn = self.batch.with_kwargs(by_name(self.loss_fn, name), microbatch)
                     self.losses.add(microbatch, scalar(loss_fn(output, targets[name])) if name in targets else NO_LOSS)
         if not instruction.last:
             return ()

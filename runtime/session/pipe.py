@@ -128,10 +128,8 @@ class Pipe:
                 pipe is closed after any exception but these two, so that the other ranks fail as well and do not wait.
         """
         steps, ending, refused = self.steps, self.steps.ending, None
-        given, updates = (
-            Given("step", inputs, targets, weights, divide_by, scale, outputs, kwargs, loss_kwargs),
-            steps.plan.problem.updates,
-        )
+        given = Given("step", inputs, targets, weights, divide_by, scale, outputs, kwargs, loss_kwargs)
+        updates = steps.plan.problem.updates
         with self._closing_on_errors():
             self._look_at(given)
             call = steps.begin(given)

@@ -151,7 +151,7 @@ class Steps:
             self.swap_group.way = call.way
         said = word if self.swap_group is None else word()
         loss = self.until_it_counts(partial(self._run_ops, call, said), call.batch, self._end)
-        self.beginning.ran()
+        self.beginning.has_run = True
         if self.observer is not None:
             self.observer.end_step(self.count, perf_counter_ns())
         self.count += 1

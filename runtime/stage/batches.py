@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
@@ -41,6 +41,14 @@ class Microbatches(NamedTuple):
     """What loss functions get by name; empty: nothing."""
     outputs: MutableMapping[int, Any] | None = None
     """Gets what a last stage gives, by microbatch, of several losses by name; None: nobody wants it."""
+
+    def kwargs_of(self, stage: int, microbatch: int) -> Mapping[str, Any]:
+        """What a stage gets by name."""
+        return self.kwargs[stage][microbatch] if stage in self.kwargs else {}
+
+    def with_kwargs(self, loss_fn: Any, microbatch: int) -> Callable[[Any, Any], torch.Tensor]:
+        """A loss function with what it gets by name."""
+        return partial(loss_fn, **self.loss_kwargs[microbatch]) if self.loss_kwargs else loss_fn
 
     def keep(self, microbatch: int, output: Any, name: Name | None = None) -> None:
         """Take note of what a last stage gives; under a `name`, where there are several losses."""

@@ -209,12 +209,12 @@ class GraphTraining(Training):
         def work(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
             batch, targets, shares = self._batch.inputs_of, self._batch.targets_of, self._shares_of_loss[microbatch]
             own = {name: targets[name][microbatch] for name in call.targets}
-            named = self._batch.kwargs.get(op.stage)
             begins = {name: batch[name][microbatch] for name in call.begins}
-            ends, given = call(_parts(inputs, sizes), begins, own, named[microbatch] if named else {})
+            ends, given = call(_parts(inputs, sizes), begins, own, self._batch.kwargs_of(op.stage, microbatch))
             for name, output in ends.items():
                 self._batch.keep(microbatch, output, name if self._several else None)
-            found = [shares.loss(self._loss_fn(microbatch, name), output, own[name]) for name, output in ends.items()]
+            loss_fns = {name: self._batch.with_kwargs(by_name(self.loss_fn, name), microbatch) for name in ends}
+            found = [shares.loss(loss_fns[name], output, own[name]) for name, output in ends.items()]
             starts[:], losses = [start for _, start in found], [loss for loss, _ in found]
             counts.update((value, len(tensors)) for value, tensors in given.items())
             more = [output.detach() for output in ends.values() if isinstance(output, torch.Tensor)]

@@ -238,14 +238,8 @@ class Training:
 
     def _stage(self, op: Op) -> Callable[..., Any]:
         """What is called for an F."""
-        stage, kwargs = self._called[op.stage], self._batch.kwargs
-        return partial(stage, **kwargs[op.stage][op.microbatch]) if kwargs and op.stage in kwargs else stage
-
-    def _loss_fn(self, microbatch: int, name: Name | None = None) -> Callable[[Any, Any], torch.Tensor]:
-        """What computes the loss of a microbatch, by name where there are several."""
-        loss_fn, named = self.loss_fn if name is None else by_name(self.loss_fn, name), self._batch.loss_kwargs
-        assert callable(loss_fn)
-        return partial(loss_fn, **named[microbatch]) if named else loss_fn
+        stage, kwargs = self._called[op.stage], self._batch.kwargs_of(op.stage, op.microbatch)
+        return partial(stage, **kwargs) if kwargs else stage
 
     def _options_of(self, op: Op) -> dict[str, Any]:
         """Of its block."""
@@ -257,7 +251,7 @@ class Training:
         output = self._stage(op)(*value)
         self._batch.keep(op.microbatch, output)
         targets, shares = self._batch.targets[op.microbatch], self._shares_of_loss[op.microbatch]
-        loss, start = shares.loss(self._loss_fn(op.microbatch), output, targets)
+        loss, start = shares.loss(self._batch.with_kwargs(self.loss_fn, op.microbatch), output, targets)
         self._starts[op.stage, op.microbatch] = start
         tells_little = op.stage in self._recomputed and loss.itemsize < 4 and isinstance(output, torch.Tensor)
         return (loss, output.detach()) if tells_little else (loss,)
