@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -24,13 +25,22 @@ Named = Mapping[str, Any]
 OF_RUNTIME = "inputs", "targets", "state"
 """What stages get from the runtime under these names."""
 
+_NAMES: WeakKeyDictionary[Callable[..., Any], set[str] | None] = WeakKeyDictionary()
+"""Of a forward, the names that it takes; None: all. Layers ask in each microbatch, and a signature takes longer than they may."""
+
 
 def takes(module: nn.Module, name: str) -> bool:
     """Whether a stage or layer takes a keyword argument of this name; of layers of `build_stages`, whether one does."""
     if isinstance(module, nn.Sequential):
         return type(module).forward is not nn.Sequential.forward and any(takes(layer, name) for layer in module)
-    parameters = inspect.signature(module.forward).parameters.values()
-    return any(one.kind is one.VAR_KEYWORD or one.name == name for one in parameters)
+    forward = getattr(module.forward, "__func__", module.forward)
+    if forward not in _NAMES:
+        parameters = inspect.signature(module.forward).parameters.values()
+        anything = any(one.kind is one.VAR_KEYWORD for one in parameters)
+        named = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+        _NAMES[forward] = None if anything else named
+    names = _NAMES[forward]
+    return names is None or name in names
 
 
 def taken_by(layer: nn.Module, named: Named) -> dict[str, Any]:

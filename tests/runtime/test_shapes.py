@@ -140,6 +140,12 @@ def test_which_arguments_layers_take() -> None:
     torch.manual_seed(0)
     layers = Layers(Biased(2, 2), nn.Linear(2, 2), Biased(2, 2))
     x = torch.ones(1, 2)
+
+    class All(Biased):
+        def forward(self, *bias: Any, **_: Any) -> torch.Tensor:
+            return super().forward(*bias)
+
+    assert takes(All(2, 2), "scale") and not takes(Biased(2, 2), "scale")  # of methods of one class each has its own
     assert takes(layers, "bias") and not takes(layers, "scale") and not takes(nn.Sequential(*layers), "bias")
     first, middle, last = layers
     assert torch.equal(layers(x, bias=2.0), last(middle(first(x, 2.0)), 2.0))
