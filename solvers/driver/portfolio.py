@@ -219,11 +219,11 @@ def _improve(search: Search, incumbent: Incumbent, limits: Limits) -> None:
     search.improve(incumbent, limits)
 
 
-def _search_on(incumbent: Incumbent, first: int = 16) -> None:
+def _search_on(incumbent: Incumbent) -> None:
     """Run the local searches with other seeds and more and more rounds until the time is up, or none of them works here."""
     limits = incumbent.limits
     for number in count():
-        rounds = f"{{rounds={first << min(number, 10)}}}"
+        rounds = f"{{rounds={16 << min(number, 10)}}}"
         turns = [turn._replace(search=turn.search + rounds) for turn in afterwards_of(incumbent.problem)]
         runs = [(turn, search_of(turn.search)) for turn in turns]
         if not _search(incumbent, runs, replace(limits, seed=limits.seed + 1 + number), by_name=False):

@@ -56,14 +56,14 @@ class CpSat(Search, frozen=True):
         """Offer better schedules and bounds; while the best one cuts W, half of the limits is for a bound of all that do."""
         was_cut = _cuts_weights(incumbent)
         limits = limits.part(0.5) if was_cut else limits
-        _improve_whole(incumbent, limits)
+        improve_by(solve_cpsat, self.name, incumbent, limits)
         if incumbent.schedule is None or not was_cut or incumbent.gap <= limits.gap:
             return
         if _cuts_weights(incumbent):
             solved = bound_cut_weights(incumbent.problem, incumbent.schedule, limits=limits, known_bound_ns=incumbent.bound_ns)
             incumbent.take_solved(solved, BoundName.CPSAT_CUT, limits)
         else:
-            _improve_whole(incumbent, limits)
+            improve_by(solve_cpsat, self.name, incumbent, limits)
 
 
 def _cuts_weights(incumbent: Incumbent) -> bool:
@@ -72,13 +72,14 @@ def _cuts_weights(incumbent: Incumbent) -> bool:
     return bool(parts) and BoundName.CPSAT_CUT.speaks_of(parts) and may_cut_weights(incumbent.problem)
 
 
-def _improve_whole(incumbent: Incumbent, limits: Limits) -> None:
-    solved = solve_cpsat(
+def improve_by(solve: Callable[..., Solved], name: str, incumbent: Incumbent, limits: Limits) -> None:
+    """Let CP-SAT go on from the best schedule of whole blocks and the best bound; what it finds is taken at once."""
+    solved = solve(
         incumbent.problem,
         incumbent.start,
         limits=limits,
         known_bound_ns=incumbent.bound_ns,
-        on_schedule=lambda schedule: incumbent.offer_valid(schedule, CpSat.name),
+        on_schedule=lambda schedule: incumbent.offer_valid(schedule, name),
         on_bound=lambda bound_ns: incumbent.raise_bound(bound_ns, BoundName.CPSAT, ()),
     )
     incumbent.take_solved(solved, BoundName.CPSAT, limits)
@@ -146,8 +147,6 @@ def solve_cpsat(
         if found_ns < best_ns and not verify_schedule(problem, found) and exceeded_limit(problem, found) is None:
             best, best_ns = found, found_ns
         name = SolverStatus(name).of_schedule(int(solver.objective_value) * grid.tick_ns, best_ns)
-    if name == "MODEL_INVALID":
-        raise Defect(f"cpsat: the model is invalid: {variables.model.validate()}")
     if name == SolverStatus.INFEASIBLE:
         bound_ns = bound_of_nothing_ns()
     else:
@@ -198,8 +197,6 @@ def bound_cut_weights(problem: Problem, known: Schedule, *, limits: Limits, know
     solver = solver_of(limits)
     status, ended_by = run(solver, model)
     name = solver.status_name(status)
-    if name == "MODEL_INVALID":
-        raise Defect(f"cpsat: the model is invalid: {model.validate()}")
     if name == SolverStatus.INFEASIBLE:
         raise Defect(f"cpsat: no schedule takes {known_ns} ns or less, but one that cuts weight gradients does")
     least = int(solver.best_objective_bound)
@@ -226,7 +223,12 @@ def run(
     """Solve in a thread of its own, so that an interruption is noticed at once; the status, and the interruption that ended it.
 
     CP-SAT's own way with Ctrl-C leaves the default handler behind, and would kill the process the next time.
+
+    Raises:
+        Defect: the model is invalid.
     """
+    from ortools.sat.python import cp_model
+
     solver.parameters.catch_sigint_signal = False
     horizon = max((max(variable.domain) for variable in model.proto.variables), default=0)  # its domain[-1] is 0, always
     capacity = max((each.cumulative.capacity.offset for each in model.proto.constraints if each.has_cumulative()), default=1)
@@ -237,7 +239,10 @@ def run(
     with ThreadPoolExecutor(1) as thread:
         job = thread.submit(solver.solve, model, listener)
         ended_by = wait_for([job], solver.stop_search)
-    return job.result(), ended_by
+    status = job.result()
+    if status == cp_model.MODEL_INVALID:
+        raise Defect(f"CP-SAT says that the model is invalid: {model.validate()}")
+    return status, ended_by
 
 
 def solver_of(limits: Limits) -> cp_model.CpSolver:

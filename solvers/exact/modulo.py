@@ -11,22 +11,21 @@ it counts as work, and none is built for which too little is left of a limit, no
 
 from __future__ import annotations
 
-from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from schedc.analysis.bounds.period import period_bounds
+from schedc.analysis.bounds.lower_bounds import cheap_bound_ns
 from schedc.analysis.gap import check_bound
 from schedc.analysis.simulation.period import steady_state
 from schedc.analysis.simulation.versions import versions_of
 from schedc.errors import Unsupported
-from schedc.ir import BoundName, Problem, Schedule, Versions
+from schedc.ir import Problem, Schedule, Versions
 from schedc.models.modulo import minimize_delays, pairs_of
 from schedc.solvers.common.base import Limits, Solved, SolverStatus
 from schedc.solvers.common.method import Search
-from schedc.solvers.exact.cpsat import SOLVER
+from schedc.solvers.exact.cpsat import SOLVER, improve_by
 from schedc.solvers.exact.modulo_parts import ask_of_parts, climb
-from schedc.solvers.exact.modulo_questions import MOST_S, Known, ask, build, solve
+from schedc.solvers.exact.modulo_questions import Known, ask, build, solve
 from schedc.solvers.heuristics.steady import planned
 from schedc.solvers.heuristics.steady_repeat import MOST_MICROBATCHES, repeats
 from schedc.verify.schedule.checks import verify_schedule
@@ -57,15 +56,7 @@ class Modulo(Search, frozen=True):
 
     def improve(self, incumbent: Incumbent, limits: Limits) -> None:
         """Offer shorter periods, and bounds."""
-        solved = solve_modulo(
-            incumbent.problem,
-            incumbent.start,
-            limits=limits,
-            known_bound_ns=incumbent.bound_ns,
-            on_schedule=lambda schedule: incumbent.offer_valid(schedule, self.name),
-            on_bound=lambda bound_ns: incumbent.raise_bound(bound_ns, BoundName.CPSAT, ()),
-        )
-        incumbent.take_solved(solved, BoundName.CPSAT, limits)
+        improve_by(solve_modulo, self.name, incumbent, limits)
 
 
 def solve_modulo(
@@ -156,14 +147,8 @@ def repeat(known: Known) -> None:
         first = planned(short)
         if known.is_proven or known.is_over or known.spent >= REPEATS:
             return first
-        left_s, left = known.left
-        limits = replace(
-            known.limits,
-            time_s=None if left_s is None else REPEAT_SHARE * left_s,
-            deterministic=MOST_S if left_s is None and left is None else None if left is None else REPEAT_SHARE * left,
-        )
-        bound_ns = max(1, *(value_ns for _, value_ns, _ in period_bounds(short)))
-        solved = solve_modulo(short, first, limits=limits, known_bound_ns=bound_ns)
+        limits = known.part(REPEAT_SHARE, is_small=True)
+        solved = solve_modulo(short, first, limits=limits, known_bound_ns=cheap_bound_ns(short))
         known.work += solved.work
         known.ended_by = known.ended_by or solved.ended_by
         return solved.schedule

@@ -2,8 +2,7 @@
 
 What is known goes in and gets better. Near the best: all ranks run ops in its order, but where two are a few places apart; or some
 neighbours run theirs in any. Most of these are refuted in no time, and those with an answer have one soon. Of some ranks: what the
-others do counts as latency, so that few
-Booleans are left; what they cannot do is a proof for all.
+others do counts as latency, so that few Booleans are left; what they cannot do is a proof for all.
 """
 
 from __future__ import annotations
@@ -69,5 +68,3 @@ def ask_of_parts(known: Known, until: float) -> None:
                 else:
                     high_ns = period_ns
                 period_ns = (known.lower_ns + high_ns) // 2
-                if high_ns <= known.lower_ns:
-                    break

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from schedc.analysis.gap import check_bound
 from schedc.analysis.simulation.period import steady_state
-from schedc.errors import Defect
 from schedc.ir import Kind, Op, Schedule
 from schedc.models.modulo import build_modulo, orders_of, pairs_of
 from schedc.solvers.common.base import Limits, SolverStatus
@@ -68,6 +67,14 @@ class Known:
         limits = self.limits
         left_s = None if limits.clock_s is None else limits.clock_s - (time.perf_counter() - self.begun)
         return left_s, None if limits.deterministic is None else limits.deterministic - self.work
+
+    def part(self, share: float, *, is_small: bool) -> Limits:
+        """This share of what is left, for a question of all schedules and ranks or a small one; for that, never without a limit."""
+        least_s = 0.0 if is_small else LEAST_S
+        time_s, work = (None if left is None else max(share * left, min(least_s, left), 0.0) for left in self.left)
+        if is_small and time_s is None and work is None:
+            work = MOST_S
+        return replace(self.limits, time_s=time_s, deterministic=work)
 
     def build_s(self, ranks: Collection[int] | None = None) -> float:
         """What a model of the ranks takes to be built, of seconds or of work."""
@@ -145,17 +152,9 @@ def build(known: Known, period_ns: int, ranks: Collection[int] | None = None) ->
 
 def solve(known: Known, built: ModuloModel, share: float, *, is_part: bool = False) -> tuple[SolverStatus, Schedule | None]:
     """Run CP-SAT for a share of what is left; its schedule, if it is of all ranks and breaks no rule."""
-    least_s = 0.0 if is_part else LEAST_S
-    own_s, work = (None if left is None else max(share * left, min(least_s, left), 0.0) for left in known.left)
-    if is_part and own_s is None and work is None:
-        work = MOST_S
-    limits = replace(known.limits, time_s=own_s, deterministic=work, gap=0.0)
-    solver = solver_of(limits)
+    solver = solver_of(replace(known.part(share, is_small=is_part), gap=0.0))
     code, known.ended_by = run(solver, built.model)
-    name = solver.status_name(code)
-    if name == "MODEL_INVALID":
-        raise Defect(f"modulo: the model is invalid: {built.model.validate()}")
-    status = SolverStatus(name)
+    status = SolverStatus(solver.status_name(code))
     known.work += solver.response_proto.deterministic_time
     known.log += [digest_of(built.model), f"period {built.period_ns} ns: status {status}"]
     if status not in (SolverStatus.OPTIMAL, SolverStatus.FEASIBLE) or len(built.ranks) < known.problem.ranks:

@@ -19,7 +19,7 @@ from functools import partial
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
-from schedc.analysis.bounds.period import period_bounds
+from schedc.analysis.bounds.lower_bounds import cheap_bound_ns
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.period import Steady, steady_state
 from schedc.analysis.simulation.unroll import step_of
@@ -68,8 +68,7 @@ class SteadyList(Constructive, frozen=True):
             for each in _better(problem, first, filter(partial(_sound, problem), repeats(problem, planned))):
                 best = each  # of few microbatches, which takes a small part of the time
             own = first
-            for each in _better(problem, first, _own(problem)):
-                own = each
+            for own in _better(problem, first, _own(problem)):
                 best = min(own, best, key=partial(rating, problem))
             own = _climbed(problem, own)
             best = min(own, best, key=partial(rating, problem))
@@ -94,7 +93,7 @@ def _own(problem: Problem) -> Iterator[Schedule]:
 
 
 def _bound_ns(problem: Problem) -> int:
-    return max(1, *(value_ns for _, value_ns, _ in period_bounds(problem)))  # 0 where nothing takes time
+    return max(1, cheap_bound_ns(problem))  # 0 where nothing takes time
 
 
 def _better(problem: Problem, best: Schedule, ways: Iterable[Schedule]) -> Iterator[Schedule]:

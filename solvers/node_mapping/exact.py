@@ -114,8 +114,8 @@ def assign(given: Replicated, limits: Limits, *, weights: Sequence[int] | None =
         solver = solver_of(replace(limits, time_s=left_s, gap=0.0))
         status, ended_by = run(solver, found.model)
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            if status in (cp_model.INFEASIBLE, cp_model.MODEL_INVALID):
-                raise Defect(f"assign: CP-SAT says {solver.status_name(status)}, though a known assignment keeps every constraint")
+            if status == cp_model.INFEASIBLE:
+                raise Defect("assign: CP-SAT says INFEASIBLE, though a known assignment keeps every constraint")
             break
         bound_ns = max(bound_ns, int(solver.best_objective_bound) // found.scale)
         node_of = tuple(next(node for node in stay if solver.boolean_value(found.takes[node][place])) for place in stay)
