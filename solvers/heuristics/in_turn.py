@@ -18,7 +18,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from schedc.errors import Unsupported
-from schedc.ir import Kind, Op, Parts, Problem, Schedule
+from schedc.ir import WHOLE, Kind, Op, Parts, Problem, Schedule
 from schedc.solvers.common.method import SMALL_OPS, Constructive
 from schedc.solvers.heuristics.greedy import PartsOfW
 
@@ -48,10 +48,8 @@ class InTurn(Constructive, frozen=True):
         """
         if not _is_line(problem):
             raise Unsupported("in-turn needs one path, one stage on each rank, and B and W apart")
-        if (
-            min(min(problem.stages[stage].durations_ns(kind)) for stage in problem.paths[0] for kind in (Kind.F, Kind.B, Kind.W))
-            < 1
-        ):
+        stages = [problem.stages[stage] for stage in problem.paths[0]]
+        if min(min(stage.durations_ns(kind)) for stage in stages for kind in (Kind.F, Kind.B, Kind.W)) < 1:
             raise Unsupported("in-turn needs blocks that take time")
         ways = [_Way(problem, stage, self.n_sub) for stage in problem.paths[0]]
         hops = list(pairwise(ways))
@@ -65,11 +63,9 @@ class InTurn(Constructive, frozen=True):
         orders: list[tuple[Op, ...]] = [()] * problem.ranks
         for way in ways:
             orders[way.rank] = way.finished()
-        cut = sorted({op.stage for order in orders for op in order if op.part >= 0})
-        parts_of = {way.stage: way.parts for way in ways}
-        return Schedule(
-            orders=tuple(orders), parts=tuple(Parts(kind=Kind.W, stage=stage, shares=(1,) * parts_of[stage]) for stage in cut)
-        )
+        cut = {op.stage for order in orders for op in order if op.part != WHOLE}
+        ways.sort(key=lambda way: way.stage)
+        return Schedule(orders=tuple(orders), parts=tuple(way.cut for way in ways if way.cut and way.stage in cut))
 
 
 def _is_line(problem: Problem) -> bool:
@@ -87,7 +83,8 @@ class _Way:
         self.held_bytes = max(costs.activation_bytes, self.kept_bytes)
         self.room_bytes = inf if limit_bytes is None else limit_bytes - costs.recomputed_bytes
         """What is free of the limit when all before the clock has run."""
-        self.parts = max(1, min(n_sub, *problem.stages[stage].durations_ns(Kind.W))) if problem.cut_blocks and n_sub > 1 else 1
+        most = min(n_sub, *costs.durations_ns(Kind.W)) if problem.cut_blocks else 1
+        self.cut = Parts(kind=Kind.W, stage=stage, shares=(1,) * most) if most > 1 else None
         self.clock_ns = 0
         self.order: list[Op] = []
         self.reserved: list[tuple[int, int, int]] = []
@@ -147,15 +144,13 @@ class _Way:
             self._next_backward()
         while self.weights:
             self._weight()
-        whole: list[Op] = []
+        whole, size = list[Op](), len(self.cut.shares) if self.cut else 0
         for op in self.order:
             whole.append(op)
-            if op.part == self.parts - 1 and op == whole[-1] and self._are_together(whole[-self.parts :]):
-                whole[-self.parts :] = [op._replace(part=-1)]
+            # W run first in, first out, so these are of one microbatch.
+            if op.part == size - 1 and [each.part for each in whole[-size:]] == list(range(size)):
+                whole[-size:] = [op._replace(part=WHOLE)]
         return tuple(whole)
-
-    def _are_together(self, ops: list[Op]) -> bool:
-        return [op.part for op in ops] == list(range(self.parts)) and len({op.microbatch for op in ops}) == 1
 
     def _fill(self, until_ns: int) -> None:
         """Run the parts of W that end by then."""
@@ -166,7 +161,7 @@ class _Way:
         takes_ns, op = self.weights.popleft()
         self.clock_ns += takes_ns
         self.order.append(op)
-        if op.part in (-1, self.parts - 1):
+        if self.cut is None or op.part == len(self.cut.shares) - 1:
             self.room_bytes += self.kept_bytes
 
     def _next_backward(self) -> None:
@@ -174,11 +169,8 @@ class _Way:
         self.order.append(Op(Kind.B, self.stage, microbatch))
         self.room_bytes += self.held_bytes - self.kept_bytes
         whole_ns = self.problem.duration_ns(Kind.W, self.stage, microbatch)
-        if self.parts == 1:
+        if self.cut is None:
             self.weights.append((whole_ns, Op(Kind.W, self.stage, microbatch)))
-            return
-        cuts_ns = [whole_ns * part // self.parts for part in range(self.parts + 1)]
-        self.weights.extend(
-            (end_ns - begin_ns, Op(Kind.W, self.stage, microbatch, part))
-            for part, (begin_ns, end_ns) in enumerate(pairwise(cuts_ns))
-        )
+        else:
+            parts_ns = self.cut.durations_ns(whole_ns)
+            self.weights.extend((part_ns, Op(Kind.W, self.stage, microbatch, part)) for part, part_ns in enumerate(parts_ns))
