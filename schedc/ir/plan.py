@@ -90,8 +90,8 @@ class BoundName(StrEnum):
 
     def speaks_of(self, parts: tuple[Parts, ...]) -> bool:
         """Whether it holds for schedules that cut such blocks, as it does for those of whole ones."""
-        cut = all(each.kind is Kind.W for each in parts) if self is BoundName.CPSAT_CUT else not parts
-        return cut or not self.is_solvers
+        cut = {each.kind for each in parts} - ({Kind.W} if self is BoundName.CPSAT_CUT else set())
+        return not (self.is_solvers and cut)
 
 
 class Scope(StrEnum):

@@ -47,7 +47,7 @@ def may_cover(layers: int, kinds: Sequence[RankKind]) -> bool:
     inverse = np.eye(size)  # rows: layers that are not covered, ranks that have nothing yet
     values = np.concatenate([np.ones(layers), counts]) + UNEVEN * np.linspace(1, 2, size)
     costs = np.concatenate([np.ones(layers), np.zeros(len(kinds))])
-    of_slack = np.concatenate([np.ones(layers), np.zeros(len(kinds))])
+    of_slack = costs.copy()
     for _ in range(MOST_PIVOTS):
         duals = costs @ inverse
         column, cost = np.zeros(size), 0.0

@@ -162,13 +162,13 @@ def idle_ns(shares: RankShares, microbatches: int) -> Vector:
     best, columns = np.zeros_like(one), np.arange(one.size)
     for j in counts:
         ended = {-1: np.zeros_like(one)}
-        for step in steps:
+        for at, step in enumerate(steps):
             here = idle[step][j - 1] if j else np.zeros_like(one)
             for before, known in ended.items():
                 here = np.maximum(here, known + into[step][before][j])
             idle[step][j] = here
-            ended[step] = np.max([idle[other][j] for other in steps if other <= step], axis=0)
-            for later in steps[steps.index(step) + 1 :]:
+            ended[step] = np.max([idle[other][j] for other in steps[: at + 1]], axis=0)
+            for later in steps[at + 1 :]:
                 earlier = j - between[step, later]
                 then = np.where(earlier >= 0, idle[later][np.maximum(earlier, 0), columns], 0)
                 ended[step] = np.maximum(ended[step], then)
