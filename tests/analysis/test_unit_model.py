@@ -6,7 +6,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from inputs.claim_problems import long_weights
+from inputs.claim_problems import long_weights, weights_in_units
 from inputs.problems import make_problem
 from inputs.tiny_problems import tiny_problem
 from oracles.brute_force import SearchTooLarge, optimum as by_brute_force
@@ -15,7 +15,6 @@ from oracles.unit_model import ALL, WEIGHTS, Unsettled, optimum, search
 from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.ops import Kind
 from schedc.ir.problem import Objective, Problem
-from schedc.ir.schedule import Parts
 from schedc.verify.schedule.checks import verify_schedule
 
 
@@ -90,8 +89,7 @@ def test_cut_blocks_are_never_worse() -> None:
 @pytest.mark.parametrize("seed", [0, 1, 14, 20, 34])
 def test_cut_weights_equal_brute_force(seed: int) -> None:
     problem = long_weights(seed)
-    parts = tuple(Parts(kind=Kind.W, stage=at, shares=(1,) * each.backward_weight_ns[0]) for at, each in enumerate(problem.stages))
-    assert optimum(problem, cut=WEIGHTS) == by_brute_force(problem, parts)
+    assert optimum(problem, cut=WEIGHTS) == by_brute_force(problem, weights_in_units(problem))
 
 
 def test_only_better_schedules_count_where_that_is_asked() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from inputs.claim_problems import long_weights
+from inputs.claim_problems import long_weights, weights_in_units
 from oracles.brute_force import SearchTooLarge, best_schedule, optimum
 
 from schedc.compile.certify import certify, check_plan
 from schedc.errors import Defect
-from schedc.ir import BoundName, Kind, MadeBy, Parts, Problem
+from schedc.ir import BoundName, Kind, MadeBy, Parts
 from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.common.incumbent import Incumbent
 from schedc.solvers.driver.portfolio import solve
@@ -27,12 +27,6 @@ QUICK = (*HELPS, 1, 2, 4, 5, 14, 15, 20, 23, 30, 33, 34, 37)
 """Those that brute force settles soon."""
 
 
-def units(problem: Problem) -> tuple[Parts, ...]:
-    """Every W in parts of 1 ns."""
-    shares = [(1,) * stage.backward_weight_ns[0] for stage in problem.stages]
-    return tuple(Parts(kind=Kind.W, stage=index, shares=each) for index, each in enumerate(shares))
-
-
 def check(seed: int) -> tuple[bool, bool]:
     """Whether the problem was compared, and whether cutting helps."""
     problem = long_weights(seed)
@@ -40,7 +34,7 @@ def check(seed: int) -> tuple[bool, bool]:
     if verify_schedule(problem, known):
         return False, False
     try:
-        least_ns, whole_ns = (optimum(problem, cut, most_states=8_000) for cut in (units(problem), ()))
+        least_ns, whole_ns = (optimum(problem, cut, most_states=8_000) for cut in (weights_in_units(problem), ()))
     except SearchTooLarge:
         return False, False
     assert least_ns is not None and whole_ns is not None
@@ -62,7 +56,7 @@ def test_equals_brute_force_on_more_problems() -> None:
 
 def test_a_plan_that_cuts_weights_is_proven_optimal() -> None:
     problem = long_weights(HELPS[0])
-    _, best = best_schedule(problem, units(problem))
+    _, best = best_schedule(problem, weights_in_units(problem))
     assert best is not None
     known = [(Greedy(n_sub=1)(problem), "greedy"), (best, "brute force")]
     settings = SearchSettings(method="cpsat", limits=LIMITS)
@@ -77,7 +71,7 @@ def test_a_plan_that_cuts_weights_is_proven_optimal() -> None:
 
 def test_a_bound_for_cut_weights_is_kept_where_a_schedule_cuts_some_and_only_them() -> None:
     problem = long_weights(HELPS[0])
-    _, best = best_schedule(problem, units(problem))
+    _, best = best_schedule(problem, weights_in_units(problem))
     assert best is not None
     incumbent = Incumbent(problem=problem)
     incumbent.offer(Greedy(n_sub=1)(problem), "greedy")

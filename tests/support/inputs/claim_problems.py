@@ -14,6 +14,7 @@ from inputs.odd_numbers import odd
 from inputs.problems import make_problem
 from schedc.ir.ops import Kind
 from schedc.ir.problem import DataParallel, Objective
+from schedc.ir.schedule import Parts
 from schedc.lower.placement import place
 
 if TYPE_CHECKING:
@@ -67,6 +68,11 @@ def long_weights(seed: int) -> Problem:
     return replace(
         problem, stages=tuple(replace(stage, backward_ns=each) for stage, each in zip(problem.stages, fused, strict=True))
     )
+
+
+def weights_in_units(problem: Problem) -> tuple[Parts, ...]:
+    """Every W in parts of 1 ns."""
+    return tuple(Parts(kind=Kind.W, stage=at, shares=(1,) * each.backward_weight_ns[0]) for at, each in enumerate(problem.stages))
 
 
 def _drawn(random: Random) -> Problem:
