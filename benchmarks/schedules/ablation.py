@@ -33,7 +33,8 @@ from schedc.solvers.driver.portfolio import candidate_names, solve, try_methods
 from schedc.study.bench.pipelines import LinkTimes, both_ways, pipeline, random_problem
 
 if TYPE_CHECKING:
-    from schedc.ir import BoundName, Problem, Schedule
+    from schedc.analysis.bounds.lower_bounds import Bound
+    from schedc.ir import Problem, Schedule
     from schedc.solvers.driver.turns import Turn
 
 SEARCHES = "fused-ranges,local,polish,cpsat,refute"
@@ -113,14 +114,14 @@ def _run(path: Path, rows: list[Row], seed: int, work: float, variants: tuple[st
         return []
     problem = drawn(seed)
     bound = best_bound(problem)
-    schedules = _starts(problem, bound.value_ns, bound.name)
+    schedules = _starts(problem, bound)
     made: list[Row] = []
     for without in missing:
         has_turn = any(_named(turn) == without for turn in turns.turns_of(problem))
         if without and not has_turn:
             continue
         begun = time.process_time()
-        found = _solve(problem, bound.value_ns, bound.name, schedules, work, never, without)
+        found = _solve(problem, bound, schedules, work, never, without)
         numbers = f"{work:g}", str(found.objective_ns), str(found.bound_ns), found.found_by, f"{time.process_time() - begun:.2f}"
         made.append(Row(str(seed), turns.kind_of(problem), without, *numbers))
         with path.open("a", encoding="utf-8", newline="") as file:
@@ -128,9 +129,9 @@ def _run(path: Path, rows: list[Row], seed: int, work: float, variants: tuple[st
     return made
 
 
-def _starts(problem: Problem, bound_ns: int, bound_by: BoundName) -> list[tuple[Schedule, str]]:
+def _starts(problem: Problem, bound: Bound) -> list[tuple[Schedule, str]]:
     """The best schedule of each family of the constructive methods, with the method's name."""
-    incumbent = Incumbent(problem=problem, bound_ns=bound_ns, bound_by=bound_by)
+    incumbent = Incumbent(problem=problem, bound_ns=bound.value_ns, bound_by=bound.name)
     tables = ("rule-table", f"rule-table{FUSED}") if fusing_saves_time(problem) else ("rule-table",)
     try_methods(incumbent, (*candidate_names(problem), *tables), mix=fusing_saves_time(problem))
     return [(schedule, method) for (method, _), (_, schedule) in incumbent.families.items()]
@@ -138,8 +139,7 @@ def _starts(problem: Problem, bound_ns: int, bound_by: BoundName) -> list[tuple[
 
 def _solve(
     problem: Problem,
-    bound_ns: int,
-    bound_by: BoundName,
+    bound: Bound,
     schedules: list[tuple[Schedule, str]],
     work: float,
     never: frozenset[str],
@@ -155,7 +155,7 @@ def _solve(
     )
     try:
         settings = SearchSettings(limits=Limits(deterministic=work, workers=2))
-        return solve(problem, settings, bound_ns=bound_ns, bound_by=bound_by, known=schedules)
+        return solve(problem, settings, bound_ns=bound.value_ns, bound_by=bound.name, known=schedules)
     finally:
         turns.TURNS[kind] = own
 

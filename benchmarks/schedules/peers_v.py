@@ -20,7 +20,7 @@ from random import Random
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 from benches.peers_v import Costs, peer_schedules
 
-from schedc.analysis.bounds.lower_bounds import lower_bounds
+from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.ir import Problem
@@ -71,7 +71,7 @@ def main() -> int:
         if peers is None:
             outcomes.append("no peer's fits")
             continue
-        bound = max(lower_bounds(problem), key=lambda each: each.value_ns)
+        bound = best_bound(problem)
         settings = SearchSettings(limits=Limits(deterministic=options.work, workers=2))
         ours = solve(problem, settings, bound_ns=bound.value_ns, bound_by=bound.name)
         peers_ns, name = peers
