@@ -8,7 +8,9 @@ launched. Times are those of the hosts' clocks, which the profiler writes down: 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from schedc.errors import InvalidInput
@@ -114,26 +116,33 @@ def _read(path: Path) -> _Profile:
     by_thread: defaultdict[tuple[object, object], list[Event]] = defaultdict(list)
     for event in marks:
         by_thread[thread_of(event)].append(event)
-    work, steps = device_work(complete), {}
-    for match, span in sorted(spans, key=lambda each: begin_of(each[1])):  # of a step that ran again, the last
-        first, last = begin_of(span), begin_of(span) + float(span["dur"])
-        inside = sorted((each for each in by_thread[thread_of(span)] if first <= begin_of(each) <= last), key=begin_of)
+    for own in by_thread.values():
+        own.sort(key=begin_of)
+    found = []
+    for match, span in sorted(spans, key=lambda each: begin_of(each[1])):
+        own, (first, last) = by_thread[thread_of(span)], _bounds(span)
+        inside = own[bisect_left(own, first, key=begin_of) : bisect_right(own, last, key=begin_of)]
         ops = [(op, event) for event in inside if (op := _op(str(event.get("name")))) is not None]
         moved = {
             (mark[1], op, int(mark[3])): time(begin_of(event))
             for event in inside
             if (mark := _MARK.fullmatch(str(event.get("name")))) and (op := _op(mark[2])) is not None
         }
-        hosts = [(begin_of(event), begin_of(event) + float(event["dur"])) for _, event in ops]
-        devices = kernels_of(hosts, work) if work else [None] * len(ops)
+        found.append((int(match[1]), first, last, ops, moved))
+    hosts = [_bounds(event) for *_, ops, _ in found for _, event in ops]
+    times, steps = zip(hosts, kernels_of(hosts, device_work(complete)), strict=True), {}
+    for number, first, last, ops, moved in found:  # of a step that ran again, the last counts
         timed, until = [], first
-        for (op, _), host, device in zip(ops, hosts, devices, strict=True):
-            begin, end = device or host
-            begin, end = max(begin, until), max(end, until)
+        for (op, _), (host, device) in zip(ops, islice(times, len(ops)), strict=True):
+            begin, end = (max(at, until) for at in device or host)
             until = end
             timed.append((op, time(begin), time(end)))
-        steps[int(match[1])] = time(first), time(max(last, until)), timed, moved
+        steps[number] = time(first), time(max(last, until)), timed, moved
     return _Profile(path, int(spans[0][0][2]), spans[0][0][3], steps)
+
+
+def _bounds(event: Event) -> tuple[float, float]:
+    return begin_of(event), begin_of(event) + float(event["dur"])
 
 
 def _op(name: str) -> Op | None:

@@ -67,3 +67,32 @@ def test_what_is_no_profile_of_a_plan(tmp_path: Path) -> None:
     other.write_text(json.dumps({"traceEvents": [{**span, "name": f"schedc.step 0 1 {plan_sha256(plan)}"}]}))
     with pytest.raises(InvalidInput, match="found no step that is whole on all ranks"):
         trace_of_profiles(plan, [path, other])
+
+
+def test_a_profile_of_a_gpu(tmp_path: Path) -> None:
+    """An op is from its first kernel to its last, also of a second step; one that launches none is where its host was."""
+    plan = few_plan("1f1b")
+    paths = [tmp_path / f"{own.rank}.json" for own in plan.ranks]
+    for own, path in zip(plan.ranks, paths, strict=True):
+        events, correlation = list[dict[str, object]](), 0
+        for number in range(2):
+            start = 1000.0 * number
+            name = f"schedc.step {number} {own.rank} {plan_sha256(plan)}"
+            events.append({"cat": "user_annotation", "name": name, "ts": start, "dur": 900.0, "tid": 1})
+            for at, op in enumerate(own.compute):
+                begin = start + 10 * (at + 1)
+                events.append({"cat": "user_annotation", "name": token(op), "ts": begin, "dur": 5.0, "tid": 1})
+                for kernel in range(2 if at else 0):
+                    correlation += 1
+                    arguments = {"correlation": correlation}
+                    events.append(
+                        {"cat": "cuda_runtime", "name": "launch", "ts": begin + 1 + kernel, "dur": 0.5, "args": arguments}
+                    )
+                    device = {"cat": "kernel", "name": "gemm", "ts": begin + 100 + 4 * kernel, "dur": 3.0, "tid": 7}
+                    events.append({**device, "args": arguments})
+        path.write_text(json.dumps({"baseTimeNanoseconds": 5, "traceEvents": [{"ph": "X", "pid": 1, **one} for one in events]}))
+    for one in trace_of_profiles(plan, paths).ranks:
+        for number, step in enumerate(one.steps):
+            starts = [1_000_000 * number + 10_000 * (at + 1) for at in range(len(one.compute))]
+            assert step.begun_ns == (starts[0], *(start + 100_000 for start in starts[1:]))
+            assert step.ended_ns == (starts[0] + 5_000, *(start + 107_000 for start in starts[1:]))
