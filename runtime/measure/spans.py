@@ -50,12 +50,8 @@ def span(name: str) -> Iterator[None]:
 @contextmanager
 def step_span(step: int, rank: int, plan: Plan) -> Iterator[None]:
     """The span of a step, in a call that is hidden, as all in it is."""
-    _AUTOGRAD._enable_record_function(True)
-    try:
-        with record_function(f"schedc.step {step} {rank} {plan_sha256(plan)}"), hidden():
-            yield
-    finally:
-        _AUTOGRAD._enable_record_function(False)
+    with span(f"schedc.step {step} {rank} {plan_sha256(plan)}"), hidden():
+        yield
 
 
 class TransferMarks(Observer):

@@ -22,7 +22,7 @@ from schedc.errors import InvalidInput
 from schedc.ir import Problem
 from schedc.runtime.common.failure import BatchRefused
 from schedc.runtime.common.program import starts_of
-from schedc.runtime.stage.batches import Batches, Microbatches, check_dict, check_size, cut, samples_of, shape_of
+from schedc.runtime.stage.batches import Batches, Microbatches, check_dict, check_size, cut, goes_with, samples_of, shape_of
 from schedc.runtime.transports.gloo import BEGINNING, PeerWords
 
 if TYPE_CHECKING:
@@ -316,9 +316,9 @@ class Beginning:
             self._words.say([targets if fits else 0], self._starting, SAYS)
             self._words.finish(self._patience_s)
             if fits and starts:
-                samples = sum(word[self._count :: self._parts])
-                divisor = samples if samples % (self._count // self._parts) else (self._count // self._parts)
-                fits = all(int(one) == -1 or (int(one) and (samples < 0 or int(one) % divisor == 0)) for one in said.values())
+                samples, whole = sum(word[self._count :: self._parts]), self._count // self._parts
+                others = [int(one) for one in said.values()]
+                fits = all(one == -1 or (one and (samples < 0 or goes_with(one, samples, whole))) for one in others)
         weighed = given.weights is not None and given.divide_by is None and rank in self._ending
         hooks.begin_call(f"{given.call} with weights" if weighed else given.call, fits=fits)
         begun = self._words.expect(self._starting, WAITS, 1 + 2 * self._count)

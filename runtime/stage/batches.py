@@ -134,13 +134,18 @@ def cut(
     return [part if size else batch[-times:] for part, size in zip(parts, sizes, strict=True)]
 
 
+def goes_with(samples: int, inputs: int, microbatches: int) -> bool:
+    """Whether targets of this many samples can be cut as inputs of this many."""
+    return samples % (inputs if inputs % microbatches else microbatches) == 0
+
+
 def check_size(batch: torch.Tensor, inputs: int, microbatches: int, name: str, rank: int) -> None:
     """Refuse a rank's targets, or what they are called, that cannot be cut as the samples of `inputs` are.
 
     Raises:
         InvalidInput: says so.
     """
-    if batch.dim() and inputs and batch.shape[0] % (inputs if inputs % microbatches else microbatches):
+    if batch.dim() and inputs and not goes_with(batch.shape[0], inputs, microbatches):
         raise InvalidInput(
             f"rank {rank}: the {name} have the shape {list(batch.shape)}, and the inputs {inputs} samples; expected as many, or"
             " a multiple, along dimension 0"
