@@ -117,7 +117,8 @@ def predicted(
     )
     rates = efficiency_of(where.name) if rates is None else rates
     layers = merged(layers_of(architecture, where, setting, rates, split_backward=split_backward))
-    divided = "".join(f", {name} {size}" for name, size in (("tp", tp), ("cp", cp), ("ep", ep)) if size > 1)
+    named = (("tp", tp, 1), ("cp", cp, 1), ("ep", ep, 1), ("etp", setting.expert_tensor, tp))
+    divided = "".join(f", {name} {size}" for name, size, usual in named if size != usual)
     title = f"{architecture.name} on {where.title}{divided}, {microbatch} × {setting.sequence_length} tokens"
     if images and vision is not None:
         wide, high = vision.grid(image_size)
@@ -130,8 +131,8 @@ def predicted(
         notes.append(f"no products measured on {where.name} are known: which share of the peak they reach is a constant")
     modules, edges = graph_of(architecture, setting)
     if architecture.tied:
-        rows, first = -(-architecture.vocabulary // tp), 0 if not modules else modules[0].layers
-        size, last = format_bytes(rows * architecture.hidden * GRADIENT_BYTES), sum(layer.repeat for layer in layers) - 1
+        first, last = modules[0].layers if modules else 0, sum(layer.repeat for layer in layers) - 1
+        size = format_bytes(setting.rows(architecture.vocabulary) * architecture.hidden * GRADIENT_BYTES)
         keys = f'first = {first}, last = {last}, gradient = "{size}"'
         notes.append(f"embedding and head share a matrix; where they are on two ranks, the job's [[tied]] has its sum: {keys}")
     return Predicted(

@@ -173,3 +173,12 @@ def test_words_that_are_not_known_are_refused() -> None:
         predicted("llama3-8b", "b200", framework="megatron")
     with pytest.raises(InvalidInput, match=r'context_exchange: found "a2a", expected ring or all-to-all'):
         predicted("llama3-8b", "b200", context_exchange="a2a")
+
+
+def test_what_is_said_counts_as_the_layers_do() -> None:
+    """GPT-3's 50,257 rows are 6,400 on each of 8 devices with padding, in whose 12,288 gradients of 4 bytes the two ends meet."""
+    made = predicted("gpt3-175b", "h100", tp=8, sequence=2048, framework="megatron-te")
+    assert made.layers[0].parameters == (6400 + 2048) * 12288
+    assert f'gradient = "{6400 * 12288 * 4 // 2**20} MiB"' in made.notes[-1]
+    titles = [predicted("mixtral-8x7b", "h100", tp=2, ep=2, etp=etp).title for etp in (None, 2, 1)]
+    assert [title.count(", tp 2, ep 2, etp 1,") for title in titles] == [0, 0, 1]

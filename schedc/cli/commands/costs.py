@@ -85,13 +85,13 @@ def costs_command(
             {**profile.entry_json(layer), "operators": profile.operators_json(part.operators, made)}
             for layer, part in zip(layers, profile.first_parts(made), strict=True)
         ]
-        counts = {"parameters": total, "expert_parameters": of_experts, "tp": tp, "cp": cp, "ep": ep}
+        counts = {"parameters": total, "expert_parameters": of_experts, "tp": tp, "cp": cp, "ep": ep, "etp": made.setting.expert_tensor}
         graph = {"modules": [{"name": each.name, "layers": each.layers} for each in made.modules]} if made.modules else {}
         show({"model": architecture.name, "device": made.device.name, **counts, **graph, "layers": entries})
         return
     notes = [f"the model has {total:,} parameters; the table has those of one device, for each layer", *made.notes]
     if of_experts:
-        notes.append(f"{of_experts:,} are of routed experts, whose replicas are data parallel ÷ expert parallel size")
+        notes.append(f"{of_experts:,} are of routed experts, whose replicas are data × context × tensor ÷ (ep × etp) devices")
     rows = [profile.ProfileRow(layer, {}, layer.parameters or 0) for layer in layers]
     out = profile.console_beside(output)
     show(profile.shown_profile(rows, notes, f"{made.title}: predicted", output), out)
