@@ -18,13 +18,13 @@ from functools import cache, lru_cache
 from heapq import nsmallest
 from importlib import resources
 from math import inf, log2
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from schedc.costs.operators.operator import CollectiveKind, Engine, OperatorWork
+from schedc.costs.operators.operator import CollectiveKind, Engine
 
 if TYPE_CHECKING:
     from schedc.costs.devices import Accelerator
-    from schedc.costs.operators.operator import Operator, ProductShape
+    from schedc.costs.operators.operator import Operator, OperatorWork, ProductShape
 
 PHASES = ("forward", "backward_input", "backward_weight")
 NEAREST, SPREAD = 4, 0.25
@@ -78,29 +78,37 @@ ROOFLINE = Efficiency()
 """The constants, where there is no table."""
 
 
+class _Table(NamedTuple):
+    """Of a device."""
+
+    constants: dict[str, float]
+    shares: dict[tuple[str, str], list[tuple[tuple[float, ...], float]]]
+    """By engine and phase: the logarithms of each shape, and its share."""
+
+
 @cache
-def efficiency_of(device: str) -> Efficiency:
-    """That of a known device: its table's, or the constants."""
+def _table(device: str) -> _Table | None:
+    """Nothing: the device has none."""
     file = resources.files("schedc.costs").joinpath(f"operators-{device}.json")
     if not file.is_file():
-        return ROOFLINE
-    return replace(ROOFLINE, **json.loads(file.read_text(encoding="utf-8"))["constants"], device=device)
+        return None
+    read, shares = json.loads(file.read_text(encoding="utf-8")), {}
+    for engine, phase, *shape, share in read["shares"]:
+        shares.setdefault((engine, phase), []).append((tuple(map(log2, shape)), share))
+    return _Table(read["constants"], shares)
 
 
-@cache
-def _table(device: str) -> dict[tuple[str, str], list[tuple[tuple[float, ...], float]]]:
-    """By engine and phase: the logarithms of each shape, and its share."""
-    text = resources.files("schedc.costs").joinpath(f"operators-{device}.json").read_text(encoding="utf-8")
-    found: dict[tuple[str, str], list[tuple[tuple[float, ...], float]]] = {}
-    for engine, phase, *shape, share in json.loads(text)["shares"]:
-        found.setdefault((engine, phase), []).append((tuple(map(log2, shape)), share))
-    return found
+def efficiency_of(device: str) -> Efficiency:
+    """That of a known device: its table's, or the constants."""
+    table = _table(device)
+    return ROOFLINE if table is None else replace(ROOFLINE, **table.constants, device=device)
 
 
 @lru_cache(maxsize=4096)
 def _nearest(device: str, engine: Engine, phase: str, shape: ProductShape) -> float | None:
     """The share of the nearest measured shapes; None: none of the kind was measured."""
-    known, at = _table(device).get((engine, phase), ()), tuple(map(log2, shape))
+    table, at = _table(device), tuple(map(log2, shape))
+    known = () if table is None else table.shares.get((engine, phase), ())
     near = nsmallest(NEAREST, ((sum((a - b) ** 2 for a, b in zip(at, other, strict=True)), share) for other, share in known))
     weights = [1 / (SPREAD + square) for square, _ in near]
     return sum(weight * share for weight, (_, share) in zip(weights, near, strict=True)) / sum(weights) if near else None
@@ -117,39 +125,24 @@ def sustained(share: float) -> Efficiency:
 
 
 def operator_s(operator: Operator, phase: str, device: Accelerator, efficiency: Efficiency, *, element_bytes: int = 2) -> float:
-    """Seconds of an operator in a phase, one of `PHASES`; the rest as of `duration_s`."""
-    work: OperatorWork = getattr(operator, phase)
-    share = efficiency.product(operator.engine, phase, operator.shape) if work.flops else 1.0
-    return duration_s(work, operator.engine, device, efficiency, element_bytes=element_bytes, share=share)
-
-
-def duration_s(
-    work: OperatorWork,
-    engine: Engine,
-    device: Accelerator,
-    efficiency: Efficiency,
-    *,
-    element_bytes: int = 2,
-    share: float | None = None,
-) -> float:
     """Seconds: the longer of computing and of moving bytes through the memory, a launch, and the collectives.
 
     Args:
-        work: of one operator in one phase.
-        engine: what computes.
+        operator: what is done.
+        phase: one of `PHASES`.
         device: its peaks.
         efficiency: which share of them is reached.
         element_bytes: of the numbers that are multiplied: 2, or 4 for TF32.
-        share: of the peak that products reach; None: the constant.
     """
-    if work.is_nothing:
-        return 0.0
-    peak = device.flops_per_s if element_bytes <= 2 else device.tf32_flops_per_s
-    computing_s = work.flops / (peak * (efficiency.product(engine, "", None) if share is None else share))
-    streamed = {Engine.PERMUTE: efficiency.permute, Engine.LOSS: efficiency.loss}.get(engine, efficiency.memory)
-    busy_s = max(computing_s, work.memory_bytes / (device.memory_bytes_per_s * streamed))
-    if work.flops or work.memory_bytes:
-        busy_s += efficiency.launch_s if work.flops else efficiency.move_s
+    work: OperatorWork = getattr(operator, phase)
+    streamed = {Engine.PERMUTE: efficiency.permute, Engine.LOSS: efficiency.loss}.get(operator.engine, efficiency.memory)
+    busy_s = work.memory_bytes / (device.memory_bytes_per_s * streamed)
+    if work.flops:
+        peak = device.flops_per_s if element_bytes <= 2 else device.tf32_flops_per_s
+        share = efficiency.product(operator.engine, phase, operator.shape)
+        busy_s = max(busy_s, work.flops / (peak * share)) + efficiency.launch_s
+    elif work.memory_bytes:
+        busy_s += efficiency.move_s
     links = device.link_bytes_per_s if work.spans <= device.group else device.network_bytes_per_s
     reached = efficiency.exchange if work.collective is CollectiveKind.EXCHANGE else efficiency.link
     linked_s = work.link_bytes / (links * reached) + work.collectives * efficiency.collective_s

@@ -6,9 +6,9 @@ import pytest
 
 from schedc.costs.architecture import Attention, Setting
 from schedc.costs.devices import DEVICES, Accelerator, device_named
-from schedc.costs.efficiency import Efficiency, duration_s, sustained
+from schedc.costs.efficiency import Efficiency, operator_s, sustained
 from schedc.costs.operators.attention import attention_operators
-from schedc.costs.operators.operator import Engine, OperatorWork
+from schedc.costs.operators.operator import Engine, Operator, OperatorWork
 from schedc.errors import InvalidInput
 
 ROUND = Accelerator(
@@ -43,17 +43,20 @@ HALF = Efficiency(matrix=0.5, attention=0.25, scan=0.1, memory=0.5, link=0.5, la
     ],
 )
 def test_a_piece_of_work_takes_the_longer_of_computing_and_moving(work: OperatorWork, engine: Engine, expected_s: float) -> None:
-    assert duration_s(work, engine, ROUND, HALF) == pytest.approx(expected_s)
+    operator = Operator(name="", engine=engine, backward_weight=work)
+    assert operator_s(operator, "backward_weight", ROUND, HALF) == pytest.approx(expected_s)
 
 
 def test_32_bit_numbers_take_the_other_peak() -> None:
-    assert duration_s(OperatorWork(flops=1000), Engine.MATRIX, ROUND, HALF, element_bytes=4) == pytest.approx(20 + 0.25)
+    operator = Operator(name="", forward=OperatorWork(flops=1000))
+    assert operator_s(operator, "forward", ROUND, HALF, element_bytes=4) == pytest.approx(20 + 0.25)
 
 
 def test_one_share_of_the_peak_and_nothing_else() -> None:
     work = OperatorWork(flops=1000, memory_bytes=10**9, link_bytes=10**9, collectives=3, spans=100)
-    assert duration_s(work, Engine.ATTENTION, ROUND, sustained(0.5)) == pytest.approx(2)
-    assert duration_s(OperatorWork(memory_bytes=10**9), Engine.MATRIX, ROUND, sustained(0.5)) == 0
+    operator = Operator(name="", engine=Engine.ATTENTION, forward=work, backward_input=OperatorWork(memory_bytes=10**9))
+    assert operator_s(operator, "forward", ROUND, sustained(0.5)) == pytest.approx(2)
+    assert operator_s(operator, "backward_input", ROUND, sustained(0.5)) == 0
 
 
 def test_keys_and_values_go_round_a_ring() -> None:
