@@ -181,7 +181,6 @@ def write_profile(
         Unsupported: a dimension of the model cannot be divided so.
     """
     from schedc.costs.predicted import predicted
-    from schedc.formats.profile_file import profile_json
     from schedc.io.outputs import write_atomically
 
     made = predicted(
@@ -198,8 +197,7 @@ def write_profile(
         images=images,
         image_size=image_size,
     )
-    text = profile_json(made.layers, modules=made.modules, edges=made.edges, model=f"{made.title}, predicted")
-    write_atomically(Path(path), text.encode())
+    write_atomically(Path(path), made.profile_json().encode())
 
 
 def compile_job(

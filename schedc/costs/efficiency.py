@@ -92,7 +92,8 @@ def _table(device: str) -> _Table | None:
     file = resources.files("schedc.costs").joinpath(f"operators-{device}.json")
     if not file.is_file():
         return None
-    read, shares = json.loads(file.read_text(encoding="utf-8")), {}
+    read = json.loads(file.read_text(encoding="utf-8"))
+    shares: dict[tuple[str, str], list[tuple[tuple[float, ...], float]]] = {}
     for engine, phase, *shape, share in read["shares"]:
         shares.setdefault((engine, phase), []).append((tuple(map(log2, shape)), share))
     return _Table(read["constants"], shares)

@@ -13,6 +13,7 @@ from schedc.costs.efficiency import Efficiency, efficiency_of
 from schedc.costs.layers import architecture_of, graph_of, layers_of, merged
 from schedc.costs.operators.operator import GRADIENT_BYTES
 from schedc.errors import InvalidInput
+from schedc.formats.profile_file import profile_json
 from schedc.io.location import show
 from schedc.units import format_bytes
 
@@ -49,6 +50,10 @@ class Predicted:
     edges: tuple[LayerEdge, ...]
     notes: tuple[str, ...]
     """On what is counted; for people."""
+
+    def profile_json(self, *, exact: bool = False) -> str:
+        """The text of its profile; `exact` as of `schedc.formats.profile_file.profile_json`."""
+        return profile_json(self.layers, modules=self.modules, edges=self.edges, model=f"{self.title}, predicted", exact=exact)
 
 
 def predicted(

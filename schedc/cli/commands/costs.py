@@ -53,7 +53,6 @@ def costs_command(
     from schedc.costs.efficiency import sustained
     from schedc.costs.layers import is_known
     from schedc.costs.predicted import predicted
-    from schedc.formats.profile_file import profile_json
     from schedc.view.terminal import profile
     from schedc.view.terminal.show import show
 
@@ -77,17 +76,17 @@ def costs_command(
         rates=None if efficiency is None else sustained(efficiency),
     )
     architecture, layers = made.architecture, made.layers
-    text = profile_json(layers, modules=made.modules, edges=made.edges, model=f"{made.title}, predicted")
-    write_output(output, text.encode())
+    write_output(output, made.profile_json().encode())
     total, of_experts = parameters(architecture), expert_parameters(architecture)
     if as_json:
         entries = [
             {**profile.entry_json(layer), "operators": profile.operators_json(part.operators, made)}
             for layer, part in zip(layers, profile.first_parts(made), strict=True)
         ]
-        counts = {"parameters": total, "expert_parameters": of_experts, "tp": tp, "cp": cp, "ep": ep, "etp": made.setting.expert_tensor}
+        counts = {"parameters": total, "expert_parameters": of_experts}
+        degrees = {"tp": tp, "cp": cp, "ep": ep, "etp": made.setting.expert_tensor}
         graph = {"modules": [{"name": each.name, "layers": each.layers} for each in made.modules]} if made.modules else {}
-        show({"model": architecture.name, "device": made.device.name, **counts, **graph, "layers": entries})
+        show({"model": architecture.name, "device": made.device.name, **counts, **degrees, **graph, "layers": entries})
         return
     notes = [f"the model has {total:,} parameters; the table has those of one device, for each layer", *made.notes]
     if of_experts:

@@ -172,10 +172,9 @@ def _predicted(
     model: str, device: str, output: Path, *, tp: int, cp: int, ep: int, microbatch: int, sequence: int | None
 ) -> _Profile:
     from schedc.costs.predicted import predicted
-    from schedc.formats.profile_file import profile_json
 
     made = predicted(model, device, tp=tp, cp=cp, ep=ep, microbatch=microbatch, sequence=sequence)
-    content = profile_json(made.layers, model=f"{made.title}, predicted")
+    content = made.profile_json()
     path = output.with_name(f"{output.stem}.profile.json")
     return _Profile(name=made.architecture.name, title=made.title, layers=made.layers, path=path, content=content, notes=made.notes)
 

@@ -10,10 +10,11 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
 from schedc.costs.devices import RESERVE, Accelerator, device_named
-from schedc.costs.efficiency import ROOFLINE, Efficiency, efficiency_of
+from schedc.costs.efficiency import ROOFLINE, Efficiency, efficiency_of, sustained
 from schedc.costs.layers import Part, parts_of
+from schedc.costs.predicted import Predicted, predicted
 from schedc.errors import InvalidInput, Unsupported
-from schedc.formats.profile_file import ProfileFile, profile_json
+from schedc.formats.profile_file import ProfileFile
 from schedc.frontend.profile import layers_of_entries
 from schedc.frontend.tune_file import TuneFile
 from schedc.io.conform import conform
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from schedc.costs.architecture import Architecture, Setting
-    from schedc.costs.predicted import Predicted
     from schedc.frontend.job_source import JobSource
 
 PROFILE = "profile.json"
@@ -150,7 +150,7 @@ def read_request(source: JobSource) -> TuneRequest:
         parts = {size: parts_of(each.architecture, each.setting) for size, each in made.items()}
         read = {
             size: (
-                profile_json(each.layers, model=f"{each.title}, predicted", exact=True),
+                each.profile_json(exact=True),
                 layers_of_entries(each.layers, Location(PROFILE), split_backward=tune.split_backward),
             )
             for size, each in made.items()
@@ -283,9 +283,6 @@ def _predicted(
     source: JobSource, file: TuneFile, sizes: tuple[int, ...], root: Location
 ) -> tuple[dict[int, Predicted], tuple[Path, ...]]:
     """The model's layers for each microbatch size, and the file that the model is in, if it is in one."""
-    from schedc.costs.efficiency import sustained
-    from schedc.costs.predicted import predicted
-
     model, at = file.model, root / "model"
     assert model.device is not None, "a rule of the file"
     path = None if model.config is None else source.directory / model.config
