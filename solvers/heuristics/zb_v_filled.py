@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from schedc.errors import Unsupported
 from schedc.ir import Kind, Op, Problem, Schedule
 from schedc.solvers.common.method import Constructive
-from schedc.solvers.templates.shape import WAVE_OF_TWO, grid_for, need_split
+from schedc.solvers.templates.shape import WAVE_OF_TWO, grid_for, need_split, schedule_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -60,10 +60,7 @@ class ZBVFilled(Constructive, frozen=True):
         if not found:
             raise Unsupported(NO_SCHEDULE)
         best = min(found, key=lambda each: max(each.clock_ns))
-        orders: list[tuple[Op, ...]] = [()] * problem.ranks
-        for rank, order in zip(grid.ranks, best.orders, strict=True):
-            orders[rank] = tuple(order)
-        return Schedule(orders=tuple(orders))
+        return schedule_of(problem, grid, best.orders.__getitem__)
 
 
 class _Filling:
@@ -75,7 +72,10 @@ class _Filling:
         self.fill_second_backward, self.fill_forward = fills
         self.ends_ns: list[list[list[int]]] = [[[] for _ in range(p)] for _ in range(4)]
         self.clock_ns, self.waited_ns = [0] * p, [0] * p
-        self.room_bytes = [inf if limit is None else limit for limit in map(problem.memory_limit_bytes.__getitem__, grid.ranks)]
+        limits = [problem.memory_limit_bytes[rank] for rank in grid.ranks]
+        again_bytes = [max(problem.stages[stage].recomputed_bytes for stage in stages) for stages in grid.stages]
+        self.room_bytes = [inf if most is None else most - again for most, again in zip(limits, again_bytes, strict=True)]
+        """What is free of the limit beside the activations that a backward computes again."""
         self.pending: list[deque[Op]] = [deque() for _ in range(p)]
         self.orders: list[list[Op]] = [[] for _ in range(p)]
         self.ways_ns: dict[tuple[int, int], int] = {}

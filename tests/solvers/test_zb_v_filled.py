@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from benches.peers_v import Costs, bubble_filling
 from hypothesis import given
@@ -44,6 +46,15 @@ def test_any_v_within_its_limits(problem: Problem) -> None:
         return
     assert not verify_schedule(problem, schedule)
     assert exceeded_limit(problem, schedule) is None
+
+
+@pytest.mark.parametrize("limit_bytes", [28, 31])
+def test_a_backward_has_room_to_compute_its_forward_again(limit_bytes: int) -> None:
+    """Stages hold 3 bytes of each microbatch and take up to 3 more in a backward; that fits, but without it one F more would."""
+    problem = make_problem(4, 9, placement="wave", chunks=2, activation=(3, 1), memory_limit_bytes=[limit_bytes] * 4)
+    stages = tuple(replace(stage, recompute=True, recomputed_bytes=at % 4) for at, stage in enumerate(problem.stages))
+    problem = replace(problem, stages=stages)
+    assert not verify_schedule(problem, ZBVFilled()(problem))
 
 
 def test_what_it_is_not_for() -> None:
