@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -26,7 +27,7 @@ from schedc.runtime.transports.choice import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
     import torch
@@ -120,6 +121,8 @@ def load(
     if replicas is not None and updating is not None:
         raise Unsupported("load was given optimizers and replicas, which know no steps that overlap; give data_parallel_group=")
     if observe is not None and not isinstance(observe, Observer):
+        if not isinstance(observe, Sequence) or not all(isinstance(one, Observer) for one in observe):
+            raise InvalidInput(f"load was given observe={observe!r}, expected a schedc.runtime.Observer, or a list of several")
         observe = Observers(observe)
     groups = Groups(timeout_s, pipeline_group)
     pipelines: Pipelines | None = None

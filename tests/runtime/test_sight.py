@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from inputs.few_plans import few_plan
@@ -18,6 +18,7 @@ from schedc.formats.plan.plan_file import plan_sha256
 from schedc.formats.profiler_steps import trace_of_profiles
 from schedc.formats.trace_file import is_trace_file, read_trace
 from schedc.ir import token
+from schedc.runtime import Observer, load
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,6 +53,12 @@ def test_a_profilers_trace_is_that_of_the_plan(two: Ranks, tmp_path: Path, name:
     comparison = compare(plan, simulate(plan.problem, plan.schedule()), found)
     assert comparison.shown_step in (1, 2)
     assert in_a_line(plan, comparison, [None, plan.certificate.peak_activation_bytes[1] + 10]).rpartition("; memory: rank 1 ")[2]
+
+
+@pytest.mark.parametrize("given", [5, [Observer(), 5]])
+def test_what_is_no_observer(given: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"load was given observe=.*5.*, expected a schedc\.runtime\.Observer, or a list"):
+        load(few_plan("1f1b"), stages={}, observe=given)
 
 
 def test_what_is_no_profile_of_a_plan(tmp_path: Path) -> None:
