@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
+from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 from math import inf
 from typing import TYPE_CHECKING
@@ -21,6 +23,7 @@ from schedc.errors import Unsupported
 from schedc.ir import WHOLE, Kind, Op, Parts, Problem, Schedule
 from schedc.solvers.common.method import SMALL_OPS, Constructive
 from schedc.solvers.heuristics.greedy import PartsOfW
+from schedc.solvers.templates.shape import LINE, grid_for, need_split, schedule_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,8 +39,11 @@ class InTurn(Constructive, frozen=True):
     @classmethod
     def candidates(cls, problem: Problem) -> Iterator[str]:
         """Of problems that leave searches few tries."""
-        if problem.num_ops > SMALL_OPS and _is_line(problem):
-            yield from (cls.name, "in-turn{n_sub=32}") if problem.cut_blocks else ("in-turn{n_sub=1}",)
+        with suppress(Unsupported):
+            need_split(problem, cls.name)
+            grid_for(problem, cls.name, LINE)
+            if problem.num_ops > SMALL_OPS:
+                yield from (cls.name, "in-turn{n_sub=32}") if problem.cut_blocks else ("in-turn{n_sub=1}",)
 
     def construct(self, problem: Problem) -> Schedule:
         """The schedule.
@@ -46,12 +52,12 @@ class InTurn(Constructive, frozen=True):
             Unsupported: the placement is another one, backwards may not be split, a block takes no time, or a rank's memory limit
                 does not hold one microbatch.
         """
-        if not _is_line(problem):
-            raise Unsupported("in-turn needs one path, one stage on each rank, and B and W apart")
-        stages = [problem.stages[stage] for stage in problem.paths[0]]
+        need_split(problem, self.name)
+        grid = grid_for(problem, self.name, LINE)
+        stages = [problem.stages[stage] for (stage,) in grid.stages]
         if min(min(stage.durations_ns(kind)) for stage in stages for kind in (Kind.F, Kind.B, Kind.W)) < 1:
             raise Unsupported("in-turn needs blocks that take time")
-        ways = [_Way(problem, stage, self.n_sub) for stage in problem.paths[0]]
+        ways = [_Way(problem, stage, self.n_sub) for (stage,) in grid.stages]
         hops = list(pairwise(ways))
         for microbatch in range(problem.microbatches):
             ready_ns = ways[0].place_forward(microbatch, 0)
@@ -60,17 +66,10 @@ class InTurn(Constructive, frozen=True):
             ready_ns = ways[-1].reserve_backward(microbatch, ready_ns)
             for here, after in reversed(hops):
                 ready_ns = here.reserve_backward(microbatch, after.sent(Kind.B, here, ready_ns))
-        orders: list[tuple[Op, ...]] = [()] * problem.ranks
-        for way in ways:
-            orders[way.rank] = way.finished()
-        cut = {op.stage for order in orders for op in order if op.part != WHOLE}
+        schedule = schedule_of(problem, grid, lambda at: ways[at].finished())
+        cut = {op.stage for order in schedule.orders for op in order if op.part != WHOLE}
         ways.sort(key=lambda way: way.stage)
-        return Schedule(orders=tuple(orders), parts=tuple(way.cut for way in ways if way.cut and way.stage in cut))
-
-
-def _is_line(problem: Problem) -> bool:
-    one_each = len(problem.paths) == 1 and len(problem.stages) == len({stage.rank for stage in problem.stages}) == problem.ranks
-    return one_each and problem.split_backward and not problem.edges and not problem.slices
+        return replace(schedule, parts=tuple(way.cut for way in ways if way.cut and way.stage in cut))
 
 
 class _Way:
