@@ -104,10 +104,10 @@ def test_of_equal_steps_that_which_holds_less_is_the_best(tmp_path: Path) -> Non
     (activations,) = found.plan.certificate.peak_activation_bytes
     assert activations == found.problem.problem.stages[0].activation_bytes
     (held,) = held_by_ranks(found)
-    assert held["bytes"] == found.best.peak_bytes
-    assert held["states"] == 18 * sum(layer.parameters for layer in request.layers[1])
-    assert (held["activations"], held["moment"]) == (activations, found.problem.besides[0].moment)
-    assert int(held["besides"]) == int(held["bytes"]) - int(held["states"]) - activations > 0
+    assert held.bytes == found.best.peak_bytes
+    assert held.states == 18 * sum(layer.parameters for layer in request.layers[1])
+    assert (held.activations, held.moment) == (activations, found.problem.besides[0].moment)
+    assert held.besides == held.bytes - held.states - activations > 0
 
 
 TIED = CONFIG | {"tie_word_embeddings": True, "vocab_size": 8192}

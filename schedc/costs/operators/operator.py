@@ -70,11 +70,6 @@ class OperatorWork:
     overlapped: bool = False
     """The links work while the device computes (ring attention)."""
 
-    @property
-    def is_nothing(self) -> bool:
-        """Whether there is nothing to do."""
-        return not (self.flops or self.memory_bytes or self.link_bytes)
-
 
 NO_WORK = OperatorWork()
 

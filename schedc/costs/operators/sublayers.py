@@ -63,12 +63,11 @@ def experts_operators(experts: Experts, hidden: int, setting: Setting) -> Operat
         raise Unsupported(f"expert tensor parallel size {tensor} does not divide a feed-forward width of {experts.width}")
     width, count, pairs = experts.width / tensor, experts.count / setting.expert_parallel, own * tensor * chosen
     bias = experts.count if experts.router_bias else 0.0
-    sides = own * chosen * hidden, own * hidden, count > 1
     operators = [
         matrix_product("router", setting, hidden, experts.count, tokens=own, bias=bias),
         elementwise("scores", setting, own * experts.count * 2, forward=3, backward=3, kept=1),  # in 32 bits
         elementwise("choice", setting, own * experts.count * 2, forward=2, backward=2),
-        *_exchange("dispatch", setting, *sides),
+        *_exchange("dispatch", experts, hidden, setting),
         *collective("gather", setting, chosen * hidden, group=tensor),
         matrix_product(
             "experts up", setting, hidden, 2 * width, tokens=pairs, kept=own * chosen, matrices=count, gathered=True, routed=True
@@ -76,7 +75,7 @@ def experts_operators(experts: Experts, hidden: int, setting: Setting) -> Operat
         _activation(setting, pairs * width, gated=True),
         matrix_product("down", setting, width, hidden, tokens=pairs, matrices=count, recomputed=True, summed=True, routed=True),
         *collective("scatter", setting, chosen * hidden, group=tensor),
-        *_exchange("combine", setting, *sides),
+        *_exchange("combine", experts, hidden, setting),
     ]
     if experts.shared_width:
         shared = share(experts.shared_width, setting, _WIDTH)
@@ -95,29 +94,28 @@ def _activation(setting: Setting, elements: float, *, gated: bool) -> Operator:
     return elementwise("activation", setting, elements, forward=forward, backward=backward + again, kept=kept)
 
 
-def _exchange(name: str, setting: Setting, copies: float, tokens: float, sorted_again: bool) -> Operators:
-    """Tokens copied for each expert that they take and sent there, or brought back and summed: the same both ways.
+def _exchange(name: str, experts: Experts, hidden: int, setting: Setting) -> Operators:
+    """Tokens copied for each expert that they take and sent there (`dispatch`), or brought back and summed: the same both ways.
 
     Where a device has several experts, what comes from each other device is sorted by expert, and back (Megatron-LM,
-    `MoEAlltoAllTokenDispatcher`). Copies and tokens are elements of one device.
+    `MoEAlltoAllTokenDispatcher`).
     """
-    group, size = setting.expert_parallel, setting.element_bytes
-    reach = group * setting.expert_tensor
-    moved = OperatorWork(memory_bytes=(copies + tokens) * size)
-    again = OperatorWork(memory_bytes=2 * copies * size if sorted_again else 0.0)
+    group, tokens_bytes = setting.expert_parallel, setting.own_tokens * hidden * setting.element_bytes
+    copies_bytes = experts.chosen * tokens_bytes
+    moved, again = (OperatorWork(memory_bytes=copies_bytes + other) for other in (tokens_bytes, copies_bytes))
     sent = OperatorWork(
-        link_bytes=copies * size * (group - 1) / group,
-        collectives=min(1, group - 1),
+        link_bytes=copies_bytes * (group - 1) / group,
+        collectives=1,
         collective=CollectiveKind.EXCHANGE,
-        spans=reach,
+        spans=group * setting.expert_tensor,
     )
-    operators = [
-        Operator(name=name, engine=Engine.PERMUTE, forward=moved, backward_input=moved, working_bytes=(copies + tokens) * size),
-        Operator(name="all-to-all", forward=sent, backward_input=sent, working_bytes=2 * copies * size),
-        Operator(name="sort", engine=Engine.PERMUTE, forward=again, backward_input=again, working_bytes=2 * copies * size),
-    ]
-    some = [each for each in operators if not each.forward.is_nothing]
-    return some if name == "dispatch" else some[::-1]
+    operators = [Operator(name=name, engine=Engine.PERMUTE, forward=moved, backward_input=moved, working_bytes=moved.memory_bytes)]
+    if group > 1:
+        operators.append(Operator(name="all-to-all", forward=sent, backward_input=sent, working_bytes=again.memory_bytes))
+    if experts.count > group:
+        sort = Operator(name="sort", engine=Engine.PERMUTE, forward=again, backward_input=again, working_bytes=again.memory_bytes)
+        operators.append(sort)
+    return operators if name == "dispatch" else operators[::-1]
 
 
 def mamba_operators(mamba: Mamba, hidden: int, setting: Setting) -> Operators:

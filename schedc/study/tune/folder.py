@@ -140,10 +140,9 @@ def job_table(request: TuneRequest, candidate: TuneCandidate, made: CandidatePro
     if network.between is not None:
         table["topology"]["between"] = _link(network.between)
     if made.workload.ties:
-        names = [
+        table["tied"] = [
             {"first": tie.layers[0], "last": tie.layers[1], "gradient": f"{tie.gradient_bytes} B"} for tie in made.workload.ties
         ]
-        table["tied"] = names
     parallel = made.workload.data_parallel  # the problem's has what tied weights take in it
     if parallel is not None:
         durations = {"reduce_scatter": parallel.reduce_scatter_ns, "all_gather": parallel.all_gather_ns}

@@ -173,10 +173,10 @@ def _counted_twice(request: TuneRequest, layout: Layout) -> tuple[int, ...]:
 
 def _besides(request: TuneRequest, candidate: TuneCandidate, layout: Layout) -> tuple[Besides, ...]:
     """Of each rank: buffers of all its stages together, and the working set of the one that needs most."""
-    parts = request.parts.get(candidate.microbatch_size, ())
     if request.architecture is None or request.setting is None:
         return ()
-    setting, made = replace(request.setting, microbatch_size=candidate.microbatch_size), []
+    parts, made = request.parts[candidate.microbatch_size], []
+    setting = replace(request.setting, microbatch_size=candidate.microbatch_size)
     of = partial(besides, setting=setting, hidden=request.architecture.hidden, split_backward=request.file.tune.split_backward)
     for rank in range(candidate.ranks):
         stages = zip(layout.rank_of_stage, layout.layers_of_stage, strict=True)

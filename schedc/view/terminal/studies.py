@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from schedc.formats.family_file import FAMILY
@@ -130,26 +131,33 @@ def shown_tuned(tuned: Tuned, folder: Path, *, interrupted: bool) -> Iterator[Bl
     used = f"{sums.peak_bytes / sums.room_bytes:.1%} of the {size(sums.room_bytes, 1)} that a plan may use"
     yield Line(f"all devices: {used}{share}", soft=True)
     if held := held_by_ranks(tuned):
-        most = max(held, key=lambda each: int(each["bytes"]))
-        states, activations, besides = (size(int(most[key]), 1) for key in ("states", "activations", "besides"))
+        most = max(held, key=lambda each: each.bytes)
+        states, activations, besides = (size(each, 1) for each in (most.states, most.activations, most.besides))
         what = f"{states} of states, {activations} of activations, {besides} besides"
-        moment = f"; most in the {most['moment']}" if most["moment"] else ""
-        yield Line(f"fullest rank: {most['rank']}, with {size(int(most['bytes']), 1)} on a device: {what}{moment}", soft=True)
+        moment = f"; most in the {most.moment}" if most.moment else ""
+        yield Line(f"fullest rank: {most.rank}, with {size(most.bytes, 1)} on a device: {what}{moment}", soft=True)
     yield Line(f"{folder}: {TABLE}, {JOB} with its profile, {PLAN}{'; interrupted' if interrupted else ''}", soft=True)
 
 
-def held_by_ranks(tuned: Tuned) -> list[dict[str, int | str]]:
-    """What a device of each rank holds at most, in bytes, and when that is; nothing of layers that were measured."""
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a device of a rank holds at most, in bytes, by the names of `tune --json`."""
+
+    rank: int
+    bytes: int
+    """All of it."""
+    states: int
+    activations: int
+    besides: int
+    moment: str
+    """The operator whose backward runs then; empty: nothing comes on top of the activations."""
+
+
+def held_by_ranks(tuned: Tuned) -> list[Held]:
+    """Of each rank; nothing of layers that were measured."""
     made, activations = tuned.problem, tuned.plan.certificate.peak_activation_bytes
     return [
-        {
-            "rank": rank,
-            "bytes": static + kept,
-            "states": static - besides.total_bytes,
-            "activations": kept,
-            "besides": besides.total_bytes,
-            "moment": besides.moment,
-        }
+        Held(rank, static + kept, static - besides.total_bytes, kept, besides.total_bytes, besides.moment)
         for rank, (static, kept, besides) in enumerate(zip(made.static_bytes, activations, made.besides, strict=False))
     ]
 
