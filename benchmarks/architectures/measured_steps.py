@@ -46,6 +46,7 @@ MODELS = {
 }
 """What the measured models' configurations have besides fewer layers."""
 NAMES = {"deepseekv2": "deepseek-v2-236b", "deepseekv3": "deepseek-v3-671b"}
+"""Of the models with experts, as they are known here."""
 MIB = 2**20
 
 
@@ -86,7 +87,7 @@ def request_of(row: dict[str, Any], folder: Path, framework: str = "megatron-te"
             "framework": framework,
             "context_exchange": "all-to-all",
             **{key: row[key] for key in ("tp", "cp", "ep")},
-            "etp": row.get("etp", 1),
+            **({"etp": row.get("etp", 1)} if row["model"] in NAMES else {}),  # a model without experts takes none
         },
         "tune": {
             "batch": row["microbatches"] * row["dp"],
@@ -123,7 +124,7 @@ def step_of(
         held_mib=tuple((static + kept) / MIB for static, kept in zip(made.static_bytes, activations, strict=True)),
         measured_mib=tuple(mean(measured[rank * devices : (rank + 1) * devices]) for rank in range(row["pp"])),
         moments=tuple(each.moment for each in made.besides),
-        has_experts=row["ep"] > 1 or row["model"].startswith("deepseek"),
+        has_experts=row["model"] in NAMES,
     )
 
 

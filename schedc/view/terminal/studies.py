@@ -140,7 +140,7 @@ def shown_tuned(tuned: Tuned, folder: Path, *, interrupted: bool) -> Iterator[Bl
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldOnDevice:
     """What a device of a rank holds at most, in bytes, by the names of `tune --json`."""
 
     rank: int
@@ -153,11 +153,11 @@ class Held:
     """The operator whose backward runs then; empty: nothing comes on top of the activations."""
 
 
-def held_by_ranks(tuned: Tuned) -> list[Held]:
+def held_by_ranks(tuned: Tuned) -> list[HeldOnDevice]:
     """Of each rank; nothing of layers that were measured."""
     made, activations = tuned.problem, tuned.plan.certificate.peak_activation_bytes
     return [
-        Held(rank, static + kept, static - besides.total_bytes, kept, besides.total_bytes, besides.moment)
+        HeldOnDevice(rank, static + kept, static - besides.total_bytes, kept, besides.total_bytes, besides.moment)
         for rank, (static, kept, besides) in enumerate(zip(made.static_bytes, activations, made.besides, strict=False))
     ]
 
