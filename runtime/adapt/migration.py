@@ -25,12 +25,12 @@ from torch import nn
 
 from schedc.errors import CheckFailed, InvalidInput, SchedcError, Unsupported
 from schedc.ir import Plan
+from schedc.runtime.adapt.migration_checks import MigrationOffer, check_pipe, refusal_of
 from schedc.runtime.adapt.state_transfer.coming import Coming, like
 from schedc.runtime.adapt.state_transfer.leaving import Leaving
-from schedc.runtime.adapt.state_transfer.pieces import Manifest, Settings, describe, let_go, rank_of_piece
+from schedc.runtime.adapt.state_transfer.pieces import Manifest, describe, let_go, rank_of_piece
 from schedc.runtime.adapt.state_transfer.stream import Inlet, Outlet
 from schedc.runtime.common.failure import with_others
-from schedc.runtime.common.hooks import ReplicaHooks
 from schedc.runtime.execution.gate import TrafficGate
 from schedc.runtime.session.acceptance import read
 from schedc.runtime.session.agreement import plan_digest
@@ -48,16 +48,6 @@ CHUNK_BYTES = 1 << 20
 REMEDY = "make it with build_stages"
 PATIENCE = 0.8
 """Of the limit of waits, how long a rank waits for the last gradients: less than the others wait for it."""
-
-
-class _Offer(NamedTuple):
-    """What a rank says before anything is sent."""
-
-    refusal: str | None
-    plans: tuple[str, str] = ("", "")
-    settings: tuple[Settings, ...] = ()
-    """Of its optimizers."""
-    chunk_bytes: int | None = None
 
 
 class _Piece(NamedTuple):
@@ -99,32 +89,14 @@ def begin_migration(
         try:
             offer = migration.prepare(optimizer, plan)
         except SchedcError as error:
-            offer = _Offer(str(error))
+            offer = MigrationOffer(str(error))
         offers = pipe.groups.exchange(offer, "the others to begin the migration")
-    refusal = _refusal(offers)
+    refusal = refusal_of(offers)
     if refusal is not None:
         raise CheckFailed(f"{refusal}; nothing has moved")
     with pipe._closing_on_errors():
         migration.begin()
     return migration
-
-
-def _refusal(offers: list[_Offer]) -> str | None:
-    first = offers[0]
-    for rank, offer in enumerate(offers):
-        if offer.refusal is not None:
-            return f"rank {rank} refuses the migration: {offer.refusal}"
-    settings = [(rank, each) for rank, offer in enumerate(offers) for each in offer.settings]
-    for rank, offer in enumerate(offers):
-        if offer.plans != first.plans:
-            return f"ranks 0 and {rank} have different plans to migrate to; give all the same"
-        if offer.chunk_bytes != first.chunk_bytes:
-            return f"rank 0 has chunk_bytes={first.chunk_bytes}, rank {rank} {offer.chunk_bytes}; give all the same"
-    for rank, each in settings:
-        if each != settings[0][1]:
-            whose = f"of ranks {settings[0][0]} and {rank}" if rank != settings[0][0] else f"of rank {rank}"
-            return f"the optimizers {whose} differ: {settings[0][1].unlike(each)}; layers migrate between optimizers that are alike"
-    return None
 
 
 class Migration:
@@ -161,7 +133,7 @@ class Migration:
         """By rank that gives them."""
         self._ends: list[Outlet | Inlet] = []
 
-    def prepare(self, optimizer: torch.optim.Optimizer | None, given: Path | str | Plan) -> _Offer:
+    def prepare(self, optimizer: torch.optim.Optimizer | None, given: Path | str | Plan) -> MigrationOffer:
         """What this rank says, once it knows all that is to move.
 
         Raises:
@@ -177,7 +149,7 @@ class Migration:
             )
         running = pipe.plan
         plan = self._plan = read(given, verify=rank == 0)
-        _check(pipe, running, plan)
+        check_pipe(pipe, running, plan)
         own = getattr(pipe, "optimizers", None)
         if own is not None and running.problem.updates is not None:
             several = next((stage for stage in own.by_stage if len(own.of(stage)) > 1), None)
@@ -220,7 +192,7 @@ class Migration:
                 found = layers_of_stage(plan, stage, built[stage], REMEDY)
                 self._incoming |= {at: layer for at, layer in found.items() if at in self._pieces and new[at] == rank}
         self._check_fit(plan, own)
-        return _Offer(
+        return MigrationOffer(
             None, (plan_digest(running), plan_digest(plan)), tuple(one.settings for one in self._described), self._chunk_bytes
         )
 
@@ -403,35 +375,3 @@ class Migration:
         steps._start = None  # another step may run again, of other modules
         if steps.observer is not None:
             steps.observer.swapped(plan)
-
-
-def _check(pipe: Pipe, running: Plan, plan: Plan) -> None:
-    """Refuse what cannot migrate.
-
-    Raises:
-        SchedcError: says why.
-    """
-    move = "move the layers between two steps with schedc.runtime.adapt.state_transfer.exchange.move"
-    old, new = running.problem, plan.problem
-    of_replicas = any(problem.data_parallel is not None and problem.data_parallel.size > 1 for problem in (old, new))
-    if type(pipe.hooks) is not ReplicaHooks or of_replicas:
-        raise Unsupported(f"layers of replicas do not migrate while they train; {move}")
-    if pipe.steps.is_graph or new.edges or new.slices:
-        raise Unsupported(f"layers of stages that are a graph, or run in slices, do not migrate; {move}")
-    if pipe.swap_group is not None:
-        raise Unsupported("a swap_group was given; pipelines that move together do not migrate layers")
-    if pipe.steps.ties:
-        raise Unsupported("weights of several ranks are tied; such layers do not migrate")
-    if pipe.moving == "adapting":
-        raise InvalidInput("the pipe adapts, to plans for the layout that it has; close the adaptation before layers migrate")
-    if pipe._swapper is not None and (pipe._swapper.pending or isinstance(pipe._swapper, Migration)):
-        raise InvalidInput("another swap or migration is pending; wait until its state says what has become of it")
-    if any(
-        module is not pipe.stages[stage] and next(module.loss_fn.parameters(), None) is not None  # type: ignore[union-attr]
-        for stage, module in pipe.modules.items()
-    ):
-        raise Unsupported("the loss function has weights, which do not migrate")
-    if [stage.rank for stage in old.stages] != [stage.rank for stage in new.stages] or old.paths != new.paths:
-        raise InvalidInput(f"plan {plan.name!r} has other stages than plan {running.name!r}, or on other ranks; {move}")
-    if (old.updates is None) != (new.updates is None):
-        raise InvalidInput(f"only one of the plans {plan.name!r} and {running.name!r} has updates; swap before or after")
