@@ -1,9 +1,9 @@
-"""Layouts of plans as options of Megatron-LM, and of torchtitan without code of ours: its options and the modules of each stage.
+"""Layouts of plans as options of Megatron-LM, and of torchtitan and NeMo Automodel without code of ours: with each stage's modules.
 
 A plan has the numbers of layers alone. The profile that its job names has their kinds, as `schedc costs` writes them, or names:
 which layer is the embedding, a decoder block, a module for further tokens or the head. Megatron, whose stages are on the ranks in a
 loop, decides the order of ops itself. torchtitan calls the modules of its language models `tok_embeddings`, `layers.i`, `norm`, and
-the head `lm_head` (once `output`).
+the head `lm_head` (once `output`); Automodel as Hugging Face does: `model.embed_tokens`, `model.layers.i`, `model.norm`, `lm_head`.
 
 Megatron-LM's `--pipeline-model-parallel-layout` is the layers of each stage as text: a letter for each layer, `|` between stages.
 `x*n` is a letter n times, `(…)*n` what is in the parentheses n times; commas mean nothing. Stage i is on rank i modulo the number
@@ -12,6 +12,7 @@ of ranks.
 
 from __future__ import annotations
 
+import json
 import re
 from enum import StrEnum
 from itertools import groupby
@@ -190,23 +191,30 @@ def megatron_options(plan: Plan, layers: Sequence[ModelLayer]) -> str:
     )
 
 
-def modules_of_stages(plan: Plan, layers: Sequence[ModelLayer], head: str = "lm_head") -> list[list[str]]:
-    """The names of the modules of each stage.
+def modules_of_stages(
+    plan: Plan, layers: Sequence[ModelLayer], head: str = "lm_head", *, prefix: str = "", embedding: str = "tok_embeddings"
+) -> list[list[str]]:
+    """The names of the modules of each stage, where a framework has them by name and has no module for further tokens.
+
+    Args:
+        plan: the plan.
+        layers: what each of its model's layers is.
+        head: the name of the head's module.
+        prefix: of the names of all modules but the head.
+        embedding: the name of the embedding's module.
 
     Raises:
-        Unsupported: the plan's stages do not have these layers, or torchtitan has no such layer.
+        Unsupported: the plan's stages do not have these layers.
     """
     modules, blocks = [], 0
     for stage in layers_of_stages(plan, layers):
         names = []
         for layer in stage:
-            if layer is ModelLayer.FURTHER_TOKEN:
-                raise Unsupported(f"{plan.name}: torchtitan's models have no module for further tokens")
             if layer is ModelLayer.BLOCK:
-                names.append(f"layers.{blocks}")
+                names.append(f"{prefix}layers.{blocks}")
                 blocks += 1
-            else:
-                names += ["tok_embeddings"] if layer is ModelLayer.EMBEDDING else ["norm", head]
+            elif layer is not ModelLayer.FURTHER_TOKEN:
+                names += [prefix + embedding] if layer is ModelLayer.EMBEDDING else [f"{prefix}norm", head]
         modules.append(names)
     return modules
 
@@ -228,6 +236,8 @@ def torchtitan_lines(plan: Plan, layers: Sequence[ModelLayer], csv_name: str, he
     found = torchtitan_options(plan, csv_name, "compute_only")
     if found["options"] is None:
         raise Unsupported(f"{plan.name}: {found['why_not']}")
+    if ModelLayer.FURTHER_TOKEN in layers:
+        raise Unsupported(f"{plan.name}: torchtitan's models have no module for further tokens")
     modules = modules_of_stages(plan, layers, head)
     lines = (
         *found["options"],
@@ -236,5 +246,54 @@ def torchtitan_lines(plan: Plan, layers: Sequence[ModelLayer], csv_name: str, he
         "--training.disable_cuda_graphs",  # they and pipelines exclude each other
         f"# parallelism.module_fqns_per_model_part = {modules}",
         "# for larger microbatches multiply pipeline_parallel_microbatch_size and local_batch_size by the same number",
+    )
+    return "".join(f"{line}\n" for line in lines)
+
+
+ROTARY = ("rotary_emb", "rotary_emb_compress", "swa_rotary_emb")
+"""What Automodel keeps on every stage, as blocks ask the model for it (0.5; its models' `customize_pipeline_stage_modules`)."""
+
+
+def automodel_lines(plan: Plan, layers: Sequence[ModelLayer], csv_name: str, head: str = "lm_head", prefix: str = "model.") -> str:
+    """The keys of a recipe of NeMo Automodel 0.5 for a plan, as YAML.
+
+    Automodel calls the hook by which a model names further modules only where it cuts the model itself. What those hooks of its
+    models add is therefore here; names that a model lacks have no effect there.
+
+    Args:
+        plan: one that torch can run.
+        layers: what each of its model's layers is.
+        csv_name: what `pp_schedule_csv` names.
+        head: the name of the head's module.
+        prefix: of the names of the others.
+
+    Raises:
+        Unsupported: Automodel cannot place the stages so, has no such layers, or refuses as few microbatches.
+    """
+    from schedc.formats.torch_csv.stage_map import placing_schedule
+
+    ranks, microbatches = plan.problem.ranks, plan.problem.microbatches
+    schedule, stages = placing_schedule(plan), layers_of_stages(plan, layers)
+    if schedule is None:
+        raise Unsupported(f"{plan.name}: Automodel places stages in a loop, or two for each rank in a V, and no other way")
+    if any(ModelLayer.FURTHER_TOKEN in stage for stage in stages[:-1]):
+        raise Unsupported(f"{plan.name}: Automodel has all modules for further tokens on the last stage, and the plan has not")
+    if microbatches < ranks:
+        raise Unsupported(f"{plan.name}: Automodel wants as many microbatches as ranks, and the plan has {microbatches} on {ranks}")
+    modules = modules_of_stages(plan, layers, head, prefix=prefix, embedding="embed_tokens")
+    modules[0].append(f"{prefix}embed_norm")
+    modules[-1] += [f"{prefix}hc_head", *(["mtp"] if ModelLayer.FURTHER_TOKEN in layers else [])]
+    lines = (
+        "# for larger microbatches multiply local_batch_size and pp_microbatch_size by the same number",
+        "step_scheduler:",
+        f"  local_batch_size: {microbatches}",
+        "distributed:",
+        f"  pp_size: {ranks}",
+        "  pipeline:",
+        f"    pp_schedule: {schedule}  # for the placement alone; the order is the CSV's",
+        f"    pp_schedule_csv: {json.dumps(csv_name)}",
+        "    pp_microbatch_size: 1",
+        "    module_fqns_per_model_part:  # names that the model lacks have no effect",
+        *(f"      - {json.dumps([*names, *(prefix + name for name in ROTARY)])}" for names in modules),
     )
     return "".join(f"{line}\n" for line in lines)

@@ -48,6 +48,7 @@ COMMANDS = {
     "export torch --output": "export torch plan.json -o {}/torch.csv",
     "export megatron --output": "export megatron plan.json --profile job.profile.json -o {}/options.txt",
     "export torchtitan --output": "export torchtitan plan.json --profile job.profile.json -o {}/options.txt",
+    "export automodel --output": "export automodel plan.json --profile job.profile.json -o {}/recipe.yaml",
     "export perfetto --output": "export perfetto plan.json -o {}/lanes.json",
 }
 """What must fail; `{}` is a folder in which nothing can be written."""

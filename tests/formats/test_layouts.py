@@ -1,16 +1,19 @@
-"""Layouts for Megatron-LM and torchtitan: published ones are read and written back, and plans are expressed or refused."""
+"""Layouts for Megatron-LM, torchtitan, Automodel: published ones are read and written back, and plans are expressed or refused."""
 
 from __future__ import annotations
 
 import ast
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from hypothesis import given, strategies as st
 from inputs.jobs import write_job
+from oracles.automodel import read_recipe, stage_of
 from suite.command_line import schedc
 from suite.example_counts import examples
+from torch import nn
 
 from schedc.formats.layouts import ModelLayer, format_layout, parse_layout, partition_of
 from schedc.formats.plan.plan_file import read_plan
@@ -182,6 +185,62 @@ def test_torchtitan_in_a_wave_with_another_head(tmp_path: Path) -> None:
     assert "pipeline_parallel_schedule=ZBVZeroBubble\n" in text and "['norm', 'output']]" in text
 
 
+class Decoder(nn.Module):
+    """A model with the modules of one of Hugging Face's, some of which a stage may lack."""
+
+    def __init__(self, blocks: int, further: bool) -> None:
+        super().__init__()
+        inner: Any = nn.Module()
+        inner.embed_tokens, inner.norm, inner.rotary_emb = nn.Embedding(8, 4), nn.LayerNorm(4), nn.Linear(4, 4)
+        inner.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(blocks))
+        self.model, self.lm_head, self.mtp = inner, nn.Linear(4, 8), nn.Linear(8, 8) if further else None
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        """Blocks ask the model for the rotary embedding, as they do there."""
+        inner: Any = self.model
+        value = value if inner.embed_tokens is None else inner.embed_tokens(value)
+        for layer in inner.layers.values() if isinstance(inner.layers, nn.ModuleDict) else inner.layers:
+            value = torch.tanh(layer(inner.rotary_emb(value)))
+        value = value if inner.norm is None else inner.norm(value)
+        value = value if self.lm_head is None else self.lm_head(value)
+        return value if self.mtp is None else self.mtp(value)
+
+
+@pytest.mark.parametrize(
+    ("values", "method", "on", "further"),
+    [
+        (PARTITION, "1f1b", [(0,), (1,)], False),
+        (LOOP, "interleaved", [(0, 2), (1, 3)], False),
+        ((*WAVE, "--set", "pipeline.semantics=torch"), "zb-v", [(0, 3), (1, 2)], False),
+        (("--set", "pipeline.partition=[2, 4]"), "1f1b", [(0,), (1,)], True),
+    ],
+)
+def test_automodel(tmp_path: Path, values: tuple[str, ...], method: str, on: list[tuple[int, ...]], further: bool) -> None:
+    """Its stages, cut as it cuts them, are the model."""
+    plan = made(tmp_path, layers=(*LAYERS[:-1], "further token", "head") if further else LAYERS, values=values, method=method)
+    done = schedc("export", "automodel", plan, "--profile", tmp_path / "profile.json", "-o", tmp_path / "recipe.yaml")
+    assert (done.returncode, done.stderr) == (0, "")
+    recipe = read_recipe((tmp_path / "recipe.yaml").read_text())
+    assert (recipe.stages_of_rank, recipe.microbatches, recipe.csv) == (on, 4, "recipe.csv")
+    assert schedc("lint", tmp_path / recipe.csv, "--job", tmp_path / "job.toml", *values).returncode == 0
+    model, tokens = Decoder(3, further), torch.arange(8)
+    value = tokens
+    for names in recipe.modules:
+        value = stage_of(model, names)(value)
+    assert torch.equal(value, model(tokens))
+    weights = [key for names in recipe.modules for key in stage_of(model, names).state_dict() if "rotary" not in key]
+    assert sorted(weights) == sorted(key for key in model.state_dict() if "rotary" not in key)
+
+
+def test_automodel_with_other_names(tmp_path: Path) -> None:
+    plan, names = made(tmp_path, values=PARTITION), ("--prefix", "model.language_model.", "--head", "model.lm_head")
+    out = tmp_path / "recipe.yaml"
+    assert schedc("export", "automodel", plan, "--profile", tmp_path / "profile.json", "-o", out, *names).returncode == 0
+    first, last = read_recipe(out.read_text()).modules
+    assert first[:2] == ["model.language_model.embed_tokens", "model.language_model.layers.0"]
+    assert last[1:3] == ["model.language_model.norm", "model.lm_head"]
+
+
 @pytest.mark.parametrize(
     ("tool", "layers", "values", "said"),
     [
@@ -192,6 +251,14 @@ def test_torchtitan_in_a_wave_with_another_head(tmp_path: Path) -> None:
         ("megatron", ("embedding", "block", "further token", "further token", "head"), PARTITION, "are in several stages"),
         ("torchtitan", LAYERS, ("--set", "pipeline.placement=[0, 0, 1]", "--set", "pipeline.partition=[2, 2, 1]"), "in a loop"),
         ("torchtitan", ("embedding", "block", "block", "further token, attention", "head"), PARTITION, "further tokens"),
+        ("automodel", LAYERS, ("--set", "pipeline.placement=[0, 0, 1]", "--set", "pipeline.partition=[2, 2, 1]"), "in a loop"),
+        ("automodel", LAYERS, (*PARTITION, "--set", "pipeline.microbatches=1"), "as many microbatches as ranks"),
+        (
+            "automodel",
+            ("embedding", "further token", "further token", "head"),
+            ("--set", "pipeline.partition=[2, 2]"),
+            "on the last",
+        ),
     ],
 )
 def test_what_a_tool_cannot_express_is_refused_in_one_line(

@@ -1,4 +1,4 @@
-"""`schedc export`: a plan in the formats of other tools: torch, Megatron-LM, torchtitan, Perfetto."""
+"""`schedc export`: a plan in the formats of other tools: torch, Megatron-LM, torchtitan, NeMo Automodel, Perfetto."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ from schedc.io.location import one_line
 from schedc.io.outputs import check_outputs, is_standard, write_atomically, write_output
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
+
+    from schedc.formats.layouts import ModelLayer
+    from schedc.ir import Plan
 
 ProfileOption = Annotated[
     Path, Option("--profile", metavar="PROFILE", help="The profile of the plan's job: it says what each layer is.")
 ]
+HeadOption = Annotated[str, Option(metavar="NAME", help="The name of the head's module; output in older models.")]
 OptionsOption = Annotated[Path, output_to("OUT", "Where to write the options, one for each line.")]
 
 export_app = typer.Typer(help="Write a plan in another tool's format.", no_args_is_help=True, rich_markup_mode=None)
@@ -66,27 +70,49 @@ def export_megatron(plan: PlanArgument, profile: ProfileOption, output: OptionsO
 
 
 @export_app.command("torchtitan")
-def export_torchtitan(
+def export_torchtitan(plan: PlanArgument, profile: ProfileOption, output: OptionsOption, head: HeadOption = "lm_head") -> None:
+    """Write torchtitan's options for a plan, with its CSV beside them as OUT's name with .csv."""
+    from schedc.formats.layouts import torchtitan_lines
+
+    _beside_csv(plan, profile, output, lambda read, layers, csv: torchtitan_lines(read, layers, csv, _named(head)))
+
+
+@export_app.command("automodel")
+def export_automodel(
     plan: PlanArgument,
     profile: ProfileOption,
-    output: OptionsOption,
-    head: Annotated[str, Option(metavar="NAME", help="The name of the head's module; output in older models.")] = "lm_head",
+    output: Annotated[Path, output_to("OUT", "Where to write the keys of the recipe (YAML).")],
+    head: HeadOption = "lm_head",
+    prefix: Annotated[
+        str, Option(metavar="TEXT", help="What the names of the other modules begin with, as model.language_model.")
+    ] = "model.",
 ) -> None:
-    """Write torchtitan's options for a plan, with its CSV beside them as OUT's name with .csv."""
-    from schedc.formats.layouts import read_model_layers, torchtitan_lines
+    """Write what a recipe of NeMo Automodel says of a plan, with its CSV beside it as OUT's name with .csv."""
+    from schedc.formats.layouts import automodel_lines
+
+    _beside_csv(plan, profile, output, lambda read, layers, csv: automodel_lines(read, layers, csv, _named(head), prefix))
+
+
+def _named(head: str) -> str:
+    if not head.strip():
+        raise InvalidInput(f"--head: found {head!r}, expected the name of the head's module")
+    return head
+
+
+def _beside_csv(plan: Path, profile: Path, output: Path, text: Callable[[Plan, Sequence[ModelLayer], str], str]) -> None:
+    """Write torch's CSV of a plan, and beside it what `text` makes of plan, its layers and the CSV's name."""
+    from schedc.formats.layouts import read_model_layers
     from schedc.formats.torch_csv.exporter import torch_csv
     from schedc.formats.torch_csv.stage_map import notes
 
     if output.suffix == ".csv":
         raise InvalidInput(f"-o: found {output}, expected another ending, as the CSV beside it has this name")
-    if not head.strip():
-        raise InvalidInput(f"--head: found {head!r}, expected the name of the head's module")
     check_outputs({"-o": output}, (plan, profile))
     beside = output.with_suffix(".csv")
     check_outputs({"-o": output, "the CSV of -o": beside}, (plan, profile))
     read = read_sound_plan(plan)
     csv = torch_csv(read, "compute_only")  # before anything is written, as it may be refused
-    lines = torchtitan_lines(read, read_model_layers(profile), beside.name, head)
+    lines = text(read, read_model_layers(profile), beside.name)
     write_atomically(beside, csv.encode())
     write_atomically(output, lines.encode())
     typer.echo(one_line(f"written to {output} and {beside}"))

@@ -103,23 +103,25 @@ def _reduced_first(plan: Plan) -> list[int]:
     return sorted(found)
 
 
+def placing_schedule(plan: Plan) -> str | None:
+    """The name of torch's by which torchtitan and Automodel place the stages as the plan has them; None: no name does."""
+    ranks, chunks = plan.problem.ranks, len(plan.problem.stages) // plan.problem.ranks
+    on = [stage.rank for stage in plan.problem.stages]
+    if on == [index % ranks for index in range(ranks * chunks)]:
+        return "PipelineScheduleSingle" if chunks == 1 else "PipelineScheduleMulti"
+    return "ZBVZeroBubble" if on == [*range(ranks), *reversed(range(ranks))] else None
+
+
 def torchtitan_options(plan: Plan, csv_name: str, layout: str) -> dict[str, Any]:
     """The options with which torchtitan places the stages and loads the CSV; `options` is None where it cannot, with `why_not`."""
-    problem = plan.problem
-    ranks, chunks = problem.ranks, len(problem.stages) // problem.ranks
-    on = [stage.rank for stage in problem.stages]
-    loop = [index % ranks for index in range(ranks * chunks)]
+    problem, schedule = plan.problem, placing_schedule(plan)
     if layout != "compute_only":
         return {"options": None, "why_not": "torchtitan loads compute_only alone; export with --format compute_only"}
-    if on == loop:
-        schedule = "PipelineScheduleSingle" if chunks == 1 else "PipelineScheduleMulti"
-    elif on == [*range(ranks), *reversed(range(ranks))]:
-        schedule = "ZBVZeroBubble"  # the name gives the placement, the CSV the order
-    else:
+    if schedule is None:
         return {"options": None, "why_not": "torchtitan places stages in a loop, or two for each rank in a V, and no other way"}
     return {
         "options": [
-            f"--parallelism.pipeline_parallel_degree={ranks}",
+            f"--parallelism.pipeline_parallel_degree={problem.ranks}",
             f"--parallelism.pipeline_parallel_schedule={schedule}",
             f"--parallelism.pipeline_parallel_schedule_csv={csv_name}",
         ],
