@@ -24,6 +24,7 @@ from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from schedc.errors import CheckFailed
 from schedc.runtime.common.failure import TransferFailed
 from schedc.runtime.common.groups import meet
+from schedc.runtime.training.shares import SavesShares
 from schedc.runtime.transports.gloo import hang_up
 
 _MADE = count()
@@ -110,7 +111,9 @@ class Writer:
 
     def write(self, path: Path | str, state: dict[str, Any]) -> Writing:
         """Copy the state, and begin to write it. Nothing else is being written, by `settle`."""
-        future = async_save(state, checkpoint_id=str(path), process_group=self._group, async_stager=self._stager)
+        future = async_save(
+            state, checkpoint_id=str(path), process_group=self._group, async_stager=self._stager, planner=SavesShares()
+        )
         assert isinstance(future, Future)  # as the copy has been made
         future.add_done_callback(self._let_go)
         self._writing = Writing(path, future)

@@ -23,6 +23,7 @@ from schedc.runtime.training.checkpoint_checks import (
     METADATA,
     check_alike,
     check_names,
+    check_optimizers,
     digest_of,
     fingerprints,
     saved_in,
@@ -79,8 +80,8 @@ def save_checkpoint(
     Args:
         pipe: this rank's.
         path: a new folder, which all processes see, of the same name on all of them.
-        optimizer: of all this process's weights, one or several; None: its state is not saved. A rank without weights to train has
-            an empty list.
+        optimizer: of all this process's weights (of its shards under ZeRO 1), one or several; None, on all processes: its state is
+            not saved. A rank without weights to train has an empty list.
         model: this rank's layers, under the names that they have in the whole model; None: `layers_of(pipe)`.
         beside: return as soon as all is copied, and write it while the next steps run. One checkpoint is written at a time: the
             next waits for it, as does the end of the pipe.
@@ -91,21 +92,24 @@ def save_checkpoint(
     Raises:
         SchedcError: on all ranks: it cannot be saved, and why; or the one before it, written `beside`, could not be.
     """
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    from schedc.runtime.training.beside import Writer, Writing
+    from schedc.runtime.training.beside import Writer, Writing, reason
+    from schedc.runtime.training.shares import SavesShares
 
-    optimizer, saved = optimizer or None, f"the others to save {path}"
-    given_calls = pipe.groups.everywhere((Path(path).name, beside), saved)
+    saved = f"the others to save {path}"
+    given_calls = pipe.groups.everywhere((Path(path).name, beside, optimizer is None), saved)
 
     def check_calls() -> None:
-        names = sorted({name for name, _ in given_calls})
+        names, ways, _ = ({*each} for each in zip(*given_calls, strict=True))
         if len(names) > 1:
             raise InvalidInput(
-                f"{path}: processes were given folders of different names, {', '.join(names)}; give all of them the same"
+                f"{path}: processes were given folders of different names, {', '.join(sorted(names))}; give all of them the same"
             )
-        if len({*given_calls}) > 1:
+        if len(ways) > 1:
             raise InvalidInput(f"{path}: some processes save it beside steps, others do not; give all of them the same beside=")
+        check_optimizers(path, [none for *_, none in given_calls])
 
     if pipe.beside is None:  # before torch makes a group, in which a rank that has ended or does not come is waited for
         pipe.groups.all_or_none_everywhere(check_calls, saved)
@@ -128,7 +132,7 @@ def save_checkpoint(
             raise InvalidInput(f"{path}: cannot be written: the folder is write-protected")
         layers = layers_of(pipe) if model is None else model
         state = _state(pipe, optimizer, layers)
-        if optimizer is not None:
+        if "optim" in state:
             state["optim"].update(_under_all_names(layers, state["optim"]))
         return state
 
@@ -141,7 +145,10 @@ def save_checkpoint(
     if beside:
         assert isinstance(writer, Writer)
         return writer.write(path, state)
-    save(state, checkpoint_id=str(path))
+    try:
+        save(state, checkpoint_id=str(path), planner=SavesShares())
+    except CheckpointException as error:  # of all ranks, on all of them
+        raise CheckFailed(f"{path}: was not written: {reason(error)}") from error
     return Writing(path)
 
 
@@ -186,9 +193,10 @@ def load_checkpoint(pipe: Pipe, path: Path | str, optimizer: Optimizers | None =
     from torch.distributed.checkpoint.state_dict_loader import load
 
     from schedc.runtime.training.beside import reason
+    from schedc.runtime.training.shares import LoadsShares, Share, module_of_shards, shards_by_name
 
-    optimizer, loaded = optimizer or None, f"the others to load {path}"
-    digests = pipe.groups.everywhere(digest_of(Path(path)), loaded)
+    loaded = f"the others to load {path}"
+    digests, nones = zip(*pipe.groups.everywhere((digest_of(Path(path)), optimizer is None), loaded), strict=True)
 
     def checked() -> tuple[dict[str, Any], dict[str, Any], nn.Module]:
         if not (Path(path) / METADATA).is_file():
@@ -196,6 +204,7 @@ def load_checkpoint(pipe: Pipe, path: Path | str, optimizer: Optimizers | None =
             raise InvalidInput(f"{path}: found no {METADATA}, expected a folder that save_checkpoint has written{half}")
         if len({*digests}) > 1:
             raise InvalidInput(f"{path}: another process has another checkpoint, or none, in its folder; give all the same")
+        check_optimizers(path, nones)
         layers = layers_of(pipe) if model is None else model
         if any(not one.state and any(each.grad is not None for each in _weights_of(one)) for one in _each(optimizer)):
             raise InvalidInput(f"rank {pipe.groups.rank}: the optimizer has no state yet and there are gradients; zero them first")
@@ -203,6 +212,8 @@ def load_checkpoint(pipe: Pipe, path: Path | str, optimizer: Optimizers | None =
 
     state, saved, layers = pipe.groups.all_or_none_everywhere(checked, loaded)
     begins = pipe.groups.all_or_none_everywhere(lambda: take_new(path, state, saved), loaded)
+    if not any(name.startswith("master.") for name in saved):
+        state.pop("master", None)
     own = {f"{part}.{name}": value for part, values in state.items() for name, value in values.items()}
     pipe.groups.all_or_none_everywhere(lambda: check_names(path, own, saved), loaded)
     everywhere = {name for names in pipe.groups.exchange([*own], loaded) for name in names}
@@ -212,38 +223,60 @@ def load_checkpoint(pipe: Pipe, path: Path | str, optimizer: Optimizers | None =
     if more:
         raise InvalidInput(f"{path}: found {more[0]} (and {len(more) - 1} more), which no layer of the plan has")
     try:
-        load(state, checkpoint_id=str(path))
+        load(state, checkpoint_id=str(path), planner=LoadsShares())
     except CheckpointException as error:  # of all ranks, on all of them
         raise CheckFailed(
             f"{path}: cannot be read: {reason(error)}; weights may be half loaded: load another checkpoint"
         ) from error
     options = StateDictOptions(flatten_optimizer_state_dict=True)
     set_model_state_dict(layers, state["model"], options=options)
+    shards = shards_of(pipe.hooks) or ()
     with torch.no_grad():
-        for shard in shards_of(pipe.hooks) or ():
+        for shard in shards if "master" not in state else ():  # else they have been loaded into
             shard.weight.copy_(shard.whole.flatten()[shard.start : shard.stop])
-    if optimizer is not None:
-        set_optimizer_state_dict(layers, optimizer, state["optim"] | begins, options=options)
+    if "optim" in state:
+        assert optimizer is not None
+        trained = module_of_shards(shards_by_name(layers, shards)) if shards else layers
+        found: Any = {key: one.values if isinstance(one, Share) else one for key, one in (state["optim"] | begins).items()}
+        set_optimizer_state_dict(trained, optimizer, found, options=options)
         for name in {weight_of(key) for key in begins}:
             for one in _each(optimizer):
-                one.state.pop(layers.get_parameter(name), None)
+                one.state.pop(trained.get_parameter(name), None)
 
 
 def _state(pipe: Pipe, optimizer: Optimizers | None, layers: nn.Module) -> dict[str, dict[str, Any]]:
-    """What is saved, or loaded into."""
+    """What is saved, or loaded into.
+
+    Under ZeRO 1 the optimizer's state, and weights that it has in another type than the modules, are shares.
+    """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
 
-    known = set(layers.parameters())
+    from schedc.runtime.training.shares import as_share, module_of_shards, shards_by_name
+
+    known, who = set(layers.parameters()), f"rank {pipe.groups.rank}"
     if not known.issuperset(weight for module in pipe.modules.values() for weight in module.parameters()):
-        raise InvalidInput(f"rank {pipe.groups.rank}: model= lacks a weight of this rank's stages or loss function")
+        raise InvalidInput(f"{who}: model= lacks a weight of this rank's stages or loss function")
     state: dict[str, dict[str, Any]] = {"model": get_model_state_dict(layers)}
+    shards = shards_by_name(layers, shards_of(pipe.hooks) or ())
+    wider = {name: shard for name, shard in shards.items() if shard.weight.dtype != shard.whole.dtype}
+    if wider:
+        state["master"] = {name: as_share(shard, shard.weight.detach(), name) for name, shard in wider.items()}
     if optimizer is None:
         return state
-    if shards_of(pipe.hooks):
-        raise Unsupported("the optimizer's state is sharded over replicas (ZeRO 1); save and load without it: give no optimizer")
-    if not known.issuperset(weight for one in _each(optimizer) for weight in _weights_of(one)):
-        raise InvalidInput(f"rank {pipe.groups.rank}: the optimizer has a weight that is not of this rank's layers")
-    state["optim"] = get_optimizer_state_dict(layers, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
+    trained = known if not shards else {shard.weight for shard in shards.values()}
+    if not trained.issuperset(weight for one in _each(optimizer) for weight in _weights_of(one)):
+        what = "this rank's layers" if not shards else "this process's shards, pipe.shards() (ZeRO 1)"
+        raise InvalidInput(f"{who}: the optimizer has a weight that is not of {what}")
+    if not _each(optimizer):
+        if any(weight.requires_grad for weight in trained):
+            raise InvalidInput(f"{who}: found an empty list of optimizers and weights that are trained; give their optimizer")
+        return state
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    optim = get_optimizer_state_dict(module_of_shards(shards) if shards else layers, optimizer, options=options)
+    for key, value in optim.items() if shards else ():
+        if key.startswith("state."):
+            optim[key] = as_share(shards[weight_of(key)], value, f"{who}: {key.removeprefix('state.')}")
+    state["optim"] = optim
     return state
 
 

@@ -78,6 +78,14 @@ def take_new(path: Path | str, state: dict[str, dict[str, Any]], saved: dict[str
     return {key: optim.pop(key) for key in [*optim] if key.startswith("state.") and weight_of(key) in new}
 
 
+def check_optimizers(path: Path | str, without: Sequence[bool]) -> None:
+    """Refuse where some processes give optimizers and others none, whose state would be missing; `without`: of each."""
+    if len({*without}) > 1:
+        raise InvalidInput(
+            f"{path}: some processes were given no optimizer (None), others one; give all theirs, or [] where a rank trains nothing"
+        )
+
+
 def fingerprints(tensors: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     """Of each tensor the sum and the norm; but for DTensors, of which torch knows what each process has."""
     found = {}
@@ -106,8 +114,8 @@ def check_names(path: Path | str, own: dict[str, Any], saved: dict[str, Any]) ->
         if name not in saved:
             raise InvalidInput(f"{path}: found no {name}; expected a checkpoint of the same model and the same kind of optimizer")
         size = getattr(saved[name], "size", None)
-        if isinstance(value, torch.Tensor) and size is not None and tuple(size) != tuple(value.shape):
+        if hasattr(value, "shape") and size is not None and tuple(size) != tuple(value.shape):
             raise InvalidInput(f"{path}: {name}: found the shape {list(size)}, expected {list(value.shape)}")
         kind = getattr(getattr(saved[name], "properties", None), "dtype", None)
-        if isinstance(value, torch.Tensor) and kind is not None and torch.promote_types(kind, value.dtype) != value.dtype:
+        if hasattr(value, "shape") and kind is not None and torch.promote_types(kind, value.dtype) != value.dtype:
             raise InvalidInput(f"{path}: {name}: found {kind}, expected {value.dtype}, or what it holds without rounding")

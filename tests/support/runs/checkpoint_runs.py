@@ -152,7 +152,11 @@ def refused(rank: int, plan: Plan, way: str, path: str) -> str:
                 save_checkpoint(pipe, path)
             if way == "pipeline":
                 other = optimizer_of([nn.Parameter(torch.ones(1))], "sgd")
-                save_checkpoint(pipe, f"{path}/new", other if (run.pipeline, run.rank) == (1, 0) else None)
+                save_checkpoint(pipe, f"{path}/new", other if (run.pipeline, run.rank) == (1, 0) else optimizer_of(weights, "sgd"))
+            if way == "none":
+                save_checkpoint(pipe, f"{path}/new", optimizer_of(weights, "sgd") if (run.pipeline, run.rank) != (1, 0) else None)
+            if way == "empty":
+                save_checkpoint(pipe, f"{path}/new", optimizer_of(weights, "sgd") if run.rank else [])
             if way == "mixed":
                 save_checkpoint(pipe, f"{path}/new", beside=(run.pipeline, run.rank) == (1, 0))
             model = nn.ModuleDict() if way == "model" else None
@@ -246,12 +250,11 @@ def beside_moves(process: int, plans: list[Plan], path: str, way: str, *, resume
     stages = dict(schedc.runtime.build_stages(layers(int(resumes)), plans[0], pipeline.rank()))
     with load(plans[0], stages, **given) as pipe:
         weights: Any = [shard.weight for shard in pipe.shards()] if zero else weights_of(stages)
-        optimizer = torch.optim.SGD(weights, lr=0.1) if zero else optimizer_of(weights, "adamw")
-        saved = None if zero else optimizer  # of ZeRO 1, which shards its state, it is refused
+        optimizer = optimizer_of(weights, "adamw")
         if resumes:
             last = last_checkpoint(path)
             assert last is not None and last[0] == 8
-            load_checkpoint(pipe, last[1], saved)
+            load_checkpoint(pipe, last[1], optimizer)
         for step in range(8 if resumes else 0, 10):
             at = step - process % 2  # ranks offer at different steps
             if at in (2, 6) and not resumes:
@@ -262,7 +265,7 @@ def beside_moves(process: int, plans: list[Plan], path: str, way: str, *, resume
             losses.append(pipe.step(*batch).item())
             optimizer.step()
             if step in (1, 3, 4, 7) and not resumes:
-                save_checkpoint(pipe, f"{path}/step-{step + 1}", saved, beside=True)
+                save_checkpoint(pipe, f"{path}/step-{step + 1}", optimizer, beside=True)
                 pipe.gather()
                 kept[f"step-{step + 1}"] = [weight.detach().clone() for weight in weights_of(stages)]
     FileSystemWriter.write_data = write  # type: ignore[method-assign]
