@@ -155,7 +155,7 @@ class OnlineExecutor(Executor):
                 if op.kind in (Kind.W, Kind.BW):
                     gradients[op.stage] -= 1
                     while completing and not gradients[completing[0]]:
-                        self.hooks.on_gradients_complete(completing.pop(0))
+                        self._complete(completing.pop(0))
                 transfers -= choice.transfers
                 if choice.transfers and not transfers:
                     self.wiring.all_through()

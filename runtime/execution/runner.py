@@ -7,13 +7,13 @@ it gives. What the ops compute is given for each plan: training of stages, or wa
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Protocol
 
 from schedc.ir import Plan, token
 from schedc.runtime.common.boundary import TensorMeta
-from schedc.runtime.common.hooks import Observer, OpTimes, ReplicaHooks
+from schedc.runtime.common.hooks import Observer, OpTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from schedc.ir import Op
     from schedc.runtime.common.boundary import Value
+    from schedc.runtime.common.hooks import ReplicaHooks
     from schedc.runtime.common.program import GivenMessage, Instruction, Message, NeededMessage, Program
     from schedc.runtime.execution.wiring import Wiring, Wrap
 
@@ -45,8 +46,8 @@ class Executor:
     compute: Compute
     observer: Observer | None = None
     """Is called with the ops."""
-    hooks: ReplicaHooks = field(default_factory=ReplicaHooks)
-    """What connects the rank to other pipelines."""
+    hooks: Sequence[ReplicaHooks] = ()
+    """What connects the rank to other pipelines, or its stages to others that share them."""
     now: Callable[[], int] = perf_counter_ns
     """The clock of the times that the observer is called with."""
     span: Callable[[str], AbstractContextManager[None]] | None = None
@@ -92,7 +93,8 @@ class Executor:
         for need in instruction.needs:
             values.append(self._take(need, instruction.op))
         if instruction.opens:
-            self.hooks.on_weights_needed(instruction.op.stage)
+            for hooks in self.hooks:
+                hooks.on_weights_needed(instruction.op.stage)
         begun_ns = self.now()
         try:
             if self.span is None:
@@ -111,10 +113,15 @@ class Executor:
             for at, gift in enumerate(instruction.gives):
                 self._give(gift, given[at])
         if instruction.completes:
-            self.hooks.on_gradients_complete(instruction.op.stage)
+            self._complete(instruction.op.stage)
         if self.observer is not None:
             self.observer.op(OpTimes(instruction.op, asked_ns, begun_ns, ended_ns))
         return ended_ns
+
+    def _complete(self, stage: int) -> None:
+        """The last W or BW of a stage has ended."""
+        for hooks in self.hooks:
+            hooks.on_gradients_complete(stage)
 
     def _take(self, need: NeededMessage, op: Op) -> Value:
         """What the op works on, from another rank or from this one."""
@@ -176,11 +183,10 @@ class PipelineRunner:
         program: Program,
         compute: Compute,
         observer: Observer | None = None,
-        hooks: ReplicaHooks | None = None,
+        hooks: Sequence[ReplicaHooks] = (),
         now: Callable[[], int] = perf_counter_ns,
     ) -> None:
         """Run this plan from now on, whose wires are laid: its program of this rank, and the rest as `Executor` has it."""
-        hooks = ReplicaHooks() if hooks is None else hooks
         kind = self._executor_of(plan)
         self.executor = kind(program=program, wiring=self.wiring, compute=compute, observer=observer, hooks=hooks, now=now)
 

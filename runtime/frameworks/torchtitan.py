@@ -70,7 +70,7 @@ def pipelining_fn_from(
                 f"plan {checked.name!r} puts no stage on rank {group.rank()}, and torchtitan cannot train on a rank without one;"
                 " compile with a stage on every rank"
             )
-        schedule = PlanSchedule(checked, parts, loss_fn, group, device, timeout_s=timeout_s, observe=observe)
+        schedule = PlanSchedule(checked, parts, loss_fn, group, timeout_s=timeout_s, observe=observe)
         return schedule, list(parts.values()), 0 in parts, len(modules) - 1 in parts
 
     return pipeline
@@ -141,11 +141,6 @@ def check_job(plan: Plan, *, parallel_dims: Any, training: Any, parallelism: Any
         raise Unsupported(
             f"plan {name!r} has B and W apart, and a compiled block computes both at once; leave 'model' out of compile.components,"
             f" {otherwise}"
-        )
-    if parallelism.fsdp_reshard_after_forward == "always":
-        raise Unsupported(
-            f"plan {name!r} has B and W apart, and W needs weights that FSDP would have released; set"
-            f" parallelism.fsdp_reshard_after_forward to default, {otherwise}"
         )
     if ac_config is not None and not isinstance(ac_config, FullAC.Config):
         raise Unsupported(

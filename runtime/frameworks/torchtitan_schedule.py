@@ -3,21 +3,16 @@
 torchtitan's loss of a microbatch is a sum over tokens, divided by the number of tokens of the whole step on all ranks. The step's
 gradients are those of the sum of these losses, so each backward starts from 1, where the runtime by itself takes the mean.
 
-FSDP2 (`fully_shard`) around a stage by itself reduces gradients at the end of each backward, and lets go of the weights there.
-Here the backward runs once for each microbatch, and B and W may be apart: FSDP keeps the weights from the first forward to the end
-of the stage's last backward, lets gradients add up, and reduces them once, then. This is what `torch.distributed.pipelining` does
-with FSDP, by the same calls.
+What FSDP2 around a stage does in a step is `schedc.runtime.replicas.sharded`.
 """
 
 from __future__ import annotations
 
 import weakref
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from schedc.errors import Unsupported
 from schedc.ir import Kind, Plan
@@ -25,7 +20,7 @@ from schedc.runtime.common.hooks import ReplicaHooks
 from schedc.runtime.session.loading import load
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import torch.distributed as dist
 
@@ -42,7 +37,6 @@ class PlanSchedule:
         parts: Mapping[int, nn.Module],
         loss_fn: Callable[..., Any],
         group: dist.ProcessGroup,
-        device: torch.device,
         *,
         timeout_s: float,
         observe: Observer | None,
@@ -54,7 +48,6 @@ class PlanSchedule:
             parts: this rank's model parts by stage.
             loss_fn: torchtitan's: takes the output, the labels and keywords; gives the loss and metrics.
             group: the pipeline's processes, rank by rank.
-            device: of the parts.
             timeout_s: as for `load`.
             observe: as for `load`.
         """
@@ -64,7 +57,7 @@ class PlanSchedule:
         self._observe = observe
         self._last = len(plan.problem.stages) - 1
         self._stages = {
-            stage: _Stage(part, _order_of_forwards(plan, stage), loss_fn if stage == self._last else None, device)
+            stage: _Stage(part, _order_of_forwards(plan, stage), loss_fn if stage == self._last else None)
             for stage, part in parts.items()
         }
         self._targets = [torch.empty(0)] * plan.problem.microbatches  # the stage itself has the labels, and computes the loss
@@ -74,7 +67,6 @@ class PlanSchedule:
     def pipe(self) -> Pipe:
         """The loaded plan; all ranks load it together with their first step."""
         if self._pipe is None:
-            stages = {stage: one.sharded for stage, one in self._stages.items() if one.sharded is not None}
             self._pipe = load(
                 self._plan,
                 stages=self._stages,
@@ -83,7 +75,7 @@ class PlanSchedule:
                 pipeline_group=self._group,
                 observe=self._observe,
                 check_loss=False,  # torchtitan checks it, where it logs
-                replicas=_Moments(self._stages.values(), stages),
+                replicas=_Moments(self._stages.values()),
             )
             weakref.finalize(self, self._pipe.close)
         return self._pipe
@@ -150,23 +142,18 @@ class PlanSchedule:
 
 
 class _Stage(nn.Module):
-    """A model part as a stage of the plan: it gets what belongs to its microbatch besides the activations.
+    """A model part as a stage of the plan: it gets what belongs to its microbatch besides the activations."""
 
-    The part is not its submodule: what wraps the part is not the runtime's to look at, as `ShardedStage` serves it.
-    """
-
-    def __init__(self, part: nn.Module, order: Sequence[int], loss_fn: Callable[..., Any] | None, device: torch.device) -> None:
+    def __init__(self, part: nn.Module, order: Sequence[int], loss_fn: Callable[..., Any] | None) -> None:
         """Take the part, the microbatches in the order of its forwards, and on a last stage the loss."""
         super().__init__()
-        self.register_buffer("where", torch.empty(0, device=device), persistent=False)  # shows the runtime the device
-        self._part = (part,)
+        self.part = part
         self._order = order
         self._loss_fn = loss_fn
         self._forwards = 0
         self._kwargs: Sequence[Mapping[str, Any]] = ()
         self._targets: Sequence[torch.Tensor] | None = None
         self._loss_kwargs: Mapping[str, Any] = {}
-        self.sharded = ShardedStage.around(part)
         self.losses: dict[int, torch.Tensor] = {}
         """Of the last step's microbatches, on a last stage."""
 
@@ -185,9 +172,7 @@ class _Stage(nn.Module):
         """The part on the next microbatch of the plan's order; on a last stage its loss."""
         microbatch = self._order[self._forwards]
         self._forwards += 1
-        output = self._part[0](*inputs, **self._kwargs[microbatch])
-        if self.sharded is not None:
-            self.sharded.ran()
+        output = self.part(*inputs, **self._kwargs[microbatch])
         if self._loss_fn is None:
             return output
         assert self._targets is not None
@@ -211,79 +196,19 @@ class _StartFromOne(torch.autograd.Function):
 
 
 class _Moments(ReplicaHooks):
-    """Where in a step the stages' own gradients begin, and where FSDP may reduce them."""
+    """Where a step begins, on which stages count their forwards."""
 
-    def __init__(self, stages: Any, sharded: Mapping[int, ShardedStage]) -> None:
-        """Take the rank's stages, and of those with FSDP what serves it."""
-        self._stages = list(stages)
-        self._sharded = sharded
+    def __init__(self, stages: Iterable[_Stage]) -> None:
+        """Take the rank's stages."""
+        self._stages = stages
 
     def begin_step(self) -> None:
         """Before the first op."""
         for stage in self._stages:
             stage.begin_step()
-        for sharded in self._sharded.values():
-            sharded.begin_step()
-
-    def on_gradients_complete(self, stage: int) -> None:
-        """After the last W or BW of a stage."""
-        if stage in self._sharded:
-            self._sharded[stage].reduce()
 
 
 def _order_of_forwards(plan: Plan, stage: int) -> list[int]:
     """The microbatches in the order in which their F begins on the stage."""
     compute = plan.ranks[plan.problem.stages[stage].rank].compute
     return list(dict.fromkeys(op.microbatch for op in compute if op.stage == stage and op.kind is Kind.F))
-
-
-class ShardedStage:
-    """The FSDP modules of one stage, of which its module is the root."""
-
-    def __init__(self, module: FSDPModule) -> None:
-        """Take the stage's module."""
-        self._module = module
-        self._state: Any = fully_shard.state(module)  # type: ignore[attr-defined]
-        self._watched: set[int] = set()
-
-    @classmethod
-    def around(cls, module: nn.Module) -> ShardedStage | None:
-        """What serves a stage's module; None: FSDP is not around it."""
-        return cls(module) if isinstance(module, FSDPModule) else None
-
-    def begin_step(self) -> None:
-        """From now on gradients add up, and weights stay."""
-        self._now(last=False)
-
-    def ran(self) -> None:
-        """After a forward: let gradients add up in the type of the reduction, where this is not the weights'.
-
-        FSDP does so at the end of a backward; W ends none.
-        """
-        for group in self._groups():
-            for weight in group.fsdp_params:
-                if id(weight) not in self._watched and hasattr(weight, "_unsharded_param"):
-                    self._watched.add(id(weight))
-                    if weight.reduce_dtype is not None and weight.unsharded_param.requires_grad:
-                        weight.unsharded_param.register_post_accumulate_grad_hook(partial(_add_to_sum, weight))
-
-    def reduce(self) -> None:
-        """After the last backward of a step: the gradients over all replicas go into `.grad`, and the weights go."""
-        self._now(last=True)
-        for group in self._groups():
-            group.post_backward()
-        self._state._root_post_backward_final_callback()
-
-    def _now(self, *, last: bool) -> None:
-        self._module.set_is_last_backward(last)
-        self._module.set_reshard_after_backward(last)
-        self._module.set_requires_gradient_sync(last)
-
-    def _groups(self) -> list[Any]:
-        return [group for state in self._state._state_ctx.all_states for group in state._fsdp_param_groups]
-
-
-def _add_to_sum(weight: Any, _gathered: torch.Tensor) -> None:
-    """A gradient has been added to `.grad` of the gathered weight, FSDP's own object: add it to the sum that FSDP reduces later."""
-    weight.accumulate_unsharded_grad_if_needed()
-    weight.to_accumulated_grad_if_needed()

@@ -13,7 +13,7 @@ What starts something with other processes, or waits for it, raises `TransferFai
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -72,19 +72,38 @@ def set_gradient_type(modules: Iterable[nn.Module], dtype: torch.dtype) -> None:
                 parameter.grad = None if grad is None else grad.to(dtype)
 
 
-def check_known(modules: Mapping[int, nn.Module], known: Collection[nn.Parameter]) -> None:
+def is_summed(weight: torch.Tensor, among: Collection[int]) -> bool:
+    """Whether a weight's gradient is to be summed over these processes of the job: not where it is one DTensor over them.
+
+    FSDP reduces such gradients itself, and of experts that are spread over the processes each has its own.
+    """
+    mesh = getattr(weight, "device_mesh", None)
+    return mesh is None or len({*mesh.mesh.flatten().tolist()}.intersection(among)) < 2
+
+
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Of a DTensor what this process has; another tensor as it is."""
+    if not hasattr(tensor, "device_mesh"):
+        return tensor
+    from schedc.runtime.common.spread import arrived
+
+    return arrived(tensor.to_local())  # type: ignore[attr-defined]
+
+
+def check_known(modules: Mapping[int, nn.Module], known: Collection[nn.Parameter], among: Collection[int] = ()) -> None:
     """Before a step: refuse weights whose gradients nobody would sum, since they had none at `load`.
 
     Args:
         modules: by stage.
         known: the weights that are summed.
+        among: the processes that sum them; what is spread over these is not their concern.
 
     Raises:
         Unsupported: one requires grad now.
     """
     for stage, module in modules.items():
         for name, weight in module.named_parameters():
-            if weight.requires_grad and weight not in known:
+            if weight.requires_grad and weight not in known and is_summed(weight, among):
                 raise Unsupported(
                     f"stage {stage}: {name} requires grad, which it did not at load, so its gradients would not be summed over"
                     " replicas; load again after changing which weights are trained"
@@ -147,7 +166,7 @@ class Bucket:
         used = torch.tensor([any(each is not None for each in same) for same in given], device="cpu")
         flat = torch.cat([*map(_flat_sum, self._weights, given), used.to(first.device, gradient_type(first))])
         del given
-        return GradientSum(flat, [same[0].shape for same in self._weights], self._partners, self._doing)
+        return GradientSum(flat, [own_part(same[0]).shape for same in self._weights], self._partners, self._doing)
 
     def finish(self) -> None:
         """Wait for the sum, and give it to the weights."""
@@ -155,7 +174,7 @@ class Bucket:
         totals, self._sum = self._sum.wait(), None
         for same, total, before in zip(self._weights, totals, self._before, strict=True):
             for number, (weight, old) in enumerate(zip(same, before, strict=True)):
-                own = total.clone() if number and total is not None else total
+                own = None if total is None else _gradient_of(weight, total.clone() if number else total)
                 weight.grad = old if own is None else own if old is None else old.add_(own)
         self._before = []
 
@@ -195,12 +214,28 @@ class GradientSum:
 
 
 def _flat_sum(same: Sequence[nn.Parameter], gradients: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    """The gradients of a weight on this process, added up."""
+    """The gradients of a weight on this process, added up; of a DTensor its part, laid out as the weight is."""
     first = same[0]
     given = [each for each in gradients if each is not None]
+    if hasattr(first, "device_mesh"):
+        given = [_laid_out_as(first, each) for each in given]
     if not given:
-        return torch.zeros(first.numel(), dtype=gradient_type(first), device=first.device)
+        return torch.zeros(own_part(first).numel(), dtype=gradient_type(first), device=first.device)
     return (torch.stack(given).sum(0) if len(given) > 1 else given[0]).reshape(-1)
+
+
+def _laid_out_as(weight: Any, gradient: Any) -> torch.Tensor:
+    """This process's part of a DTensor's gradient, which may have come as partial sums."""
+    return own_part(gradient.redistribute(placements=weight.placements))
+
+
+def _gradient_of(weight: Any, part: torch.Tensor) -> torch.Tensor:
+    """The gradient of a weight of which this is the part of this process."""
+    if not hasattr(weight, "device_mesh"):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(part, weight.device_mesh, weight.placements, shape=weight.shape, stride=weight.stride())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

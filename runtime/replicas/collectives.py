@@ -14,7 +14,7 @@ import torch
 from schedc.errors import InvalidInput
 from schedc.ir import Plan
 from schedc.runtime.common.hooks import ReplicaHooks, check_same_way
-from schedc.runtime.replicas.buckets import Bucket, Shard, ShardedBucket, by_gradient_type, check_known
+from schedc.runtime.replicas.buckets import Bucket, Shard, ShardedBucket, by_gradient_type, check_known, is_summed
 from schedc.runtime.replicas.buffers import SharedBuffers
 from schedc.runtime.replicas.pipelines import check_same_collectives, queue_of
 
@@ -55,8 +55,10 @@ class ReplicaCollectives(ReplicaHooks):
         gradient when the last of their sums may start."""
         for collective in self._queue:
             if collective.kind == "RS":
-                self._owner.update(dict.fromkeys(_weights(stages[collective.stage]), collective.stage))
-        self._needed = {stage: sorted({self._owner[weight] for weight in _weights(module)}) for stage, module in stages.items()}
+                self._owner.update(dict.fromkeys(self._weights(stages[collective.stage]), collective.stage))
+        self._needed = {
+            stage: sorted({self._owner[weight] for weight in self._weights(module)}) for stage, module in stages.items()
+        }
         for stage, module in stages.items():
             names = {weight: name for name, weight in module.named_parameters() if self._owner.get(weight) == stage}
             alike = by_gradient_type(names)
@@ -104,7 +106,7 @@ class ReplicaCollectives(ReplicaHooks):
             Unsupported: a weight has been unfrozen since `load`.
             TransferFailed: a replica is lost.
         """
-        check_known(self._modules, self._owner)
+        check_known(self._modules, self._owner, self._pipelines.processes)
         self._share_buffers()
         self._next = 0
         self._complete.clear()
@@ -223,6 +225,7 @@ class ReplicaCollectives(ReplicaHooks):
         for bucket in self._shards[stage]:
             bucket.gather()
 
-
-def _weights(module: nn.Module) -> Iterator[nn.Parameter]:
-    return (weight for weight in module.parameters() if weight.requires_grad)
+    def _weights(self, module: nn.Module) -> Iterator[nn.Parameter]:
+        """Those that are summed here."""
+        among = self._pipelines.processes
+        return (weight for weight in module.parameters() if weight.requires_grad and is_summed(weight, among))

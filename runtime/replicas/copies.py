@@ -18,11 +18,11 @@ from schedc.errors import CheckFailed, InvalidInput, Unsupported
 from schedc.ir import Plan, Problem
 from schedc.runtime.common.hooks import ReplicaHooks, shards_of
 from schedc.runtime.common.program import replicas_of
-from schedc.runtime.replicas.buckets import Bucket, Partners, by_gradient_type, check_known
+from schedc.runtime.replicas.buckets import Bucket, Partners, by_gradient_type, check_known, is_summed, own_part
 from schedc.runtime.replicas.buffers import SharedBuffers, saved_buffers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 
     from torch import nn
 
@@ -31,10 +31,14 @@ if TYPE_CHECKING:
 LOST = "a rank that holds one of them has ended or failed, and its own message says why"
 
 
-def weights_digest(stage: nn.Module) -> str:
-    """A digest of the stage's parameters, in their order: types, shapes and values; and of its buffers' types and shapes."""
+def weights_digest(stage: nn.Module, among: Collection[int] = ()) -> str:
+    """A digest of the stage's parameters, in their order: types, shapes and values; and of its buffers' types and shapes.
+
+    Without those parameters that are spread over the processes `among`.
+    """
     kinds = [f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in saved_buffers(stage)]
-    return digest_of(stage.parameters()) + (hashlib.sha256(repr(kinds).encode()).hexdigest() if kinds else "")
+    found = digest_of(weight for weight in stage.parameters() if is_summed(weight, among))
+    return found + (hashlib.sha256(repr(kinds).encode()).hexdigest() if kinds else "")
 
 
 def digest_of(parameters: Iterable[nn.Parameter]) -> str:
@@ -42,7 +46,7 @@ def digest_of(parameters: Iterable[nn.Parameter]) -> str:
     digest = hashlib.sha256()
     for parameter in parameters:
         digest.update(f"{parameter.dtype} {tuple(parameter.shape)} {parameter.requires_grad}\n".encode())
-        digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        digest.update(own_part(parameter).detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

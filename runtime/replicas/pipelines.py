@@ -16,7 +16,7 @@ from schedc.runtime.common.groups import Groups
 from schedc.runtime.replicas.buckets import Partners
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from torch import nn
 
@@ -53,6 +53,8 @@ class Pipelines(Groups):
         """
         super().__init__(timeout_s, group, "data_parallel_group")
         self._given = group
+        self.processes = dist.get_process_group_ranks(group)
+        """Their ranks in the job."""
         self._partners = Partners(self.all, LOST, 2 * timeout_s)
         """With time for another pipeline, which may have to find out first that a channel has failed."""
 
@@ -132,13 +134,32 @@ def check_same_collectives(old: Plan, new: Plan) -> None:
             )
 
 
-def check_weights(stages: Mapping[int, nn.Module]) -> None:
+def check_weights(stages: Mapping[int, nn.Module], among: Collection[int], *, sharded: bool) -> None:
     """Refuse weights that replicas cannot sum.
 
+    Args:
+        stages: of this rank.
+        among: the processes of the job that have replicas.
+        sharded: whether each of these is to own a share of the weights (ZeRO 1).
+
     Raises:
-        Unsupported: one is not of a floating type.
+        Unsupported: one is not of a floating type, or is spread over a part of these processes, or cannot be shared out.
     """
     for stage, module in stages.items():
         for name, weight in module.named_parameters():
             if weight.requires_grad and not weight.is_floating_point():
                 raise Unsupported(f"stage {stage}: {name} is {weight.dtype}; replicas can sum the gradients of floating types only")
+            mesh = getattr(weight, "device_mesh", None)
+            if mesh is None:
+                continue
+            if sharded:
+                raise Unsupported(
+                    f"stage {stage}: {name} is a DTensor, which ZeRO 1 of the runtime does not share out; compile with"
+                    " zero_stage = 0, and give load stages with fully_shard around them"
+                )
+            common = len({*mesh.mesh.flatten().tolist()}.intersection(among))
+            if 1 < common < len(among):
+                raise Unsupported(
+                    f"stage {stage}: {name} is a DTensor over {common} of the {len(among)} processes of the data_parallel_group;"
+                    " spread it over all of them or over none, as with a mesh of two dimensions (replicate, shard)"
+                )

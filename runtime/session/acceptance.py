@@ -58,7 +58,7 @@ def check_fit(
     stages: Mapping[int, nn.Module],
     loss_fn: LossFn | None,
     groups: Groups,
-    replicas: int | None,
+    replicas: Collection[int] | None,
     own_hooks: bool,
     recompute: bool | Collection[int],
     optimizers: StageOptimizers | None = None,
@@ -70,7 +70,7 @@ def check_fit(
         stages: this rank's.
         loss_fn: what the job gives as such.
         groups: of the job's ranks.
-        replicas: how many the data_parallel_group has; None: none was given.
+        replicas: the processes of the data_parallel_group; None: none was given.
         own_hooks: whether the job sums gradients over replicas itself.
         recompute: the stages that keep only their inputs.
         optimizers: what makes updates in runs of steps that overlap; None: nothing does.
@@ -117,7 +117,7 @@ def check_fit(
         check_updates(plan, trained, optimizers)
 
 
-def _check_replicas(plan: Plan, stages: Mapping[int, nn.Module], replicas: int | None, *, own_hooks: bool) -> None:
+def _check_replicas(plan: Plan, stages: Mapping[int, nn.Module], replicas: Collection[int] | None, *, own_hooks: bool) -> None:
     """Refuse a plan for another number of pipelines than the job has, and stages that cannot be replicas; as `check_fit`."""
     parallel = plan.problem.data_parallel
     if replicas_of(plan.problem) and (own_hooks or replicas is not None):
@@ -135,11 +135,11 @@ def _check_replicas(plan: Plan, stages: Mapping[int, nn.Module], replicas: int |
                 " processes, or compile the job without [data_parallel]"
             )
         return
-    if parallel is not None and parallel.size not in (1, replicas):  # 1: tied weights alone
+    if parallel is not None and parallel.size not in (1, len(replicas)):  # 1: tied weights alone
         raise InvalidInput(
-            f"plan {plan.name!r} is for {parallel.size} replicas, the data_parallel_group has {replicas} processes;"
+            f"plan {plan.name!r} is for {parallel.size} replicas, the data_parallel_group has {len(replicas)} processes;"
             " start as many pipelines, or compile for as many"
         )
     from schedc.runtime.replicas.pipelines import check_weights
 
-    check_weights(stages)
+    check_weights(stages, replicas, sharded=parallel is not None and parallel.zero_stage > 0)

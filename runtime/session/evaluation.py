@@ -60,6 +60,7 @@ def evaluate(steps: Steps, call: PipeCall, work: type[Forward] | None = None) ->
         return losses.mean(), here
 
     mean = steps.until_it_counts(run, call.batch)
+    steps.release()
     wiring.move(steps.plan, known)
     divisor, count = way[0], hooks.pipelines
     common = hooks.total(torch.tensor(divisor, dtype=torch.float64, device="cpu")).item() / count

@@ -16,6 +16,7 @@ from schedc.runtime.session.acceptance import check_fit
 from schedc.runtime.session.agreement import LOADED, Agreement, agree
 from schedc.runtime.session.pipe import Pipe
 from schedc.runtime.session.step import Steps
+from schedc.runtime.stage.apart import fsdp_roots
 from schedc.runtime.stage.training import is_graph, with_loss
 from schedc.runtime.transports.base import QUEUES
 from schedc.runtime.transports.choice import (
@@ -145,7 +146,7 @@ def load(
             stages=stages,
             loss_fn=loss_fn,
             groups=groups,
-            replicas=None if pipelines is None else pipelines.size,
+            replicas=None if pipelines is None else pipelines.processes,
             own_hooks=replicas is not None,
             recompute=recompute,
             optimizers=updating,
@@ -155,6 +156,8 @@ def load(
             fits(found)
             trained = with_loss(found.problem, stages, loss_fn)
             kind.check(found, trained, alone=peers is None)
+            if grad_dtype is not None and any(map(fsdp_roots, trained.values())):
+                raise Unsupported("load was given grad_dtype and fully_shard; give fully_shard MixedPrecisionPolicy(reduce_dtype=)")
             if found.problem.slices:
                 from schedc.runtime.stage.slices import check_slices
 
@@ -172,7 +175,8 @@ def load(
                 return own
             from schedc.runtime.replicas.copies import weights_digest
 
-            digests = {one: weights_digest(trained[one]) for one in trained if pipelines is not None or one in replicated}
+            among = () if pipelines is None else pipelines.processes
+            digests = {one: weights_digest(trained[one], among) for one in trained if pipelines is not None or one in replicated}
             return replace(own, weights=digests)
 
         joint = ", ".join(type(one).__name__ for one in observers_in(observe) if one.joint) or "none that agrees"
@@ -191,7 +195,9 @@ def load(
             layers=next((getattr(module, "layers_of_model", ()) for module in stages.values()), ()),  # of build_stages' alone
             pipelines=replicas.pipelines if replicas is not None else 1 if pipelines is None else pipelines.size,
             ties=bool(ties),  # of build_stages' alone
-            agrees=updating is None and (replicas is None or replicas.agrees),  # what updates have changed cannot run again
+            agrees=updating is None  # what updates have changed cannot run again
+            and (replicas is None or replicas.agrees)
+            and not any(map(fsdp_roots, stages.values())),  # nor what FSDP has reduced
         )
         checked, said = agree(plan, own, accept, groups, steps)
         wired = _channels_of(checked, said, groups.rank, stage_device(stages))
@@ -221,6 +227,7 @@ def load(
             timeout_s=timeout_s,
             observe=observe,
             hooks=hooks,
+            among=() if pipelines is None else pipelines.processes,
             recompute=recompute,
             swap_group=peers,
             channels=wired,

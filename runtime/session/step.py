@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from schedc.runtime.execution.runner import PipelineRunner
     from schedc.runtime.execution.wiring import Wrap
     from schedc.runtime.replicas.copies import TiedSums
+    from schedc.runtime.replicas.sharded import ShardedStages
     from schedc.runtime.session.retry import StepStart
     from schedc.runtime.session.swap import SwapGroup
     from schedc.runtime.stage.batches import Name
@@ -56,6 +57,7 @@ class Steps:
         timeout_s: float,
         observe: Observer | None,
         hooks: ReplicaHooks,
+        among: Collection[int],
         recompute: bool | Collection[int],
         swap_group: SwapGroup | None,
         channels: ChannelsOf,
@@ -66,12 +68,16 @@ class Steps:
     ) -> None:
         """Open the channels; all ranks do this together, with a plan and stages that `load` has checked.
 
-        `training` makes what the ops compute, and `runner` what runs them; the rest is as for `load`.
+        `training` makes what the ops compute, and `runner` what runs them; `among` are the processes of the job that this rank's
+        gradients are summed over; the rest is as for `load`.
         """
         self.groups = groups
         self.stages = stages
         self.loss_fn = loss_fn
         self.hooks = hooks
+        self._sharded: ShardedStages | None = None
+        """What serves stages that FSDP2 is around."""
+        self._among = among
         self.ties: list[TiedSums] = []
         """What ties weights of several ranks, after what the hooks do."""
         self.losses = torch.zeros(0, dtype=torch.float64, device="cpu")
@@ -122,7 +128,12 @@ class Steps:
         own = [by_name(self.loss_fn, name) for stage in names.keys() & self.stages.keys() for name in names[stage]]
         loss_fns = [self.loss_fn] if callable(self.loss_fn) else own
         self.beginning.use(plan.problem, self.ending.keys(), loss_fns, getattr(self.training, "cut_by_name", None))  # of a graph
-        self.runner.use(plan, program, self.training, self.observer, self.hooks, self._now)
+        if self.training.sharded and self._sharded is None:
+            from schedc.runtime.replicas.sharded import ShardedStages
+
+            self._sharded = ShardedStages(self.training.sharded, self.hooks, self._among)
+        hooks = (self.hooks,) if self._sharded is None else (self._sharded, self.hooks)
+        self.runner.use(plan, program, self.training, self.observer, hooks, self._now)
 
     def begin(self, given: Given) -> PipeCall:
         """As `Beginning.agree`; in the first step of a plan, and before it, with its own limit."""
@@ -183,6 +194,11 @@ class Steps:
         """The most that this rank's device has held beside what it held at the beginning; None: that is not known."""
         return torch.cuda.max_memory_allocated(self._device) - self._held_bytes if self._device.type == "cuda" else None
 
+    def release(self) -> None:
+        """After an evaluation: let go of weights that were gathered for it."""
+        if self._sharded is not None:
+            self._sharded.release()
+
     def close(self) -> None:
         """Close the wires, and let go of everything. Closing again does nothing."""
         self.wiring.close()
@@ -201,6 +217,8 @@ class Steps:
         for tie in self.ties:
             tie.begin_step()
         self.hooks.begin_step()
+        if self._sharded is not None:
+            self._sharded.begin_step()
         self.expect(call)
         if profiler._is_profiler_enabled:
             self._run_in_spans()

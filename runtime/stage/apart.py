@@ -1,9 +1,9 @@
 """Whether a stage's gradients are right as the runtime computes them: several microbatches at a time, B and W apart, and summed.
 
-What wraps a stage to shard its weights or to sum its gradients acts at moments of one whole backward. In B alone FSDP lets go of
-weights that W needs, or sums gradients that W has not yet added. DDP and the first FSDP want each forward's backward before the
-next forward; they are never right here. FSDP2 and DTensor are, where the plan fuses the backward. Such stages are found by what
-they have: weights that are more than plain tensors, and classes and hooks of torch.distributed.
+DDP and the first FSDP want each forward's backward before the next forward; they are never right here. FSDP2 acts at moments of one
+whole backward, and is told when a stage's last one has ended (`replicas.sharded`). Weights that are more than tensors, as DTensors
+are, need nothing: B and W run autograd's own nodes, whatever collectives these start, in the same order in all processes that run
+the plan. Such stages are found by what they have: their weights, and classes and hooks of torch.distributed.
 """
 
 from __future__ import annotations
@@ -26,17 +26,28 @@ _ONE_AT_A_TIME = (
     "torch.distributed.fsdp.fully_sharded_data_parallel",
     "torch.distributed._composable.replicate",
 )
+_FSDP2 = "torch.distributed.fsdp._fully_shard."
 _SHARDED = ("torch.distributed.fsdp.", "torch.distributed._composable.fsdp.", "torch.distributed.tensor.")
 """Where torch defines them. Its wrappers for checkpoints of activations, beside these, are harmless."""
 
 
-def check_stages(stages: Mapping[int, nn.Module], *, split: Collection[int], summed: bool) -> None:
+def fsdp_roots(module: nn.Module) -> list[nn.Module]:
+    """The outermost modules of a stage that FSDP2 is around."""
+    if _ancestor(type(module), (_FSDP2,)) is not None:  # type: ignore[arg-type]  # mypy: a class is hashable
+        return [module]
+    return [root for child in module.children() for root in fsdp_roots(child)]
+
+
+def check_stages(
+    stages: Mapping[int, nn.Module], *, split: Collection[int], summed: bool, sharded: Collection[int] | None = None
+) -> None:
     """Refuse stages whose gradients would be wrong. Quick enough for every step, as hooks may come at any time.
 
     Args:
         stages: a rank's.
         split: those whose backward runs as B and W apart.
         summed: whether the runtime sums the gradients of the stages over replicas.
+        sharded: those that FSDP2 was around at `load`; None: it is loading.
 
     Raises:
         Unsupported: names the stage, what it has, and what to do.
@@ -48,18 +59,12 @@ def check_stages(stages: Mapping[int, nn.Module], *, split: Collection[int], sum
                 f"stage {stage} has {found}, which takes one microbatch at a time; give load the module without it, and a"
                 " data_parallel_group"
             )
-        if stage not in split and not summed:
-            continue
-        found = sharded(module)
-        if found is not None and stage in split:
+        if sharded is not None and stage not in sharded and fsdp_roots(module):
+            raise Unsupported(f"stage {stage} has got fully_shard since load, which does not serve it; load again after it")
+        special = _special_weight(module, dtensors=False) if summed else None
+        if special is not None:
             raise Unsupported(
-                f"stage {stage} has {found}, whose gradients are wrong with B and W apart; compile with split_backward = false,"
-                " or give load the module without it"
-            )
-        if found is not None:
-            raise Unsupported(
-                f"stage {stage} has {found}, and its gradients are to be summed over replicas as well; load without"
-                " data_parallel_group and bidirectional placement, or give load the module without it"
+                f"stage {stage} has {special}, and its gradients are to be summed over replicas; these can be tensors or DTensors"
             )
         old = _old_hook(module)
         if old is not None and stage in split:
@@ -93,10 +98,11 @@ def _ancestor(kind: type, places: tuple[str, ...]) -> str | None:
     return next((one.__name__ for one in kind.__mro__ if one.__module__.startswith(places)), None)
 
 
-def _special_weight(module: nn.Module) -> str | None:
-    """A weight of a stage that is more than a tensor, in words; None: there is none."""
+def _special_weight(module: nn.Module, *, dtensors: bool = True) -> str | None:
+    """A weight of a stage that is more than a tensor, in words, DTensors among them or not; None: there is none."""
     for name, weight in module.named_parameters():
-        if type(weight).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        plain = type(weight).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+        if not plain and (dtensors or not hasattr(weight, "device_mesh")):
             return f"a {type(weight).__name__} as weight {name!r}"
     return None
 

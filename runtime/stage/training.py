@@ -17,7 +17,7 @@ from torch import nn
 from schedc.errors import InvalidInput
 from schedc.ir import WHOLE, Kind, Op, Plan, Problem
 from schedc.runtime.common.program import Instruction, Program, ends_of, replicas_of, starts_of
-from schedc.runtime.stage.apart import check_stages
+from schedc.runtime.stage.apart import check_stages, fsdp_roots
 from schedc.runtime.stage.autograd import forget_cast_weights
 from schedc.runtime.stage.batches import Microbatches, Name, inputs_of
 from schedc.runtime.stage.block import StageBlock
@@ -126,6 +126,8 @@ class Training:
         problem, stages = self.plan.problem, self.stages
         self.modules = with_loss(problem, stages, self.loss_fn)
         """What is trained: the stages, the last ones with the loss function, where that has weights or buffers."""
+        self.sharded = {stage: roots for stage, module in self.modules.items() if (roots := fsdp_roots(module))}
+        """Of the stages that FSDP2 is around, the outermost such modules."""
         asked = stages if self.recompute is True else self.recompute or ()
         chosen = [stage for stage in stages if stage in asked or problem.stages[stage].recompute]
         self._recomputed: dict[int, Buffers] = {}
@@ -157,7 +159,7 @@ class Training:
         Raises:
             Unsupported: a stage has got something since `load` with which its gradients would be wrong.
         """
-        check_stages(self.modules, split=self._split_stages, summed=self._summed)
+        check_stages(self.modules, split=self._split_stages, summed=self._summed, sharded=self.sharded)
         self._batch = batch
         self._losses = losses
         self._shares_of_loss = self._even if shares is None else [Seeds(share, f"{share:.6g}") for share in shares]

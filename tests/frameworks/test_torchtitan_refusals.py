@@ -72,7 +72,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "full_dtensor": ({"parallelism": {"spmd_backend": "full_dtensor"}}, "spmd_types or partial_dtensor"),
     "offload": ({"training": {"enable_cpu_offload": True}}, "enable_cpu_offload"),
     "compiled blocks": ({"compiled": CompileConfig(enable=True, components=["model"])}, "compile.components, or .*split_backward"),
-    "always resharded": ({"parallelism": {"fsdp_reshard_after_forward": "always"}}, "fsdp_reshard_after_forward to default"),
     "selective": ({"recompute": SelectiveAC.Config()}, "take FullAC or none, or compile with split_backward = false"),
 }
 ONLY_SPLIT = {"compiled blocks", "always resharded", "selective"}

@@ -39,11 +39,9 @@ def wrapped(kind: str, module: nn.Module, group: dist.ProcessGroup) -> nn.Module
     elif kind.startswith("fsdp2"):
         from torch.distributed.fsdp import fully_shard
 
-        fully_shard(module, mesh=mesh, reshard_after_forward=kind == "fsdp2")
-    elif kind == "dtensor":
-        from torch.distributed.tensor import distribute_module
-
-        distribute_module(module, mesh)
+        inner = [layer for layer in module.modules() if isinstance(layer, Layer)] if kind.endswith("by layer") else []
+        for one in (*inner, module):
+            fully_shard(one, mesh=mesh, reshard_after_forward=not kind.endswith("weights"))
     return module
 
 
@@ -67,18 +65,24 @@ def refused(rank: int, plan: Plan, kind: str, *, later: bool = False) -> str:
     return "accepted"
 
 
-def fused(rank: int, plan: Plan, kind: str, recompute: bool) -> list[float]:
-    """Two steps of two processes, each with all stages of the plan, wrapped over both: the errors of the mean's gradients."""
-    group = own_group(rank)
+def sharded(rank: int, plan: Plan, kind: str, recompute: bool) -> list[float]:
+    """Steps and evaluations of two processes, each with all stages of the plan, wrapped over both: the errors of gradients.
+
+    First as a job whose pipelines know nothing of each other, then with both as its replicas, and with their losses.
+    """
+    group, errors = own_group(rank), list[float]()
     both: dist.ProcessGroup = dist.new_group([0, 1])
-    run, errors = Run(plan), []
-    stages = {stage: wrapped(kind, module, both) for stage, module in run.stages.items()}
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
-    with run.load(stages=stages, pipeline_group=group, data_parallel_group=None, recompute=recompute):
-        for step in range(2):
-            run.step(step)
-            errors += run.gradient_errors()
-        return errors + clipped_to(run)
+    for replicas in (None, both):
+        run = Run(plan)
+        stages = {stage: wrapped(kind, module, both) for stage, module in run.stages.items()}
+        with run.load(stages=stages, pipeline_group=group, data_parallel_group=replicas, recompute=recompute):
+            found = steps_and_evaluations(run)
+            if replicas is None:  # a step's loss is then that of its half of the batch
+                del found[:: len(found) // 2]
+            errors += found
+            errors += clipped_to(run)
+    return errors
 
 
 def clipped_to(run: Run, limit: float = 0.1) -> list[float]:

@@ -1,0 +1,117 @@
+"""Stages that FSDP2 (`fully_shard`) has sharded over processes: once in a step weights are gathered, and gradients reduced.
+
+By itself FSDP reduces gradients at the end of each backward, and lets go of weights there. Here a backward runs for each
+microbatch, and B and W may be apart. So a stage's weights are gathered before its first F and go after its last W or BW, gradients
+add up until then and are reduced once, by the calls with which `torch.distributed.pipelining` does that. When weights are whole is
+the plan's to say: `reshard_after_forward` is not looked at. Only what has such stages imports it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.fsdp import fully_shard
+
+from schedc.runtime.common.hooks import ReplicaHooks
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+
+class ShardedStages(ReplicaHooks):
+    """Those of one rank. Its calls come beside those of the hooks between pipelines."""
+
+    def __init__(self, roots: Mapping[int, Sequence[Any]], hooks: ReplicaHooks, among: Collection[int] = ()) -> None:
+        """Take the stages.
+
+        Args:
+            roots: of each stage the outermost modules that FSDP is around.
+            hooks: asked, before anything goes to other processes, whether all pipelines are called for the same.
+            among: the processes of which each gives its share of the mean: over these gradients are sums, over others of FSDP's
+                they are means.
+        """
+        self._stages = {stage: [_Root(root, among) for root in own] for stage, own in roots.items()}
+        self._hooks = hooks
+
+    def begin_step(self) -> None:
+        """Gradients add up from now on."""
+        for own in self._stages.values():
+            for root in own:
+                root.begin()
+
+    def on_weights_needed(self, stage: int) -> None:
+        """Gather the stage's weights."""
+        if stage in self._stages:
+            self._hooks.begins(True)
+        for root in self._stages.get(stage, ()):
+            root.gather()
+
+    def on_gradients_complete(self, stage: int) -> None:
+        """Reduce the stage's gradients into those of its shards, and let go of its weights."""
+        for root in self._stages.get(stage, ()):
+            root.reduce()
+
+    def release(self) -> None:
+        """Let the weights be shards, after an evaluation: those that were gathered for it are old after the optimizer's step."""
+        for own in self._stages.values():
+            for root in own:
+                root.release()
+
+
+class _Root:
+    """One of these modules, and those within that FSDP is around as well."""
+
+    def __init__(self, module: Any, among: Collection[int]) -> None:
+        self._module, self._state = module, fully_shard.state(module)  # type: ignore[attr-defined]
+        self._among = among
+        self._watched: set[int] = set()
+
+    def begin(self) -> None:
+        self.release()
+        self._module.set_reshard_after_forward(False)
+        self._now(last=False)
+        for group in self._groups():
+            group.reduce_scatter_unused_params = True  # another process may have used what this one has not
+            if not self._among:
+                continue
+            over = {*group.mesh_info.mesh.mesh.flatten().tolist()}
+            group.gradient_divide_factor = len(over) / max(1, len(over.intersection(self._among)))
+            group.force_sum_reduction_for_comms = True  # with NCCL else by an op that other backends lack
+
+    def gather(self) -> None:
+        groups = self._groups()
+        for group in groups:
+            group.unshard(async_op=True)
+        for group in groups:
+            group.wait_for_unshard()
+            for weight in group.fsdp_params:
+                if id(weight) not in self._watched:
+                    self._watched.add(id(weight))
+                    if weight.reduce_dtype is not None and weight.unsharded_param.requires_grad:  # done else at a backward's end
+                        weight.unsharded_param.register_post_accumulate_grad_hook(partial(_add_to_sum, weight))
+
+    def reduce(self) -> None:
+        self._now(last=True)
+        for group in self._groups():
+            group.post_backward()
+        self._state._root_post_backward_final_callback()
+
+    def release(self) -> None:
+        for group in self._groups():
+            group.reshard()
+
+    def _groups(self) -> list[Any]:
+        self._state._lazy_init()
+        return [group for state in self._state._state_ctx.all_states for group in state._fsdp_param_groups]
+
+    def _now(self, *, last: bool) -> None:
+        self._module.set_is_last_backward(last)
+        self._module.set_reshard_after_backward(last)
+        self._module.set_requires_gradient_sync(last)
+
+
+def _add_to_sum(weight: Any, _gathered: Any) -> None:
+    """A gradient has been added to `.grad` of the gathered weight: add it to the sum, which is of the reduction's type."""
+    weight.accumulate_unsharded_grad_if_needed()
+    weight.to_accumulated_grad_if_needed()
