@@ -5,9 +5,9 @@ measured time of an iteration and the most memory of a GPU. A stage takes the su
 contains the measured step of the optimizer and the measured reduction of gradients, too. A message is the output of a stage's last
 layer, and takes what the fit of one send and receive says; between unlike GPUs, the slower fit.
 
-- free: transfers that take nothing; decoupled, blocking: `simulate --transfers`. Blocking is the prediction.
-- in turn: blocking, and the two directions of a pair take turns: the engine in Sailor's repository calls `dist.send` and
-  `dist.recv` one after the other, where Megatron has one batch.
+- free: transfers that take nothing; decoupled, blocking: `simulate --transfers`.
+- in turn: blocking, and the two directions of a pair take turns. This is the prediction: DeepSpeed's schedule has a rank receive a
+  gradient, then send an activation, and its engine calls `dist.recv` and `dist.send`, where Megatron has one batch for both.
 - in parts: in turn, and each GPU of a tensor parallel group sends a part over a link of its own (the fit of this many GPUs), then
   gathers the other parts over the links in its node. So the engine's code has it.
 - memory: 16 bytes per parameter (fp32 weights, gradients, Adam's moments) and the activations. Whole: in addition what Sailor's
@@ -18,7 +18,7 @@ Left out of the mean are pipelines of one rank, of fewer than 4 microbatches, an
 Run it as `python benchmarks/others/measured_plans.py FOLDER [--sailor CHECKOUT]`. FOLDER has in `profiles` the files
 `sailor-validation-plans.json` and `sailor-*.json` with layers, in `traces` the file `sailor-network-fits.json`. CHECKOUT is a copy
 of Sailor's repository, whose plans and profiles are then used instead. Exit status 1: the mean error of the iterations of the GH200
-plans is 5 % or more.
+plans is 3 % or more.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from schedc.ir.schedule import Schedule
 
 MS, SECOND = 1_000_000, 1_000_000_000
-MOST_ERROR = 0.05
+MOST_ERROR = 0.03
 BYTES_PER_PARAMETER_BYTE = 4
 """Of fp32 weights: the weights, their gradients and two moments."""
 COPIES_BYTES_PER_PARAMETER_BYTE, LOADED_BYTES = 2, 5_060_000_000
@@ -323,6 +323,7 @@ def print_plans(console: Console, runs: Iterable[Run], profiles: Profiles, fits:
         table.add_column(header, justify="right", no_wrap=True)
     table.add_column("not in the mean", no_wrap=True)
     errors: dict[str, list[float]] = {name: [] for name in columns}
+    of_ranks: dict[int, list[float]] = {}
     for run in runs:
         short = run.path.split("validation/")[-1].replace("plan_config_", "").removesuffix(".json")
         cells = [short, str(len(run.layers)), str(run.microbatches), f"{run.iteration_s:.3f}"]
@@ -334,7 +335,7 @@ def print_plans(console: Console, runs: Iterable[Run], profiles: Profiles, fits:
         ratios = {name: taken_s / run.iteration_s for name, taken_s in found.iteration_s.items()}
         table.add_row(
             *cells,
-            f"{found.iteration_s['blocking']:.3f}",
+            f"{found.iteration_s['in turn']:.3f}",
             *(f"{ratios[name]:.3f}" for name in columns),
             memory,
             f"{found.peak_bytes / 1e9:.1f}",
@@ -345,13 +346,16 @@ def print_plans(console: Console, runs: Iterable[Run], profiles: Profiles, fits:
         if not run.left_out and set(run.gpus) == {"GH-96"}:
             for name, ratio in ratios.items():
                 errors[name].append(abs(ratio - 1))
+            of_ranks.setdefault(len(run.layers), []).append(ratios["in turn"] - 1)
     console.print(table)
-    if not errors["blocking"]:
+    if not errors["in turn"]:
         console.print("no GH200 plan of two ranks or more has a profile here")
         return False
     means = ", ".join(f"{name} {mean(values):.1%}" for name, values in errors.items())
-    console.print(f"mean error of {len(errors['blocking'])} GH200 plans of two ranks or more: {means}")
-    return mean(errors["blocking"]) < MOST_ERROR
+    console.print(f"mean error of {len(errors['in turn'])} GH200 plans of two ranks or more: {means}")
+    biases = ", ".join(f"{mean(values):+.1%} with {ranks} ranks ({len(values)})" for ranks, values in sorted(of_ranks.items()))
+    console.print(f"in turn, its bias: {biases}")
+    return mean(errors["in turn"]) < MOST_ERROR
 
 
 if __name__ == "__main__":
