@@ -25,10 +25,10 @@ from rich.table import Table
 from schedc.compile.driver import compile_problem
 from schedc.costs.layers import known_models, layer_of
 from schedc.frontend.job_source import source_of_table
-from schedc.frontend.profile import layers_of_entries
-from schedc.io.location import Location
 from schedc.solvers.common.base import SearchSettings
-from schedc.study.tune.candidates import Degrees, candidates
+from schedc.study.tune.candidates import candidates
+from schedc.study.tune.degrees import Degrees
+from schedc.study.tune.layer_costs import LayerCosts, layer_costs
 from schedc.study.tune.problems import candidate_problem
 from schedc.study.tune.request import OptimizerRates, TuneRequest, read_request
 
@@ -95,6 +95,7 @@ def request_of(row: dict[str, Any], folder: Path, framework: str = "megatron-te"
             "microbatch_sizes": [1],
             "placements": ["unidirectional"],
             "recompute": ["none"],
+            "zero_stages": [1],
             "split_backward": False,
         },
         "topology": {"sites": [row["tp"] * row["cp"] * row["dp"] * row["pp"]]},
@@ -137,23 +138,32 @@ def changed(
 
     def change(before: TuneRequest) -> TuneRequest:
         assert before.device is not None
-        efficiency, parts = rates(before.rates), []
-        for part in before.parts[1]:
-            parts.append(part._replace(operators=[new for old in part.operators if (new := operator(old))]))
-        entries = [
-            layer_of(
-                part.name,
-                part.kind,
-                part.operators,
-                before.device,
-                efficiency,
-                message_bytes=part.message_bytes,
+        efficiency, device = rates(before.rates), before.device
+
+        def costs(degrees: Degrees, size: int, selective: bool) -> LayerCosts:
+            known = before.costs(Degrees(**asdict(degrees)), size, selective)
+            parts = [part._replace(operators=[new for old in part.operators if (new := operator(old))]) for part in known.parts]
+            entries = [
+                layer_of(
+                    part.name,
+                    part.kind,
+                    part.operators,
+                    device,
+                    efficiency,
+                    message_bytes=part.message_bytes,
+                    split_backward=False,
+                )
+                for part in parts
+            ]
+            return layer_costs(
+                tuple(entries),
                 split_backward=False,
+                parts=tuple(parts),
+                setting=known.setting,
+                shared_parameters=known.shared_parameters,
             )
-            for part in parts
-        ]
-        layers = layers_of_entries(entries, Location("layers"), split_backward=False)
-        return request(replace(before, rates=efficiency, parts={1: tuple(parts)}, layers={1: layers}))
+
+        return request(replace(before, rates=efficiency, costs=costs))
 
     return change
 
@@ -199,9 +209,11 @@ TERMS: dict[str, Callable[[TuneRequest], TuneRequest]] = {
     "the embedding's gradient by tokens": changed(operator=without_dense_gradient),
     "no optimizer's step": changed(request=lambda each: replace(each, optimizer=OptimizerRates(Fraction(0), Fraction(0)))),
     "replicas are pipelines": changed(
-        request=lambda each: replace(each, choices=replace(each.choices, degrees=OfPipelines(**asdict(each.degrees))))
+        request=lambda each: replace(each, choices=replace(each.choices, degrees=(OfPipelines(**asdict(each.choices.degrees[0])),)))
     ),
-    "nothing held besides states and activations": changed(request=lambda each: replace(each, setting=None)),
+    "nothing held besides states and activations": changed(
+        request=lambda each: replace(each, costs=lambda *of: replace(each.costs(*of), setting=None))
+    ),
     "a framework without habits": lambda each: each,
 }
 """What is left out, or as it was before, and how."""

@@ -34,7 +34,7 @@ from schedc.study.tune.search import tune
 
 if TYPE_CHECKING:
     from schedc.study.tune.request import TuneRequest
-    from schedc.study.tune.search import Tuned
+    from schedc.study.tune.tuned import Tuned
 
 CLUSTERS: dict[str, dict[str, Any]] = {
     "one site": {"sites": [16]},
@@ -51,8 +51,15 @@ METHOD = "greedy{n_sub=1}"
 def request_of(directory: Path, topology: dict[str, Any], loss: dict[str, Any], **keys: Any) -> TuneRequest:
     """The question."""
     table = {
-        "model": {"name": "llama3-8b", "device": "h100", "tp": 2, "sequence": 8192},
-        "tune": {"batch": 32, "microbatch_sizes": [1], "placements": ["unidirectional"], "recompute": ["none"], **keys},
+        "model": {"name": "llama3-8b", "device": "h100", "tp": 2, "cp": 1, "sequence": 8192},
+        "tune": {
+            "batch": 32,
+            "microbatch_sizes": [1],
+            "placements": ["unidirectional"],
+            "recompute": ["none"],
+            "zero_stages": [1],
+            **keys,
+        },
         "topology": topology,
         "loss": loss,
     }

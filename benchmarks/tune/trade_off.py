@@ -72,7 +72,7 @@ def request_of(
     (directory / "config.json").write_text(json.dumps(M70), encoding="utf-8")
     table: dict[str, Any] = {
         "model": {"config": "config.json", "device": "gh200", "tp": TENSOR, "sequence": 4096},
-        "tune": {"batch": 64, **tune_keys},
+        "tune": {"batch": 64, "zero_stages": [1], **tune_keys},
         "topology": {"sites": [GROUPS * TENSOR // 2] * 2, "between": between},
     }
     if within is not None:

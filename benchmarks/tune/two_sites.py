@@ -39,8 +39,9 @@ from schedc.formats.profile_file import profile_json
 from schedc.frontend.job_source import source_of_table
 from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.study.tune.candidates import candidates
+from schedc.study.tune.layer_costs import PROFILE
 from schedc.study.tune.problems import candidate_problem
-from schedc.study.tune.request import PROFILE, read_request
+from schedc.study.tune.request import read_request
 
 if TYPE_CHECKING:
     from schedc.frontend.tune_file import Across
@@ -82,6 +83,7 @@ def problems(across: Across, latency_ms: float, gigabytes_per_s: float, *, reduc
         "model": {"tp": TENSOR, "sequence": SEQUENCE},
         "tune": {
             "profiles": {"1": PROFILE},
+            "zero_stages": [1],
             "batch": 2 * RANKS * PIPELINES,
             "ranks": [RANKS],
             "microbatch_sizes": [1],

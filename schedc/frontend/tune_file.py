@@ -16,8 +16,6 @@ Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 PlacementName: TypeAlias = Literal["unidirectional", "loop", "wave"]
 Across: TypeAlias = Literal["pipeline", "data-parallel"]
 StepMicrobatches: TypeAlias = Count | Literal["all"]
-
-
 SomeCounts: TypeAlias = Annotated[tuple[Count, ...], Meta(min_length=1)]
 
 
@@ -27,10 +25,24 @@ class ModelSection(Section, frozen=True, kw_only=True):
     name: Annotated[Text | None, Meta(description="A known model, as of schedc costs.")] = None
     config: Annotated[Text | None, Meta(description="Instead: the path of a Hugging Face config.json.")] = None
     device: Annotated[Text | None, Meta(description="A known device. Required with name or config.")] = None
-    tp: Annotated[Count, Meta(description="Tensor parallel size.")] = 1
-    cp: Annotated[Count, Meta(description="Context parallel size.")] = 1
-    ep: Annotated[Count, Meta(description="Expert parallel size, within data × context × tensor parallelism.")] = 1
-    etp: Annotated[Count | None, Meta(description="Devices that divide the width of an expert. Default: tp.")] = None
+    tp: Annotated[
+        Count | SomeCounts | None, Meta(description="Tensor parallel size, or those to try. Default: the powers of two in a node.")
+    ] = None
+    cp: Annotated[
+        Count | SomeCounts | None,
+        Meta(description="Context parallel size, or those to try. Default: powers of two that leave a device 4,096 tokens."),
+    ] = None
+    ep: Annotated[
+        Count | SomeCounts | None,
+        Meta(
+            description="Expert parallel size, within data × context × tensor parallelism, or those to try. Default: the powers"
+            " of two that divide the experts."
+        ),
+    ] = None
+    etp: Annotated[
+        Count | SomeCounts | None,
+        Meta(description="Devices that divide the width of an expert, or those to try. Default: tp and 1."),
+    ] = None
     context_exchange: Annotated[
         Literal["ring", "all-to-all"], Meta(description="How devices of one sequence meet: keys go round, or heads are exchanged.")
     ] = "ring"
@@ -39,7 +51,8 @@ class ModelSection(Section, frozen=True, kw_only=True):
     ] = "plain"
     sequence: Annotated[Count | None, Meta(description="Tokens in a sequence.")] = None
     recompute: Annotated[
-        Literal["none", "selective"], Meta(description="selective: B computes norms and activation functions again.")
+        Literal["none", "selective"],
+        Meta(description="selective: B computes norms and activation functions again, in all candidates."),
     ] = "none"
     efficiency: Annotated[
         Annotated[float, Meta(ge=0.001, le=1)] | None,
@@ -68,12 +81,19 @@ class TuneSection(Section, frozen=True, kw_only=True):
     )
     chunks: Annotated[tuple[Count, ...], Meta(min_length=1, description="Stages on a rank, for loop and wave.")] = (2,)
     zero_stages: Annotated[
-        tuple[Literal[0, 1], ...],
-        Meta(min_length=1, description="0: all-reduce. 1: the replicas divide the optimizer state."),
-    ] = (1,)
+        tuple[Literal[0, 1, 2, 3], ...],
+        Meta(
+            min_length=1,
+            description="0: all-reduce. 1: the replicas divide the optimizer state. 2: gradients, too, reduced after each backward."
+            " 3: weights, too, gathered for each block (FSDP with resharding).",
+        ),
+    ] = (1, 2, 3)
     recompute: Annotated[
-        Annotated[tuple[Literal["none", "full"], ...], Meta(min_length=1)] | None,
-        Meta(description="full: all stages run their forward again. Default: both; none alone where torch runs the plan."),
+        Annotated[tuple[Literal["none", "selective", "full"], ...], Meta(min_length=1)] | None,
+        Meta(
+            description="selective: B computes norms and activation functions again. full: all stages run their forward again."
+            " Default: all three; without full where torch runs the plan, without selective for profiles."
+        ),
     ] = None
     across_sites: Annotated[tuple[Across, ...], Meta(min_length=1, description="What crosses from site to site.")] = (
         "pipeline",
@@ -115,6 +135,8 @@ class TuneSection(Section, frozen=True, kw_only=True):
         if self.semantics is Semantics.TORCH and "full" in (self.recompute or ()):
             expected = '["none"], as torch recomputes inside of layers only: see model.recompute'
             yield "recompute", '"full" where tune.semantics is "torch"', expected
+        if self.profiles is not None and "selective" in (self.recompute or ()):
+            yield "recompute", '"selective" with tune.profiles', "none or full, as the profiles say what a layer computes again"
         if self.profiles is not None and (not isinstance(self.profiles, dict) or not self.profiles):
             yield "profiles", show(self.profiles), 'a table such as { 1 = "profile-1.json", 2 = "profile-2.json" }'
 
@@ -232,6 +254,9 @@ class TuneFile(Section, frozen=True, kw_only=True):
             expected = '["all"] with loss.convergence, as the theory does not say what a larger batch gains'
             yield "tune.step_microbatches", show(self.tune.step_microbatches), expected
         if profiles is not None:
+            for name in ("tp", "cp", "ep", "etp"):
+                if isinstance(getattr(model, name), tuple):
+                    yield f"model.{name}", "several sizes with tune.profiles", "one, that which the profiles were measured with"
             if model.name is not None or model.config is not None:
                 yield "tune.profiles", "profiles beside a model", "model.name, model.config or tune.profiles, one of them"
         elif (model.name is None) == (model.config is None):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given, strategies as st
 
 from schedc.ir.costs import MessageCost
-from schedc.study.tune.candidates import Choices, Degrees, candidates, divisors
-from schedc.study.tune.problems import one_way_ns, ring_ns
+from schedc.study.tune.candidates import Choices, candidates, divisors
+from schedc.study.tune.collectives import one_way_ns, ring_ns
+from schedc.study.tune.degrees import Degrees
 
 
 @given(
@@ -17,7 +18,7 @@ from schedc.study.tune.problems import one_way_ns, ring_ns
 )
 def test_every_candidate_uses_all_devices_and_the_whole_batch(sites: list[int], batch: int, layers: int, experts: int) -> None:
     choices = Choices(
-        groups_of_site=tuple(sites),
+        sites=tuple(sites),
         batch=batch,
         layers=layers,
         ranks=divisors(sum(sites)),
@@ -27,7 +28,7 @@ def test_every_candidate_uses_all_devices_and_the_whole_batch(sites: list[int], 
         zero_stages=(0, 1),
         recompute=("none",),
         across_sites=("pipeline", "data-parallel"),
-        degrees=Degrees(expert=experts),
+        degrees=(Degrees(expert=experts),),
     )
     found = candidates(choices)
     assert len(set(found)) == len(found)

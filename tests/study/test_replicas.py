@@ -12,11 +12,13 @@ from schedc.analysis.bounds.lower_bounds import lower_bounds
 from schedc.frontend.job import checked_job
 from schedc.frontend.job_source import source_of_table
 from schedc.solvers.common.base import SearchSettings
-from schedc.study.tune.candidates import Degrees, candidates
-from schedc.study.tune.estimates import no_room, simple_bound_ns, totals_of
+from schedc.study.tune.candidates import candidates
+from schedc.study.tune.collectives import bytes_per_parameter, collectives_ns, costs_of, optimizer_ns
+from schedc.study.tune.degrees import Degrees
+from schedc.study.tune.estimates import no_room, simple_bound_ns
 from schedc.study.tune.folder import job_table
-from schedc.study.tune.problems import bytes_per_parameter, candidate_problem, collectives_ns, optimizer_ns
-from schedc.study.tune.request import PROFILE
+from schedc.study.tune.layer_costs import PROFILE
+from schedc.study.tune.problems import candidate_problem
 from schedc.study.tune.search import tune
 from schedc.view.terminal.studies import held_by_ranks
 
@@ -47,7 +49,9 @@ def test_experts_lie_over_the_devices_of_a_stage(tmp_path: Path) -> None:
     (each,) = candidates(request.choices)
     assert each.data_parallel == 4
     assert bytes_per_parameter(request, each) == (6 + 12 / 4, 6 + 12)
-    assert not candidates(of(model={"tp": 2, "ep": 8}).choices), "of 4 pipelines, over tensor groups"
+    assert not candidates(of(model={"tp": 2, "ep": 8, "etp": 2}).choices), "of 4 pipelines, over tensor groups"
+    searched = {each.degrees.expert_tensor for each in candidates(of(model={"tp": 2, "ep": [2, 4, 8]}).choices)}
+    assert searched == {1, 2}, "experts over tensor groups, or within data parallelism"
     degrees = Degrees(tensor=2, context=2, expert=4, expert_tensor=1)
     assert (degrees.replicas(6), degrees.expert_replicas(6)) == (12, 6)
     assert degrees.divides_experts(1) and not Degrees(expert=4).divides_experts(6)
@@ -105,7 +109,7 @@ def test_of_equal_steps_that_which_holds_less_is_the_best(tmp_path: Path) -> Non
     assert activations == found.problem.problem.stages[0].activation_bytes
     (held,) = held_by_ranks(found)
     assert held.bytes == found.best.peak_bytes
-    assert held.states == 18 * sum(layer.parameters for layer in request.layers[1])
+    assert held.states == 18 * sum(layer.parameters for layer in costs_of(request, found.best.candidate).layers)
     assert (held.activations, held.moment) == (activations, found.problem.besides[0].moment)
     assert held.besides == held.bytes - held.states - activations > 0
 
@@ -132,10 +136,10 @@ def test_a_matrix_that_embedding_and_head_share_is_held_once_where_a_rank_has_bo
         assert problem.problem.data_parallel is not None and others[title][1].problem.data_parallel is not None
         sums = [sum(of.problem.data_parallel.reduce_scatter_ns) for of in (problem, others[title][1]) if of.problem.data_parallel]
         assert (sums[0] > sums[1]) is is_apart, "the exchange; else less to reduce and to update"
-        totals = totals_of(request.layers[1], split_backward=True, shared_parameters=request.shared_parameters)
+        totals = costs_of(request, each).totals
         assert not no_room(request, each, totals)
         assert simple_bound_ns(request, each, totals) <= max(bound.value_ns for bound in lower_bounds(problem.problem))
-        (tmp_path / PROFILE).write_text(request.profiles[1], encoding="utf-8")
+        (tmp_path / PROFILE).write_text(costs_of(request, each).profile, encoding="utf-8")
         job = checked_job(source_of_table(job_table(request, each, problem), directory=tmp_path, name="other"))
         assert (job.workload, job.layout, job.problem) == (problem.workload, problem.layout, problem.problem)
 
@@ -149,8 +153,11 @@ def test_the_first_bounds_with_context_and_expert_groups_are_never_above_the_oth
     request = tiny_request(
         tmp_path, sites=(8, 8), config=EXPERTS, model=model, tune={"batch": 16, "zero_stages": [0, 1], "microbatch_sizes": [1]}
     )
-    totals = totals_of(request.layers[1], split_backward=True)
     assert candidates(request.choices)
     for each in candidates(request.choices):
         problem = candidate_problem(request, each).problem
-        assert 0 < simple_bound_ns(request, each, totals) <= max(bound.value_ns for bound in lower_bounds(problem))
+        assert (
+            0
+            < simple_bound_ns(request, each, costs_of(request, each).totals)
+            <= max(bound.value_ns for bound in lower_bounds(problem))
+        )

@@ -16,10 +16,11 @@ from schedc.frontend.job_source import source_of_table
 from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.common.interruption import Interruption
 from schedc.study.tune.candidates import CandidateState, candidates
-from schedc.study.tune.estimates import simple_bound_ns, totals_of, undelayed_ns, work_bound_ns
+from schedc.study.tune.collectives import collectives_ns, costs_of, optimizer_ns
+from schedc.study.tune.estimates import simple_bound_ns, undelayed_ns, work_bound_ns
 from schedc.study.tune.folder import job_table
-from schedc.study.tune.problems import candidate_problem, collectives_ns, optimizer_ns
-from schedc.study.tune.request import PROFILE
+from schedc.study.tune.layer_costs import PROFILE
+from schedc.study.tune.problems import candidate_problem
 from schedc.study.tune.search import tune
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
     from schedc.ir.plan import Plan
     from schedc.study.tune.request import TuneRequest
-    from schedc.study.tune.search import Progress, Tuned
+    from schedc.study.tune.search import Progress
+    from schedc.study.tune.tuned import Tuned
 
 GREEDY = "greedy{n_sub=1}"
 
@@ -48,6 +50,16 @@ def tuned(request: TuneRequest, *, prune: bool = True, method: str = GREEDY, tim
             "topology": {"within": {"bandwidth": "2 GB/s"}},
         },
         {"sites": (2, 2), "tune": {"batch": 4, "microbatch_sizes": [1], "recompute": ["none"]}},
+        {
+            "model": {"tp": [1, 2], "cp": [1, 2]},
+            "tune": {"batch": 2, "microbatch_sizes": [1, 2], "zero_stages": [1, 2, 3], "recompute": ["none", "selective", "full"]},
+            "memory": {"capacity": "900 MB"},
+        },
+        {
+            "config": EXPERTS,
+            "model": {"tp": [1, 2], "ep": [1, 2, 4]},
+            "tune": {"batch": 4, "microbatch_sizes": [1], "zero_stages": [1, 3], "recompute": ["none"]},
+        },
         {
             "sites": (2, 2),
             "tune": {"batch": 8, "microbatch_sizes": [2], "recompute": ["none"]},
@@ -78,6 +90,7 @@ def test_what_is_pruned_could_not_be_the_best(sections: dict[str, dict[str, obje
         else:
             assert row.step_ns == step_ns
     assert min(step for step in step_of.values() if step) == all_compiled.best.step_ns
+    assert pruned.pipelines.startswith("pipeline: " if pruned.best.candidate.ranks > 1 else "do not pipeline: ")
     assert pruned.bound_ns <= (pruned.best.step_ns or 0)
 
 
@@ -86,7 +99,7 @@ def test_the_first_bounds_are_never_above_the_others(tmp_path: Path) -> None:
     made = [candidate_problem(request, each).problem for each in candidates(request.choices)]
     assert len(made) > 30
     for each, problem in zip(candidates(request.choices), made, strict=True):
-        totals = totals_of(request.layers[each.microbatch_size], split_backward=True)
+        totals = costs_of(request, each).totals
         least_ns = max(bound.value_ns for bound in lower_bounds(problem))
         assert 0 < work_bound_ns(problem) <= least_ns
         assert 0 < simple_bound_ns(request, each, totals) <= least_ns
@@ -96,7 +109,7 @@ def test_the_first_bounds_are_never_above_the_others(tmp_path: Path) -> None:
     "sections",
     [
         {"sites": (2, 2), "tune": {"batch": 8, "zero_stages": [0, 1]}},
-        {"tune": {"batch": 4, "semantics": "torch", "split_backward": False}, "memory": {"reserve": "0 B"}},
+        {"tune": {"batch": 4, "semantics": "torch", "split_backward": False, "recompute": ["none"]}, "memory": {"reserve": "0 B"}},
         {"sites": (4, 4), "config": EXPERTS, "model": {"ep": 2}, "tune": {"batch": 16, "microbatch_sizes": [1]}},
     ],
 )
@@ -107,7 +120,7 @@ def test_the_problem_is_that_of_the_job_that_is_written(sections: dict[str, Any]
     assert len(tried) > 5
     for each in tried:
         made = candidate_problem(request, each)
-        (tmp_path / PROFILE).write_text(request.profiles[each.microbatch_size], encoding="utf-8")
+        (tmp_path / PROFILE).write_text(costs_of(request, each).profile, encoding="utf-8")
         job = checked_job(source_of_table(job_table(request, each, made), directory=tmp_path, name="other"))
         assert (job.workload, job.layout, job.problem) == (made.workload, made.layout, made.problem)
 
@@ -344,12 +357,12 @@ def test_first_bounds_of_periods_and_jobs_that_are_written(tmp_path: Path) -> No
     made = [(each, candidate_problem(request, each)) for each in candidates(request.choices) if each.versions is not None]
     assert len(made) > 20
     for each, candidate in made:
-        totals = totals_of(request.layers[each.microbatch_size], split_backward=True)
+        totals = costs_of(request, each).totals
         least_ns = max(bound.value_ns for bound in lower_bounds(candidate.problem))
         assert 0 < simple_bound_ns(request, each, totals) <= least_ns
         assert 0 < work_bound_ns(candidate.problem) <= least_ns <= max(least_ns, undelayed_ns(candidate.problem))
         assert sum(stage.update_ns for stage in candidate.problem.stages) >= sum(candidate.collectives_ns)
-        (tmp_path / PROFILE).write_text(request.profiles[each.microbatch_size], encoding="utf-8")
+        (tmp_path / PROFILE).write_text(costs_of(request, each).profile, encoding="utf-8")
         job = checked_job(source_of_table(job_table(request, each, candidate), directory=tmp_path, name="other"))
         assert (job.workload, job.layout, job.problem) == (candidate.workload, candidate.layout, candidate.problem)
 

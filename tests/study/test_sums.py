@@ -12,9 +12,10 @@ from schedc.analysis.bounds.lower_bounds import lower_bounds
 from schedc.errors import Defect, Infeasible, InvalidInput
 from schedc.solvers.common.base import SearchSettings
 from schedc.study.tune.candidates import candidates
-from schedc.study.tune.estimates import simple_bound_ns, totals_of
+from schedc.study.tune.collectives import collectives_ns, costs_of
+from schedc.study.tune.estimates import simple_bound_ns
 from schedc.study.tune.folder import job_table
-from schedc.study.tune.problems import candidate_problem, collectives_ns
+from schedc.study.tune.problems import candidate_problem
 from schedc.study.tune.search import tune
 from schedc.study.tune.sums import check_sums, state_bytes
 
@@ -78,9 +79,10 @@ def test_gradients_of_experts_are_reduced_among_their_own_replicas(sites: tuple[
     request = experts_request(tmp_path, sites=sites, tune={"ranks": [1], "zero_stages": [1]})
     (whole,) = [each for each in candidates(request.choices) if each.across != "pipeline"]
     experts, others = (4 * count for count in parameters_by_hand())
-    mine, own = experts // EP, 0.75 * (50e9 if len(sites) == 1 else 450e9)  # bytes of experts; the network, or links within a node
+    mine, own = experts // EP, 0.75 * 450e9  # bytes of experts; links within a node
     if len(sites) == 1:
-        expected_s = 15 / 16 * others / own + 3 / 4 * mine / own  # rings of sixteen and of four
+        # Rings of sixteen and of four over two nodes: eight and two devices of a node have 50 GB/s each.
+        expected_s = 15 / 16 * others / (8 * 0.75 * 50e9) + 3 / 4 * mine / (2 * 0.75 * 50e9)
     else:
         # Rings of eight and of two within a site, then the two sites exchange 4 × mine, and half of everything crosses at 10 GB/s.
         expected_s = 7 / 8 * others / own + 1 / 2 * mine / own + 1 / 2 * (others + EP * mine) / 10e9 + 2 * 1e-3
@@ -99,10 +101,13 @@ def test_no_group_of_experts_is_in_two_sites(tmp_path: Path) -> None:
 def test_the_first_bound_of_experts_is_never_above_the_others(tmp_path: Path) -> None:
     for sites in ((16,), (8, 8)):
         request = experts_request(tmp_path, sites=sites, topology={"within": {"latency": "20 us", "bandwidth": "1 GB/s"}})
-        totals = totals_of(request.layers[1], split_backward=True)
         for each in candidates(request.choices):
             problem = candidate_problem(request, each).problem
-            assert 0 < simple_bound_ns(request, each, totals) <= max(bound.value_ns for bound in lower_bounds(problem))
+            assert (
+                0
+                < simple_bound_ns(request, each, costs_of(request, each).totals)
+                <= max(bound.value_ns for bound in lower_bounds(problem))
+            )
 
 
 def test_sums_of_the_best_and_what_they_refuse(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from schedc.io.outputs import csv_bytes
 from schedc.spelling import counted
+from schedc.study.tune.degrees import Degrees
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -28,6 +29,8 @@ class TuneCandidate:
     """Of each pipeline."""
     data_parallel: int
     """Pipelines."""
+    degrees: Degrees
+    """How each rank divides the model."""
     microbatch_size: int
     """Sequences."""
     microbatches: int
@@ -36,8 +39,10 @@ class TuneCandidate:
     chunks: int
     """Stages on a rank."""
     zero_stage: int
+    """What replicas divide: 1: optimizer state, 2: gradients, too, reduced after each backward, 3: weights, too, which each block
+    gathers."""
     recompute: str
-    """`none` or `full`."""
+    """`none`; `selective`: norms and activation functions; or `full`: the whole forward."""
     across: Across | None
     """What crosses from site to site; None: there is one site."""
     ranks_of_site: tuple[int, ...]
@@ -48,6 +53,14 @@ class TuneCandidate:
     """Which weights ops read where steps overlap; None: each step ends before the next begins."""
     most_delay: int | None = None
     """Where versions are bounded."""
+
+    @property
+    def columns(self) -> dict[str, object]:
+        """By the names of the table's columns."""
+        values: dict[str, object] = {}
+        for field in fields(self):
+            values |= self.degrees.columns if field.name == "degrees" else {field.name: getattr(self, field.name)}
+        return values
 
     @property
     def stages(self) -> int:
@@ -61,15 +74,18 @@ class TuneCandidate:
 
     @property
     def title(self) -> str:
-        """For people; no two are called the same where one ZeRO stage is tried."""
+        """For people; no two are called the same but for ZeRO 0 and 1."""
+        sizes = self.degrees.columns | ({"etp": 1} if self.degrees.expert == 1 else {})
+        divided = "".join(f", {name} {size}" for name, size in sizes.items() if size > 1)
+        divided += f", ZeRO {self.zero_stage}" if self.zero_stage > 1 else ""
         across = "" if self.across is None else f", {self.across} across sites"
         placed = self.placement if self.chunks == 1 else f"{self.placement} with {self.chunks} chunks"
-        recompute = "" if self.recompute == "none" else ", recomputing all stages"
+        recompute = {"none": "", "full": ", recomputing all stages"}.get(self.recompute, ", recomputing norms and activations")
         shape = f"{counted(self.ranks, 'rank')} × {counted(self.data_parallel, 'pipeline')}"
         mode = "" if self.versions is None else f", {self.versions}"
         mode += "" if self.most_delay is None else f" by {self.most_delay}"
         said = f"{counted(self.microbatches, 'microbatch')} of {self.microbatch_size}"
-        return f"{shape}, {said}, {placed}{recompute}{across}{mode}"
+        return f"{shape}{divided}, {said}, {placed}{recompute}{across}{mode}"
 
 
 class CandidateState(StrEnum):
@@ -136,54 +152,24 @@ OF_LOSS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Degrees:
-    """How a pipeline's rank divides the model among its devices, and a weight among pipelines."""
-
-    tensor: int = 1
-    context: int = 1
-    expert: int = 1
-    expert_tensor: int = 1
-
-    @property
-    def group(self) -> int:
-        """Devices of a rank."""
-        return self.tensor * self.context
-
-    def replicas(self, pipelines: int) -> int:
-        """How many devices of a stage have the same weights: all that share sequences, too."""
-        return pipelines * self.context
-
-    def divides_experts(self, pipelines: int) -> bool:
-        """Whether groups of expert parallelism fill the devices of a stage (Megatron-LM, `parallel_state`)."""
-        return pipelines * self.group % (self.expert * self.expert_tensor) == 0
-
-    def expert_replicas(self, pipelines: int) -> int:
-        """How many devices of a stage have the same experts."""
-        return pipelines * self.group // (self.expert * self.expert_tensor)
-
-    def has_replicas(self, pipelines: int) -> bool:
-        """Whether some weights of a stage are on several devices; those of experts may be where no others are."""
-        return max(self.replicas(pipelines), self.expert_replicas(pipelines)) > 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
     """What is tried, in its order."""
 
-    groups_of_site: tuple[int, ...]
-    """How many ranks the devices of each site make: groups of tensor and context parallelism."""
+    sites: tuple[int, ...]
+    """Devices of each."""
     batch: int
     """Sequences of a training step, of all pipelines."""
     layers: int
     """Of the model: no pipeline has more stages."""
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...] | None
+    """None: all that divide the devices."""
     microbatch_sizes: tuple[int, ...]
     placements: tuple[PlacementName, ...]
     chunks: tuple[int, ...]
     zero_stages: tuple[int, ...]
     recompute: tuple[str, ...]
     across_sites: tuple[Across, ...]
-    degrees: Degrees = Degrees()
+    degrees: tuple[Degrees, ...] = (Degrees(),)
     overlaps: tuple[tuple[Versions | None, int | None], ...] = ((None, None),)
     """Which weights ops read, and the most delay; no versions: steps end."""
     step_microbatches: tuple[StepMicrobatches, ...] = ("all",)
@@ -201,49 +187,62 @@ def candidates(choices: Choices) -> tuple[TuneCandidate, ...]:
     Ranks of a pipeline across sites are divided as the devices are; otherwise each site has whole pipelines.
     """
     found: dict[TuneCandidate, None] = {}
-    groups = choices.groups_of_site
-    for ranks in choices.ranks:
-        for across, ranks_of_site, replicas_of_site in _divided(ranks, groups, choices.across_sites):
-            data_parallel = sum(groups) // ranks
-            # The tokens of an expert-parallel group go to all of its devices, so no such group is in two sites.
-            if choices.batch % data_parallel or not all(map(choices.degrees.divides_experts, replicas_of_site)):
+    for degrees in choices.degrees:
+        groups = tuple(devices // degrees.group for devices in choices.sites)
+        for ranks in choices.ranks or divisors(sum(groups)):
+            if ranks > choices.layers:
                 continue
-            of_pipeline = choices.batch // data_parallel
-            tried = product(
-                [size for size in choices.microbatch_sizes if of_pipeline % size == 0],
-                [
-                    (placement, chunks)
-                    for placement in choices.placements
-                    for chunks in ((1,) if placement == "unidirectional" else choices.chunks)
-                    if ranks * chunks <= choices.layers and (placement == "unidirectional" or (ranks > 1 and chunks > 1))
-                ],
-                choices.zero_stages if choices.degrees.has_replicas(data_parallel) else (0,),  # one replica divides nothing
-                choices.recompute,
-                choices.overlaps if ranks > 1 else [each for each in choices.overlaps if each[0] is None],
-            )
-            steps = [
-                (*one, of_step)
-                for one in tried
-                for of_step in _steps(of_pipeline // one[0], ("all",) if one[-1][0] is None else choices.step_microbatches)
-            ]
-            for size, (placement, chunks), zero_stage, recompute, (versions, most_delay), microbatches in steps:
-                candidate = TuneCandidate(
-                    ranks=ranks,
-                    data_parallel=data_parallel,
-                    microbatch_size=size,
-                    microbatches=microbatches,
-                    placement=placement,
-                    chunks=chunks,
-                    zero_stage=zero_stage,
-                    recompute=recompute,
-                    across=across,
-                    ranks_of_site=ranks_of_site,
-                    replicas_of_site=replicas_of_site,
-                    versions=versions,
-                    most_delay=most_delay,
-                )
-                found[candidate] = None
+            for division in _divided(ranks, groups, choices.across_sites):
+                found.update(dict.fromkeys(_divided_so(choices, degrees, ranks, *division)))
     return tuple(found)
+
+
+def _divided_so(
+    choices: Choices,
+    degrees: Degrees,
+    ranks: int,
+    across: Across | None,
+    ranks_of_site: tuple[int, ...],
+    replicas_of_site: tuple[int, ...],
+) -> Iterator[TuneCandidate]:
+    """All candidates of one way to divide devices."""
+    data_parallel = sum(replicas_of_site)
+    # The tokens of an expert-parallel group go to all of its devices, so no such group is in two sites.
+    if choices.batch % data_parallel or not all(map(degrees.divides_experts, replicas_of_site)):
+        return
+    of_pipeline = choices.batch // data_parallel
+    tried = product(
+        [size for size in choices.microbatch_sizes if of_pipeline % size == 0],
+        [
+            (placement, chunks)
+            for placement in choices.placements
+            for chunks in ((1,) if placement == "unidirectional" else choices.chunks)
+            if ranks * chunks <= choices.layers and (placement == "unidirectional" or (ranks > 1 and chunks > 1))
+        ],
+        choices.zero_stages if degrees.has_replicas(data_parallel) else (0,),  # one replica divides nothing
+        choices.recompute,
+        choices.overlaps if ranks > 1 else [each for each in choices.overlaps if each[0] is None],
+    )
+    for size, (placement, chunks), zero_stage, recompute, (versions, most_delay) in tried:
+        if versions is not None and zero_stage > 1:
+            continue  # what an update would divide is read meanwhile
+        for microbatches in _steps(of_pipeline // size, ("all",) if versions is None else choices.step_microbatches):
+            yield TuneCandidate(
+                ranks=ranks,
+                data_parallel=data_parallel,
+                degrees=degrees,
+                microbatch_size=size,
+                microbatches=microbatches,
+                placement=placement,
+                chunks=chunks,
+                zero_stage=zero_stage,
+                recompute=recompute,
+                across=across,
+                ranks_of_site=ranks_of_site,
+                replicas_of_site=replicas_of_site,
+                versions=versions,
+                most_delay=most_delay,
+            )
 
 
 def _steps(microbatches: int, choices: Sequence[StepMicrobatches]) -> list[int]:
@@ -271,10 +270,13 @@ def _divided(
 def rows_csv(rows: Iterable[TuneRow], *, by_loss: bool) -> bytes:
     """The table: a column per field, those of `OF_LOSS` only by loss; nanoseconds and bytes, an empty cell where there is none."""
     left_out = ("candidate", *(() if by_loss else OF_LOSS))
-    of_candidate = [field.name for field in fields(TuneCandidate) if field.name not in left_out]
     others = [field.name for field in fields(TuneRow) if field.name not in left_out]
-    table: list[list[object]] = [[*of_candidate, *others]]
+    table: list[list[object]] = []
     for row in rows:
-        values = [getattr(row.candidate, name) for name in of_candidate] + [getattr(row, name) for name in others]
-        table.append([" ".join(map(str, each)) if isinstance(each, tuple) else each for each in values])  # of sites, of stages
+        of_candidate = {name: value for name, value in row.candidate.columns.items() if name not in left_out}
+        values = {**of_candidate, **{name: getattr(row, name) for name in others}}
+        table += [] if table else [list(values)]
+        table.append(
+            [" ".join(map(str, each)) if isinstance(each, tuple) else each for each in values.values()]
+        )  # of sites, stages
     return csv_bytes(table)

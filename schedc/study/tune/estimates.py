@@ -5,75 +5,23 @@ All follow from sums over the model's layers: whatever the partition, some rank 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.period import period_bounds
-from schedc.ir import BoundName, Layer, Problem, Updates, Versions
+from schedc.ir import BoundName, Problem, Updates, Versions
 from schedc.study.tune.candidates import TuneCandidate, candidates
-from schedc.study.tune.problems import bytes_per_parameter, collectives_ns, optimizer_ns
+from schedc.study.tune.collectives import bytes_per_parameter, collectives_ns, costs_of, optimizer_ns
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
+    from schedc.study.tune.layer_costs import Totals
     from schedc.study.tune.request import TuneRequest
 
 ROUNDED_NS = 16
 """More than what the roundings of one rank's collectives add up to."""
 MOST_TIMES = 16
 """The largest multiple of the devices that is tried for room."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
-    """Sums over all layers, of one microbatch."""
-
-    forward_ns: int
-    gradient_ns: int
-    """Of the backwards, until the gradient is sent."""
-    backward_ns: int
-    """Of the backwards, fused or split, whichever is less."""
-    again_ns: int
-    """Of the forwards that run again where all stages recompute."""
-    activation_bytes: int
-    parameters: int
-    """But those of experts."""
-    expert_parameters: int
-
-    def work_ns(self, candidate: TuneCandidate) -> int:
-        """All blocks of one microbatch."""
-        return self.forward_ns + self.backward_ns + self._again_ns(candidate)
-
-    def path_ns(self, candidate: TuneCandidate) -> int:
-        """From the first forward of a microbatch to its last gradient."""
-        return self.forward_ns + self.gradient_ns + self._again_ns(candidate)
-
-    def _again_ns(self, candidate: TuneCandidate) -> int:
-        return 0 if candidate.recompute == "none" else self.again_ns
-
-
-def totals_of(layers: Sequence[Layer], *, split_backward: bool, shared_parameters: int = 0) -> Totals:
-    """The sums; without split backwards there is only the fused one. `shared_parameters` are in two layers, of one rank perhaps."""
-    forward_ns = gradient_ns = backward_ns = again_ns = activation_bytes = parameters = experts = 0
-    for layer in layers:
-        (fused_ns,), (input_ns,), (weight_ns,) = layer.backward_ns, layer.backward_input_ns, layer.backward_weight_ns
-        forward_ns += layer.forward_ns[0]
-        gradient_ns += min(input_ns, fused_ns) if split_backward else fused_ns
-        backward_ns += min(input_ns + weight_ns, fused_ns) if split_backward else fused_ns
-        again_ns += (layer.forward_again_ns or layer.forward_ns)[0]
-        activation_bytes += layer.activation_bytes
-        parameters += layer.parameters - layer.expert_parameters
-        experts += layer.expert_parameters
-    return Totals(
-        forward_ns=forward_ns,
-        gradient_ns=gradient_ns,
-        backward_ns=backward_ns,
-        again_ns=again_ns,
-        activation_bytes=activation_bytes,
-        parameters=parameters - shared_parameters,
-        expert_parameters=experts,
-    )
 
 
 def simple_bound_ns(request: TuneRequest, candidate: TuneCandidate, totals: Totals) -> int:
@@ -86,7 +34,10 @@ def simple_bound_ns(request: TuneRequest, candidate: TuneCandidate, totals: Tota
     if candidate.versions is not None:
         updates_ns = _collectives_ns(request, candidate, totals) + update_bound_ns(request, candidate, totals)
         return work_ns + max(0, updates_ns - ROUNDED_NS)
-    return max(work_ns, totals.path_ns(candidate), _collectives_ns(request, candidate, totals))
+    collectives_ns = _collectives_ns(request, candidate, totals)
+    if candidate.ranks == 1:  # nothing runs beside them
+        return work_ns + max(0, collectives_ns + update_bound_ns(request, candidate, totals) * (request.loss is None) - ROUNDED_NS)
+    return max(work_ns, totals.path_ns(candidate), collectives_ns)
 
 
 def update_bound_ns(request: TuneRequest, candidate: TuneCandidate, totals: Totals) -> int:
@@ -140,7 +91,7 @@ def no_room(request: TuneRequest, candidate: TuneCandidate, totals: Totals) -> s
     """Why the ranks together have no room for what is static and for one microbatch, if so; empty: they may have."""
     needed, room_bytes = static_bytes(request, candidate, totals), candidate.ranks * request.room_bytes
     what = "what is static"
-    if candidate.recompute == "none" and needed <= room_bytes:
+    if candidate.recompute != "full" and needed <= room_bytes:
         needed, what = needed + totals.activation_bytes, "what is static and one microbatch"
     if needed <= room_bytes:
         return ""
@@ -168,25 +119,20 @@ def _collectives_ns(request: TuneRequest, candidate: TuneCandidate, totals: Tota
     return least_ns
 
 
-def what_fits(request: TuneRequest, totals: Mapping[int, Totals]) -> str:
-    """Why no candidate has room, in sums over the cluster, and what would have; empty where the sums alone leave room.
-
-    `totals` are those of each microbatch size.
-    """
-    devices = sum(request.file.topology.sites)
+def what_fits(request: TuneRequest) -> str:
+    """Why no candidate has room, in sums over the cluster, and what would have; empty where the sums alone leave room."""
+    choices, devices = request.choices, sum(request.choices.sites)
     least = min(
-        static_bytes(request, each, totals[each.microbatch_size]) * each.data_parallel * request.group
-        for each in candidates(request.choices)
+        static_bytes(request, each, costs_of(request, each).totals) * each.data_parallel * each.degrees.group
+        for each in candidates(choices)
     )
     if least <= devices * request.room_bytes:
         return ""
     larger = "larger devices"
-    choices = request.choices
     for times in range(2, MOST_TIMES + 1):  # by how much the cluster would have to be larger
-        groups = tuple(times * each for each in choices.groups_of_site)
-        ranks = dict.fromkeys(factor * each for factor in range(1, times + 1) for each in choices.ranks)
-        more = replace(choices, groups_of_site=groups, ranks=tuple(each for each in ranks if each <= choices.layers))
-        if any(not no_room(request, each, totals[each.microbatch_size]) for each in candidates(more)):
+        ranks = choices.ranks and tuple(dict.fromkeys(factor * each for factor in range(1, times + 1) for each in choices.ranks))
+        more = replace(choices, sites=tuple(times * each for each in choices.sites), ranks=ranks)
+        if any(not no_room(request, each, costs_of(request, each).totals) for each in candidates(more)):
             larger = f"{times} times as many devices"
             break
     needed, room = format_bytes(int(least), 1), format_bytes(devices * request.room_bytes, 1)

@@ -21,15 +21,17 @@ from schedc.lower.problem import stage_static_bytes
 from schedc.solvers.common.method import Constructive
 from schedc.solvers.driver.registry import method_named
 from schedc.study.tune.candidates import rows_csv
-from schedc.study.tune.problems import CandidateProblem, bytes_per_parameter
-from schedc.study.tune.request import PROFILE, TuneRequest
+from schedc.study.tune.collectives import bytes_per_parameter, costs_of
+from schedc.study.tune.layer_costs import PROFILE
 from schedc.units import format_duration_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from schedc.study.tune.candidates import TuneCandidate
-    from schedc.study.tune.search import Tuned
+    from schedc.study.tune.problems import CandidateProblem
+    from schedc.study.tune.request import TuneRequest
+    from schedc.study.tune.tuned import Tuned
 
 JOB, PLAN, TABLE = "job.toml", "plan.json", "table.csv"
 
@@ -67,7 +69,7 @@ def write_folder(folder: Path, request: TuneRequest, tuned: Tuned) -> None:
     """
     import tomlkit
 
-    profile = request.profiles[tuned.best.candidate.microbatch_size].encode()
+    profile = costs_of(request, tuned.best.candidate).profile.encode()
     each, table = tuned.best.candidate, job_table(request, tuned.best.candidate, tuned.problem)
     method = tuned.plan.made_by.method
     if issubclass(method_named(method) or object, Constructive):
@@ -111,8 +113,8 @@ def job_table(request: TuneRequest, candidate: TuneCandidate, made: CandidatePro
         pipeline["split_backward"] = False
     if tune.semantics is not Semantics.SCHEDC:
         pipeline["semantics"] = str(tune.semantics)
-    if candidate.recompute != "none":
-        pipeline["recompute"] = candidate.recompute
+    if candidate.recompute == "full":
+        pipeline["recompute"] = "full"
     if candidate.versions is not None:
         pipeline |= {"mode": "asynchronous", "versions": str(candidate.versions)}
         pipeline |= {} if candidate.most_delay is None else {"most_delay": candidate.most_delay}

@@ -20,38 +20,38 @@ from schedc.analysis.bounds.lower_bounds import cheap_bound_ns
 from schedc.analysis.bounds.residency import rank_without_room
 from schedc.analysis.gap import relative_gap
 from schedc.compile.driver import checks_s, compile_problem
-from schedc.errors import Infeasible, InvalidInput, NoPlanFound, Unsupported
-from schedc.ir import Plan, Problem, Versions
+from schedc.errors import InvalidInput, NoPlanFound, Unsupported
+from schedc.ir import Versions
 from schedc.solvers.driver.registry import is_auto, method_named
 from schedc.study.loss.time_to_loss import LossCandidate, LossRow, TimeToLoss, sorted_rows
 from schedc.study.tune.candidates import CandidateState, TuneRow, candidates
-from schedc.study.tune.estimates import (
-    Totals,
-    about_ns,
-    no_room,
-    simple_bound_ns,
-    totals_of,
-    undelayed_ns,
-    update_bound_ns,
-    what_fits,
-    work_bound_ns,
-)
+from schedc.study.tune.collectives import costs_of
+from schedc.study.tune.estimates import about_ns, no_room, simple_bound_ns, undelayed_ns, update_bound_ns, work_bound_ns
 from schedc.study.tune.first_plans import baseline_of, best_period_of, rated
-from schedc.study.tune.problems import CandidateProblem, candidate_problem
-from schedc.study.tune.sums import Sums, check_sums, sums_of
+from schedc.study.tune.problems import candidate_problem
+from schedc.study.tune.sums import check_sums, sums_of
+from schedc.study.tune.tuned import Tuned, least_bound_ns, no_plan, pipeline_verdict
+from schedc.study.tune.work import Work
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from schedc.ir import Plan, Problem
     from schedc.solvers.common.base import SearchSettings
     from schedc.solvers.common.incumbent import Failure
+    from schedc.study.tune.candidates import TuneCandidate
+    from schedc.study.tune.layer_costs import Totals
     from schedc.study.tune.request import TuneRequest
 
 MOST_SEARCHED_OPS = 50_000
 """Candidates of more compute ops get a bound only: bounds and checks alone would take five seconds and more."""
-FEW_OPS = 4_000
-"""Candidates of at most this many compute ops are tried first, then those of twice as many, and so on: they take little time."""
+FEW_OPS, LARGE = 4_000, 1.03
+"""What may be fastest is tried first; each doubling of the compute ops from these on, which take time to plan, counts as this much
+longer."""
+MOST_TRIES, COMPARED = 5, 24
+"""This many candidates of a kind are planned before bounds refuse all of it, and this many of the kind that lost once the best is
+known: so verdicts have good plans of both sides."""
 BASELINES_SHARE = 0.6
 """Of the time limit, for the first pass."""
 
@@ -66,82 +66,22 @@ class Progress:
     best: TuneRow | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tuned:
-    """What was found."""
-
-    rows: tuple[TuneRow, ...]
-    """By step, then by bound; those that cannot be run last."""
-    best: TuneRow
-    problem: CandidateProblem
-    """Of the best."""
-    plan: Plan
-    """Of the best."""
-    bound_ns: int
-    """No schedule of any candidate has a shorter step; with a loss: reaches it sooner, where what its delays cost is known."""
-    sums: Sums
-    """Of the best's plan, over the cluster."""
-    failures: tuple[Failure, ...]
-    """Of methods that ended with an exception of their own, which are defects of schedc. No plan rests on them."""
-    times: TimeToLoss | None = None
-    """Of the candidates that have a plan; None: no loss was asked for."""
-
-
-@dataclass(slots=True)
-class _Work:
-    """A candidate while it is worked on."""
-
-    row: TuneRow
-    made: CandidateProblem | None = None
-    plan: Plan | None = None
-    about_ns: int = 0
-    """What the step, or all until the loss, may take; only for the order."""
-    ways: dict[bool, tuple[int, int]] = field(default_factory=dict)
-    """With a loss: the fewest updates, and a least period of theirs, without delay (False) and with some."""
-    reached: LossRow | None = None
-    """With a loss: of the plan."""
-
-    @property
-    def ops(self) -> int:
-        """Compute ops, as `Problem.num_ops`."""
-        candidate = self.row.candidate
-        return 3 * candidate.stages * candidate.microbatches
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether steps overlap."""
-        return self.row.candidate.versions is not None
-
-    def end(self, state: CandidateState, why_not: str) -> None:
-        """There is no plan."""
-        self.row.state, self.row.why_not = state, why_not
-
-    def raise_bound(self, bound_ns: int) -> None:
-        """No schedule of the candidate has a shorter step than this, either."""
-        row = self.row
-        row.bound_ns = max(row.bound_ns or 0, bound_ns)
-        row.time_to_loss_bound_ns = min(self.times_ns().values(), default=None)
-
-    def times_ns(self) -> dict[bool, int]:
-        """With a loss: bounds of the time to it, without delay (False) and with some."""
-        bound_ns, update_ns = self.row.bound_ns or 0, self.row.update_ns or 0
-        return {late: updates * (max(least_ns, bound_ns) + update_ns) for late, (updates, least_ns) in self.ways.items()}
-
-
 @dataclass(slots=True)
 class _Search:
     request: TuneRequest
     settings: SearchSettings
     prune: bool
     report: Callable[[Progress], None]
-    works: list[_Work]
+    works: list[Work]
     begun_s: float = field(default_factory=time.perf_counter)
-    leaders: dict[bool, _Work] = field(default_factory=dict)
+    leaders: dict[bool, Work] = field(default_factory=dict)
     """The best of those without delay (False), and of those with some; steps that overlap may have none."""
     failures: list[Failure] = field(default_factory=list)
+    tries: dict[tuple[bool, bool], int] = field(default_factory=dict)
+    """Of each kind, how many were begun without a plan; -1: there is one."""
 
     @property
-    def best(self) -> _Work | None:
+    def best(self) -> Work | None:
         """Of all; of equal ones that without delay."""
         return min(self.leaders.values(), key=lambda work: (self.value_ns(work.row), any(work.row.delays)), default=None)
 
@@ -168,10 +108,10 @@ class _Search:
         left_s = self.left_s(share)
         return self.best is not None and (self.settings.interruption.requested or (left_s is not None and left_s <= 0))
 
-    def refuses(self, work: _Work, *, of_kind: bool = False) -> bool:
+    def refuses(self, work: Work, *, of_kind: bool = False) -> bool:
         """Whether no schedule of the candidate is better than the best plan, or the best of its kind, by its bounds."""
         best, bound_ns = self.best, self.bound_ns(work.row)
-        if not self.prune or best is None or bound_ns is None:
+        if not self.prune or best is None or bound_ns is None or (of_kind and 0 <= self.tries.get(work.kind, 0) < MOST_TRIES):
             return False
         if not of_kind or self.request.loss is None:
             return bound_ns >= self.value_ns(best.row)
@@ -182,13 +122,17 @@ class _Search:
         """Say what is known."""
         self.report(Progress(doing=doing, done=done, total=len(self.works), best=None if self.best is None else self.best.row))
 
-    def prepare(self, totals: dict[int, Totals]) -> None:
+    def prepare(self) -> None:
         """What is known of the candidates before their problems are made; those that cannot fit or be planned are known here."""
         request = self.request
+        known: dict[TuneCandidate, tuple[Totals, str, int]] = {}
         for work in self.works:
             candidate = work.row.candidate
-            total = totals[candidate.microbatch_size]
-            why_not = no_room(request, candidate, total)
+            alike = replace(candidate, placement="unidirectional", chunks=1)  # of which all this is the same
+            if alike not in known:
+                total = costs_of(request, alike).totals
+                known[alike] = total, no_room(request, alike, total), simple_bound_ns(request, alike, total)
+            total, why_not, bound_ns = known[alike]
             if why_not:
                 work.end(CandidateState.NO_ROOM, why_not)
                 continue
@@ -198,7 +142,7 @@ class _Search:
                 work.ways = self.ways(work, total.path_ns(candidate))
                 updates = min((updates for updates, _ in work.ways.values()), default=0)
                 work.about_ns = updates * (work.about_ns + (work.row.update_ns or 0))
-            work.raise_bound(simple_bound_ns(request, candidate, total))
+            work.raise_bound(bound_ns)
             if request.loss is not None and not work.ways:
                 delay = int(candidate.versions is Versions.TWO_BUFFERED)
                 work.end(CandidateState.UNKNOWN, self.reached(work, 1, (delay,) * candidate.stages).basis)
@@ -209,14 +153,14 @@ class _Search:
                     f"{work.ops} compute ops, more than the {MOST_SEARCHED_OPS} that are searched; larger microbatches have fewer",
                 )
 
-    def reached(self, work: _Work, period_ns: int, delays: tuple[int, ...]) -> LossRow:
+    def reached(self, work: Work, period_ns: int, delays: tuple[int, ...]) -> LossRow:
         """What such delays and such a period, or step with its update, come to."""
         loss, each = self.request.loss, work.row.candidate
         assert loss is not None
         tokens = each.sequences * self.request.tokens_of_sequence
         return loss.row(LossCandidate(name=each.title, period_ns=max(1, period_ns), delays=delays, tokens=tokens))
 
-    def ways(self, work: _Work, path_ns: int) -> dict[bool, tuple[int, int]]:
+    def ways(self, work: Work, path_ns: int) -> dict[bool, tuple[int, int]]:
         """The fewest updates and the least period of plans without delay, and with; under 2BW all delays are 1.
 
         Where no stage has a delay, all of a step is between two updates of the first one: not less than a microbatch's path.
@@ -239,13 +183,14 @@ class _Search:
         """The baselines, or the method that the user names, on every candidate that may be the best."""
         by_name = not is_auto(self.settings.method)
         works = [work for work in self.works if work.row.state is CandidateState.NOT_REACHED]
-        works.sort(key=lambda work: ((work.ops // FEW_OPS).bit_length(), work.about_ns))
-        firsts = {work.overlaps: id(work) for work in reversed(works)}
-        works.sort(key=lambda work: id(work) != firsts[work.overlaps])  # where the time ends soon, the verdict has both kinds
+        works.sort(key=lambda work: work.about_ns * LARGE ** (work.ops // FEW_OPS).bit_length())
+        firsts = {work.kind: id(work) for work in reversed(works)}
+        works.sort(key=lambda work: id(work) != firsts[work.kind])  # where the time ends soon, the verdicts have all kinds
         for done, work in enumerate(works):
             if self.is_over(1.0 if by_name else BASELINES_SHARE):
                 break
             self.tell("baselines", done)
+            tries = self.tries.get(work.kind, 0)
             # Each bound costs more than the one before it.
             refuses = partial(self.refuses, work, of_kind=True)
             if not refuses() and (problem := self._problem(work)) is not None and not refuses():
@@ -254,6 +199,7 @@ class _Search:
                 self.bound_out((work,), of_kind=True)
             elif work.row.state is CandidateState.NOT_REACHED:
                 self._plan(work, candidate_s, baseline=not by_name or not self._is_for(work))
+            self.tries[work.kind] = -1 if tries < 0 or work.plan is not None else tries + 1
 
     def second_pass(self, candidate_s: float) -> None:
         """`auto` on those whose bound is below the best step: the shortest step first, then those without a baseline."""
@@ -268,19 +214,40 @@ class _Search:
             self.tell("searching", done)
             self._plan(work, candidate_s if left_s is None else min(candidate_s, left_s), baseline=False)
 
-    def bound_out(self, works: Iterable[_Work], *, of_kind: bool = False) -> None:
+    def verdict_pass(self, candidate_s: float) -> None:
+        """The baselines on what may be the best with a pipeline, where the best has none, or the other way round."""
+        best = self.best
+        assert best is not None
+        works = [
+            work for work in self.works if work.kind == (best.overlaps, not best.kind[1]) and self.bound_ns(work.row) is not None
+        ]
+        works = [work for work in works if work.row.state in (CandidateState.BOUNDED, CandidateState.NOT_REACHED)]
+        works.sort(key=lambda work: work.about_ns)
+        known = [work for work in self.works if work.kind[1] is not best.kind[1] and work.plan is not None]
+        for done, work in enumerate(works[:COMPARED]):
+            least_ns = min((self.value_ns(each.row) for each in known), default=inf)
+            if self.is_over():
+                break
+            self.tell("comparing", done)
+            state, work.row.state = work.row.state, CandidateState.NOT_REACHED
+            if (self.bound_ns(work.row) or 0) < least_ns and (work.made is not None or self._problem(work) is not None):
+                self._plan(work, candidate_s, baseline=True)
+                known.append(work)
+            work.row.state = state if work.row.state is CandidateState.NOT_REACHED else work.row.state
+
+    def bound_out(self, works: Iterable[Work], *, of_kind: bool = False) -> None:
         """Candidates are not searched, those that the best plan, or that of their kind, refuses."""
         for work in works:
             if self.refuses(work, of_kind=of_kind):
                 best = "step" if self.request.loss is None else "time to the loss"
                 work.end(CandidateState.BOUNDED, f"its lower bound is not below the best {best}")
 
-    def _is_for(self, work: _Work) -> bool:
+    def _is_for(self, work: Work) -> bool:
         """Whether the method that the user names is for the candidate's steps; those that overlap have their own."""
         named = method_named(self.settings.method)
         return named is None or named.steps_overlap == work.overlaps
 
-    def _problem(self, work: _Work) -> Problem | None:
+    def _problem(self, work: Work) -> Problem | None:
         """The candidate's problem, made; None: it has no room."""
         try:
             work.made = made = candidate_problem(self.request, work.row.candidate)
@@ -300,7 +267,7 @@ class _Search:
         work.raise_bound(work_bound_ns(made.problem))
         return made.problem
 
-    def _plan(self, work: _Work, limit_s: float, *, baseline: bool) -> None:
+    def _plan(self, work: Work, limit_s: float, *, baseline: bool) -> None:
         """The baselines, or the method, on a candidate; the plan and its bound, each if it is better than what is known of it."""
         assert work.made is not None
         problem, row, begun_s = work.made.problem, work.row, time.perf_counter()
@@ -375,38 +342,24 @@ def tune(
         Defect: a plan breaks a rule, or the sums over the cluster.
     """
     choices = request.choices
-    works = [_Work(TuneRow(candidate=each, state=CandidateState.NOT_REACHED)) for each in candidates(choices)]
+    works = [Work(TuneRow(candidate=each, state=CandidateState.NOT_REACHED)) for each in candidates(choices)]
     if not works:
+        group = min(each.group for each in choices.degrees)
         expected = (
-            f"ranks that divide the {sum(choices.groups_of_site)} groups of {request.group} devices, pipelines that divide the"
+            f"ranks that divide the {sum(choices.sites) // group} groups of {group} devices, pipelines that divide the"
             f" batch of {choices.batch}, and microbatches that divide the rest"
         )
         raise (request.source.place / "tune").refuse("no way to divide the devices and the batch", expected)
     search = _Search(request, settings, prune, report, works)
-    split = request.file.tune.split_backward
-    shared = request.shared_parameters
-    totals = {size: totals_of(layers, split_backward=split, shared_parameters=shared) for size, layers in request.layers.items()}
-    search.prepare(totals)
+    search.prepare()
     search.first_pass(candidate_s)
     if is_auto(settings.method):
         search.second_pass(candidate_s)
+        if prune and search.best is not None:
+            search.verdict_pass(candidate_s)
     best = search.best
     if best is None or best.made is None or best.plan is None:
-        none = f"{request.name}: none of {len(works)} candidates has"
-        if unfit := what_fits(request, totals):
-            raise Infeasible(f"{none} room: {unfit}")
-        reasons = [work.row for work in works if work.row.why_not]
-        if unknown := [row for row in reasons if row.state is CandidateState.UNKNOWN]:
-            raise NoPlanFound(f"{none} a plan that is known to reach the loss; {unknown[0].candidate.title}: {unknown[0].why_not}")
-        if not reasons:
-            raise NoPlanFound(f"{request.name}: no candidate was reached in the time given")
-        # The one that came nearest, the last of equals.
-        row = sorted(
-            reasons,
-            key=lambda row: (row.state is CandidateState.NO_PLAN, row.bound_ns is not None, -row.candidate.microbatch_size),
-        )[-1]
-        each = row.candidate
-        raise NoPlanFound(f"{none} a plan; with {each.ranks} ranks and {each.microbatch_size} in a microbatch: {row.why_not}")
+        raise no_plan(request, [work.row for work in works])
     sums = sums_of(request, best.row.candidate, best.made.static_bytes, best.plan.certificate)
     check_sums(sums, request.name)
     best.row.state = CandidateState.BEST
@@ -416,25 +369,21 @@ def tune(
         (work.row for work in works),
         key=lambda row: (*search.merit(row), row.step_ns is None, row.step_ns or 0, order[row.state], search.bound_ns(row) or 0),
     )
-    # A candidate without a bound may be as good as one likes, but one of which no delays that it may have are known. One without
-    # room has no schedule.
-    bounded = [row for row in rows if row.state is not CandidateState.NO_ROOM]
-    bounded = [row for row in bounded if row.state is not CandidateState.UNKNOWN or search.bound_ns(row) is not None]
-    bound_ns = min((search.bound_ns(row) or 0 for row in bounded), default=0)
     reached = sorted_rows([work.reached for work in works if work.reached is not None])
     return Tuned(
         rows=tuple(rows),
         best=best.row,
         problem=best.made,
         plan=best.plan,
-        bound_ns=bound_ns,
+        bound_ns=least_bound_ns(rows, search.bound_ns) or 0,
         sums=sums,
         failures=tuple(search.failures),
+        pipelines=pipeline_verdict(best.row, rows, search.value_ns, search.bound_ns),
         times=None if request.loss is None else TimeToLoss(rows=reached, source=request.loss.source),
     )
 
 
-def _period_of(plan: Plan, work: _Work) -> tuple[int, tuple[int, ...]]:
+def _period_of(plan: Plan, work: Work) -> tuple[int, tuple[int, ...]]:
     """From one update to the next, and the delays."""
     assert work.made is not None
     own = LossCandidate.of_plan(plan, update_ns=work.made.update_ns)

@@ -48,14 +48,14 @@ def state_bytes(request: TuneRequest, candidate: TuneCandidate) -> int | None:
     """
     if request.architecture is None:
         return None
-    memory, degrees, pipelines = request.file.memory, request.degrees, candidate.data_parallel
+    memory, degrees, pipelines = request.file.memory, candidate.degrees, candidate.data_parallel
     devices = degrees.replicas(pipelines), degrees.expert_replicas(pipelines)
     experts = expert_parameters(request.architecture)
     others = parameters(request.architecture) + further_token_parameters(request.architecture) - experts
     held = 0
     for count, copies in zip((others, experts), devices, strict=True):
-        states = copies if candidate.zero_stage == 0 else 1
-        held += count * (copies * (memory.weight_bytes + memory.gradient_bytes) + states * memory.optimizer_bytes)
+        of_stage = (memory.optimizer_bytes, memory.gradient_bytes, memory.weight_bytes)
+        held += count * (sum(of_stage[: candidate.zero_stage]) + copies * sum(of_stage[candidate.zero_stage :]))
     return held
 
 
@@ -68,7 +68,7 @@ def sums_of(request: TuneRequest, candidate: TuneCandidate, static_bytes: Sequen
         static_bytes: what a device of each rank holds all the time.
         certificate: of the plan, which says what a rank holds besides, at most, and how long the step is.
     """
-    replicas, devices = candidate.data_parallel * request.group, sum(request.file.topology.sites)
+    replicas, devices = candidate.data_parallel * candidate.degrees.group, sum(request.file.topology.sites)
     share = None
     if request.architecture is not None and request.device is not None and request.sequence is not None and certificate.makespan_ns:
         flops = 6 * matrix_parameters(request.architecture) * candidate.sequences * request.sequence

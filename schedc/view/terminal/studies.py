@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from schedc.study.robust.family import Made
     from schedc.study.robust.robust import OrderOutcome, Robust
     from schedc.study.tune.candidates import TuneCandidate
-    from schedc.study.tune.search import Progress, Tuned
+    from schedc.study.tune.search import Progress
+    from schedc.study.tune.tuned import Tuned
 
 PIPED_WIDTH = 160
 """Columns where standard output is no terminal: as many as the widest table needs."""
@@ -123,6 +124,8 @@ def shown_tuned(tuned: Tuned, folder: Path, *, interrupted: bool) -> Iterator[Bl
     worth = "no candidate can be better" if gap <= 0 else f"no candidate can be better by more than {gap:.2%}"
     timed = f"step {_duration(tuned.best.step_ns)}" if tuned.times is None else f"time to loss {_long(tuned.best)}"
     yield Line(f"best: {tuned.best.candidate.title}, {timed}; {worth}", soft=True)
+    if tuned.pipelines:
+        yield Line(tuned.pipelines, soft=True)
     if tuned.times is not None:
         yield Line(tuned.times.verdict, soft=True)
         yield Line(f"updates: {tuned.times.source}", soft=True)
@@ -168,6 +171,7 @@ def tuned_json(tuned: Tuned) -> dict[str, Any]:
     return {
         "best": _row_json(tuned.best, by_loss=by_loss),
         "lower_bound_ns": tuned.bound_ns,
+        "pipelines": tuned.pipelines,
         "sums": tuned.sums,
         "held": held_by_ranks(tuned),
         "candidates": [_row_json(row, by_loss=by_loss) for row in tuned.rows],
@@ -177,13 +181,17 @@ def tuned_json(tuned: Tuned) -> dict[str, Any]:
 
 def _row_json(row: TuneRow, *, by_loss: bool) -> dict[str, Any]:
     values: dict[str, Any] = plain(row)
-    candidate: dict[str, Any] = values.pop("candidate")
-    return {key: value for key, value in (candidate | values).items() if by_loss or key not in OF_LOSS}
+    del values["candidate"]
+    return {key: value for key, value in (plain(row.candidate.columns) | values).items() if by_loss or key not in OF_LOSS}
 
 
 _TEXTS: dict[str, Callable[[TuneRow], str]] = {
     "ranks": lambda row: str(row.candidate.ranks),
     "dp": lambda row: str(row.candidate.data_parallel),
+    "tp": lambda row: str(row.candidate.degrees.tensor),
+    "cp": lambda row: str(row.candidate.degrees.context),
+    "ep": lambda row: str(row.candidate.degrees.expert),
+    "etp": lambda row: str(row.candidate.degrees.expert_tensor),
     "size": lambda row: str(row.candidate.microbatch_size),
     "n": lambda row: str(row.candidate.microbatches),
     "placement": lambda row: row.candidate.placement,
@@ -206,7 +214,7 @@ _TEXTS: dict[str, Callable[[TuneRow], str]] = {
 """By header, what a row has there."""
 _WORDS = ("placement", "recompute", "across sites", "mode", "state")
 _MAY_BE_ALIKE = (
-    *("placement", "chunks", "recompute", "ZeRO", "across sites", "mode"),
+    *("tp", "cp", "ep", "etp", "placement", "chunks", "recompute", "ZeRO", "across sites", "mode"),
     *("time to loss", "updates", "× no delay", "tokens/s", "collectives"),
 )
 """The columns that are left out where all rows have the same."""

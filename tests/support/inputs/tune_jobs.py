@@ -48,9 +48,11 @@ TINY = """\
 config = "config.json"
 device = "h100"
 sequence = 1024
+tp = 1
 [tune]
 batch = 8
 microbatch_sizes = [1, 2]
+zero_stages = [1]
 [topology]
 sites = [4]
 """
@@ -70,8 +72,8 @@ def tiny_request(
     """The tiny job on these sites, of the model of this config, with the keys of the sections in place of its own."""
     (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
     table: dict[str, dict[str, object]] = {
-        "model": {"config": "config.json", "device": "h100", "sequence": 1024},
-        "tune": {"batch": 8, "microbatch_sizes": [1, 2]},
+        "model": {"config": "config.json", "device": "h100", "sequence": 1024, "tp": 1, "ep": 1},
+        "tune": {"batch": 8, "microbatch_sizes": [1, 2], "zero_stages": [1], "recompute": ["none", "full"]},
         "topology": {"sites": list(sites)},
     }
     if len(sites) > 1:

@@ -1,0 +1,158 @@
+"""What layers cost as a candidate divides them, with weights sharded or whole; and the sums over a model's layers.
+
+Takes a prediction or a profile; gives the entries of a profile.json and the layers that the compiler makes of them. Where ZeRO 2 or
+3 divides gradients or weights, the replicas' collectives run beside the blocks, layer by layer: a layer's forward takes no less
+than the gathering of a layer's weights, its backward no less than gathering and reducing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from schedc.formats.profile_file import LayerEntry, profile_json
+from schedc.frontend.profile import layers_of_entries
+from schedc.io.location import Location
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from schedc.costs.architecture import Setting
+    from schedc.costs.layers import Part
+    from schedc.ir import Layer
+    from schedc.study.tune.candidates import TuneCandidate
+
+PROFILE = "profile.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Sums over all layers, of one microbatch."""
+
+    forward_ns: int
+    gradient_ns: int
+    """Of the backwards, until the gradient is sent."""
+    backward_ns: int
+    """Of the backwards, fused or split, whichever is less."""
+    again_ns: int
+    """Of the forwards that run again where all stages recompute."""
+    activation_bytes: int
+    parameters: int
+    """But those of experts."""
+    expert_parameters: int
+
+    def work_ns(self, candidate: TuneCandidate) -> int:
+        """All blocks of one microbatch."""
+        return self.forward_ns + self.backward_ns + self._again_ns(candidate)
+
+    def path_ns(self, candidate: TuneCandidate) -> int:
+        """From the first forward of a microbatch to its last gradient."""
+        return self.forward_ns + self.gradient_ns + self._again_ns(candidate)
+
+    def _again_ns(self, candidate: TuneCandidate) -> int:
+        return self.again_ns if candidate.recompute == "full" else 0
+
+
+def totals_of(layers: Sequence[Layer], *, split_backward: bool, shared_parameters: int = 0) -> Totals:
+    """The sums; without split backwards there is only the fused one. `shared_parameters` are in two layers, of one rank perhaps."""
+    forward_ns = gradient_ns = backward_ns = again_ns = activation_bytes = parameters = experts = 0
+    for layer in layers:
+        (fused_ns,), (input_ns,), (weight_ns,) = layer.backward_ns, layer.backward_input_ns, layer.backward_weight_ns
+        forward_ns += layer.forward_ns[0]
+        gradient_ns += min(input_ns, fused_ns) if split_backward else fused_ns
+        backward_ns += min(input_ns + weight_ns, fused_ns) if split_backward else fused_ns
+        again_ns += (layer.forward_again_ns or layer.forward_ns)[0]
+        activation_bytes += layer.activation_bytes
+        parameters += layer.parameters - layer.expert_parameters
+        experts += layer.expert_parameters
+    return Totals(
+        forward_ns=forward_ns,
+        gradient_ns=gradient_ns,
+        backward_ns=backward_ns,
+        again_ns=again_ns,
+        activation_bytes=activation_bytes,
+        parameters=parameters - shared_parameters,
+        expert_parameters=experts,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCosts:
+    """A model's layers for one microbatch size and one way to divide them."""
+
+    entries: tuple[LayerEntry, ...]
+    layers: tuple[Layer, ...]
+    totals: Totals
+    title: str
+    """Of the model, in its profile."""
+    parts: tuple[Part, ...] = ()
+    """The layers' operators; none of layers that were measured."""
+    setting: Setting | None = None
+    text: str = ""
+    """Of the profile that they were read from; empty: it is made of the entries."""
+    shared_parameters: int = 0
+    """Of a device, in the matrix that embedding and head share, which both layers count; a rank with both holds it once."""
+
+    @property
+    def profile(self) -> str:
+        """The text of profile.json, which gives the same layers again."""
+        return self.text or profile_json(self.entries, model=self.title, exact=True)
+
+
+def layer_costs(
+    entries: tuple[LayerEntry, ...],
+    *,
+    split_backward: bool,
+    title: str = "",
+    parts: tuple[Part, ...] = (),
+    setting: Setting | None = None,
+    shared_parameters: int = 0,
+    text: str = "",
+    place: Location | None = None,
+) -> LayerCosts:
+    """Of a profile's entries, which are at a place.
+
+    Raises:
+        InvalidInput: they cannot be used.
+    """
+    layers = layers_of_entries(entries, Location(PROFILE) if place is None else place, split_backward=split_backward)
+    return LayerCosts(
+        entries=entries,
+        layers=layers,
+        totals=totals_of(layers, split_backward=split_backward, shared_parameters=shared_parameters),
+        title=title,
+        parts=parts,
+        setting=setting,
+        text=text,
+        shared_parameters=shared_parameters,
+    )
+
+
+def sharded(costs: LayerCosts, split_backward: bool, collectives_ns: Callable[[int, int], tuple[int, int]]) -> LayerCosts:
+    """The same layers where collectives run beside their blocks.
+
+    Args:
+        costs: of whole weights.
+        split_backward: whether B and W may run apart.
+        collectives_ns: of a layer's parameters, those of experts apart: what reducing and gathering them takes.
+    """
+    entries = []
+    for entry in costs.entries:
+        experts = entry.expert_parameters or 0
+        reduce_ns, gather_ns = collectives_ns((entry.parameters or 0) - experts, experts)
+        again_ns = None if entry.forward_again_ns is None else max(entry.forward_again_ns, gather_ns)
+        entry = replace(entry, backward_ns=max(entry.whole_ns, gather_ns + reduce_ns), forward_again_ns=again_ns)
+        if not entry.is_fused:
+            input_ns, weight_ns = entry.parts_ns
+            entry = replace(entry, backward_input_ns=max(input_ns, gather_ns), backward_weight_ns=max(weight_ns, reduce_ns))
+        entries.append(replace(entry, forward_ns=max(entry.forward_ns, gather_ns)))
+    return layer_costs(
+        tuple(entries),
+        split_backward=split_backward,
+        title=costs.title,
+        parts=costs.parts,
+        setting=costs.setting,
+        shared_parameters=costs.shared_parameters,
+    )

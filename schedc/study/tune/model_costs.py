@@ -1,0 +1,182 @@
+"""The model of a tune job: what its layers cost by degrees and microbatch size, predicted or measured; which degrees it takes."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from schedc.costs.architecture import Experts
+from schedc.costs.efficiency import sustained
+from schedc.costs.layers import architecture_of, parts_of
+from schedc.costs.predicted import DEFAULT_SEQUENCE, predicted
+from schedc.errors import InvalidInput, Unsupported
+from schedc.formats.profile_file import ProfileFile
+from schedc.io.conform import conform
+from schedc.io.input_file import read_bytes
+from schedc.io.location import Location, show
+from schedc.io.tables import parse_json
+from schedc.study.tune.degrees import Degrees, tried_degrees
+from schedc.study.tune.layer_costs import LayerCosts, layer_costs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from schedc.costs.architecture import Architecture
+    from schedc.costs.devices import Accelerator
+    from schedc.frontend.job_source import JobSource
+    from schedc.frontend.tune_file import TuneFile
+
+MICROBATCH_SIZES = (1, 2, 4, 8)
+"""What is tried where the job says nothing and has a model by name."""
+
+
+class ModelCosts(NamedTuple):
+    """A model as a tune job has it."""
+
+    of: Callable[[Degrees, int, bool], LayerCosts]
+    """By degrees, microbatch size, and whether B computes norms and activation functions again."""
+    degrees: tuple[Degrees, ...]
+    """Those that its dimensions and the sites can be divided by."""
+    sizes: tuple[int, ...]
+    """Of microbatches."""
+    sequence: int | None
+    """Tokens."""
+    architecture: Architecture | None
+    """None: the layers are measured ones."""
+    files: tuple[Path, ...]
+    """That were read."""
+
+
+def model_costs(source: JobSource, file: TuneFile, device: Accelerator | None) -> ModelCosts:
+    """Of the file of a source.
+
+    Raises:
+        InvalidInput: a file that it names cannot be read or used, or the model or the sites cannot be divided.
+    """
+    if file.tune.profiles is not None:
+        return _measured(source, file)
+    assert device is not None, "a rule of the file"
+    return _predicted(source, file, device)
+
+
+def _predicted(source: JobSource, file: TuneFile, device: Accelerator) -> ModelCosts:
+    model, at = file.model, source.place / "model"
+    path = None if model.config is None else source.directory / model.config
+    named, sizes = model.name or str(path), file.tune.microbatch_sizes or MICROBATCH_SIZES
+    try:
+        architecture = architecture_of(named)
+    except InvalidInput as error:
+        said = str(error) if path is None else f"found {show(model.config)}; {error}"
+        raise (at / ("name" if path is None else "config")).error(said) from error
+    except Unsupported as error:
+        raise at.error(str(error)) from error
+    sequence = model.sequence or min(DEFAULT_SEQUENCE, architecture.positions or DEFAULT_SEQUENCE)
+
+    @cache
+    def of(degrees: Degrees, size: int, selective: bool) -> LayerCosts:
+        made = predicted(
+            named,
+            device.name,
+            tp=degrees.tensor,
+            cp=degrees.context,
+            ep=degrees.expert,
+            etp=degrees.expert_tensor,
+            context_exchange=model.context_exchange,
+            framework=model.framework,
+            microbatch=size,
+            sequence=sequence,
+            selective_recompute=selective or model.recompute == "selective",
+            split_backward=file.tune.split_backward,
+            rates=None if model.efficiency is None else sustained(model.efficiency),
+        )
+        shared = made.setting.rows(architecture.vocabulary) * architecture.hidden if architecture.tied else 0
+        return layer_costs(
+            made.layers,
+            split_backward=file.tune.split_backward,
+            title=f"{made.title}, predicted",
+            parts=parts_of(made.architecture, made.setting),
+            setting=made.setting,
+            shared_parameters=shared,
+        )
+
+    blocks = (sublayer for block in architecture.blocks for sublayer in block.sublayers)
+    experts = max((each.count for each in blocks if isinstance(each, Experts)), default=0)
+    degrees, refused = [], None
+    for each in _tried(source, file, sequence, device.group, experts):
+        try:
+            of(each, sizes[0], False)
+            degrees.append(each)
+        except Unsupported as error:
+            refused = refused or error
+    if not degrees:
+        raise at.error(str(refused)) from refused
+    return ModelCosts(of, tuple(degrees), sizes, sequence, architecture, () if path is None else (path,))
+
+
+def _measured(source: JobSource, file: TuneFile) -> ModelCosts:
+    root, paths = source.place, _profile_paths(source, file)
+    sizes = file.tune.microbatch_sizes or tuple(sorted(paths))
+    for index, size in enumerate(sizes):
+        if size not in paths:
+            raise (root / "tune" / "microbatch_sizes" / index).refuse(
+                f"{size}", f"one of tune.profiles: {', '.join(map(str, paths))}"
+            )
+    degrees = _tried(source, file, None, 1, 0)[0]
+    read = {size: _profile(paths[size], degrees.expert, file.tune.split_backward) for size in sizes}
+    files = tuple(paths[size] for size in sizes)
+    return ModelCosts(lambda _degrees, size, _selective: read[size], (degrees,), sizes, file.model.sequence, None, files)
+
+
+def _tried(source: JobSource, file: TuneFile, sequence: int | None, node: int, experts: int) -> tuple[Degrees, ...]:
+    sites = file.topology.sites
+    tried = tried_degrees(file.model, sites, sequence=sequence, node=node, experts=experts)
+    if not tried:
+        least = min(_least(file.model.tp) * _least(file.model.cp), sum(sites))
+        index = next((at for at, devices in enumerate(sites) if devices % least), 0)
+        raise (source.place / "topology" / "sites" / index).refuse(
+            f"{sites[index]} devices", f"a multiple of {least}, as model.tp × model.cp of them make a rank"
+        )
+    return tried
+
+
+def _least(sizes: int | tuple[int, ...] | None) -> int:
+    return min(sizes) if isinstance(sizes, tuple) else sizes or 1
+
+
+def _profile_paths(source: JobSource, file: TuneFile) -> dict[int, Path]:
+    """The paths of the profiles, by microbatch size."""
+    at, given = source.place / "tune" / "profiles", file.tune.profiles
+    paths = {}
+    for key, name in given.items():
+        if not (key.isascii() and key.isdigit() and int(key) > 0):
+            raise at.refuse(f"the microbatch size {show(key)}", "a whole number of at least 1")
+        if not isinstance(name, str):
+            raise (at / key).refuse(show(name), "the path of a profile.json")
+        paths[int(key)] = source.directory / name
+    return paths
+
+
+def _profile(path: Path, expert_parallel: int, split_backward: bool) -> LayerCosts:
+    """Of a profile.json that has all that tuning needs."""
+    place = Location(str(path))
+    content = read_bytes(path)
+    profile = conform(parse_json(content, str(path)), ProfileFile, place)
+    if profile.modules or profile.edges:
+        raise place.refuse(
+            "layers that are a graph (modules, edges)", "a chain of layers, as `schedc tune` compares layouts of these"
+        )
+    layers = profile.layers
+    if not any(layer.parameters for layer in layers):
+        raise (place / "layers").refuse("no parameters", "parameters of each layer, for memory and data parallelism")
+    if expert_parallel > 1 and not any(layer.expert_parameters for layer in layers):
+        raise (place / "layers").refuse("no expert_parameters", "those of each layer, as model.ep divides the replicas of experts")
+    if not any(layer.activation_bytes for layer in layers):
+        raise (place / "layers").refuse("no activation", "activation of each layer, for memory")
+    for index, layer in enumerate(layers):
+        if layer.is_fused and split_backward:
+            expected = "the times of B and W, as they may run apart; profile with B and W apart, or set tune.split_backward = false"
+            raise (place / "layers" / index / "backward_input").refuse("a backward measured fused alone", expected)
+        if not layer.message_bytes and (index < len(layers) - 1 or layer.repeat > 1):
+            raise (place / "layers" / index / "message").refuse("nothing", 'a size such as "64 MiB", as a stage may end there')
+    return layer_costs(layers, split_backward=split_backward, title=profile.model, text=content.decode("utf-8-sig"), place=place)

@@ -1,0 +1,58 @@
+"""A candidate while the search works on it: its row, its problem and plan, and its bounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from schedc.ir import Plan
+    from schedc.study.loss.time_to_loss import LossRow
+    from schedc.study.tune.candidates import CandidateState, TuneRow
+    from schedc.study.tune.problems import CandidateProblem
+
+
+@dataclass(slots=True)
+class Work:
+    """A candidate while it is worked on."""
+
+    row: TuneRow
+    made: CandidateProblem | None = None
+    plan: Plan | None = None
+    about_ns: int = 0
+    """What the step, or all until the loss, may take; only for the order."""
+    ways: dict[bool, tuple[int, int]] = field(default_factory=dict)
+    """With a loss: the fewest updates, and a least period of theirs, without delay (False) and with some."""
+    reached: LossRow | None = None
+    """With a loss: of the plan."""
+
+    @property
+    def ops(self) -> int:
+        """Compute ops, as `Problem.num_ops`."""
+        candidate = self.row.candidate
+        return 3 * candidate.stages * candidate.microbatches
+
+    @property
+    def kind(self) -> tuple[bool, bool]:
+        """Whether steps overlap, and whether there is a pipeline: verdicts compare the best of each kind."""
+        return self.overlaps, self.row.candidate.ranks > 1
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether steps overlap."""
+        return self.row.candidate.versions is not None
+
+    def end(self, state: CandidateState, why_not: str) -> None:
+        """There is no plan."""
+        self.row.state, self.row.why_not = state, why_not
+
+    def raise_bound(self, bound_ns: int) -> None:
+        """No schedule of the candidate has a shorter step than this, either."""
+        row = self.row
+        row.bound_ns = max(row.bound_ns or 0, bound_ns)
+        row.time_to_loss_bound_ns = min(self.times_ns().values(), default=None)
+
+    def times_ns(self) -> dict[bool, int]:
+        """With a loss: bounds of the time to it, without delay (False) and with some."""
+        bound_ns, update_ns = self.row.bound_ns or 0, self.row.update_ns or 0
+        return {late: updates * (max(least_ns, bound_ns) + update_ns) for late, (updates, least_ns) in self.ways.items()}
