@@ -31,15 +31,22 @@ class Noted:
     """On one line."""
 
 
-def first_job(title: str, given: Mapping[str, Any]) -> str:
+HEAD = "`schedc compile` makes a plan of this job, `schedc bounds` says what no plan can beat. docs/job-file.md has all keys."
+HEAD_OF_TUNE = (
+    "`schedc tune` says what to run there. What is not here is searched or has a default: docs/tune-file.md has all keys."
+)
+
+
+def first_job(title: str, given: Mapping[str, Any], kind: type = JobFile) -> str:
     """The text of the file; it ends with a newline.
 
     Args:
         title: of the model and where it runs; on one line.
         given: values by section and key; quantities are text with units, or as TOML has them.
+        kind: whose keys it has: a job's, or those of a job of `tune`.
     """
-    head = "# `schedc compile` makes a plan of this job, `schedc bounds` says what no plan can beat. docs/job-file.md has all keys."
-    return "\n".join([f"# {title}", head, *_table("", inspect.type_info(JobFile), given)]) + "\n"
+    head = HEAD if kind is JobFile else HEAD_OF_TUNE
+    return "\n".join([f"# {title}", f"# {head}", *_table("", inspect.type_info(kind), given)]) + "\n"
 
 
 def _table(path: str, kind: Any, given: Any) -> Iterator[str]:

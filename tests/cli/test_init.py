@@ -15,8 +15,11 @@ from suite.command_line import schedc
 from schedc.cli.app import main
 from schedc.frontend.job import load_job
 from schedc.frontend.job_file import JobFile
+from schedc.frontend.job_source import source_of_file
 from schedc.io.conform import conform
 from schedc.io.location import Location
+from schedc.study.tune.candidates import candidates
+from schedc.study.tune.request import read_request
 
 LAYER: dict[str, Any] = {"forward": "2 ms", "backward_input": "3 ms", "backward_weight": "2 ms"}
 SIZES: dict[str, Any] = {"activation": "8 MiB", "message": "1 MiB", "parameters": 1000}
@@ -217,3 +220,36 @@ def test_an_absolute_path_stays_one(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_is_refused_in_one_line(options: str, says: str) -> None:
     assert says in refused(*options.split(), "-o", "job.toml")
+
+
+def test_the_job_of_tune_is_one_and_has_what_was_said() -> None:
+    link = ("--sites", "2", "--latency", "5 ms", "--bandwidth", "400 Gb/s")
+    options = ("--model", "llama3-8b", "--device", "b200", "--devices", "16", "--batch", "32", "--sequence", "8192", *link)
+    done = schedc("init", "--tune", *options, "-o", "tune.toml")
+    assert done.returncode == 0 and "schedc tune tune.toml" in done.stdout, done.stderr
+    table = tomllib.loads(Path("tune.toml").read_text(encoding="utf-8"))
+    assert table["model"] == {"name": "llama3-8b", "device": "b200", "sequence": 8192}
+    assert table["topology"] == {"sites": [8, 8], "between": {"latency": "5 ms", "bandwidth": "400 Gb/s"}}
+    request = read_request(source_of_file(Path("tune.toml")))
+    assert request.choices.batch == 32 and {each.degrees.tensor for each in candidates(request.choices)} == {1, 2, 4, 8}
+    assert "found a file" in refused("--tune", *options, "-o", "tune.toml")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ("--tune --model llama3-8b --devices 8", "--tune: expected --model, --devices and --batch"),
+        ("--tune --model llama3-8b --devices 8 --batch 8 --ranks 2", "neither --ranks nor --profile"),
+        (
+            "--tune --model llama3-8b --devices 9 --batch 8 --sites 2 --bandwidth 1GB/s",
+            "--devices: found 9, expected a multiple of",
+        ),
+        ("--tune --model llama3-8b --devices 8 --batch 8 --sites 2", "--sites of 2 or more together with --bandwidth"),
+        ("--tune --model llama3-9b --devices 8 --batch 8", "did you mean 'llama3-8b'"),
+        ("--tune --model llama3-8b --devices 8 --batch 8 --tp 2", "expected none, as these are searched"),
+        ("--model llama3-8b", "--ranks: expected it"),
+        ("--model llama3-8b --ranks 4 --batch 8", "--ranks: expected it, without --devices and --batch"),
+    ],
+)
+def test_options_of_tune_that_do_not_fit_are_refused(options: str, told: str) -> None:
+    assert told in refused(*options.split(), "-o", "tune.toml")

@@ -250,3 +250,20 @@ def test_the_best_whose_steps_overlap_is_a_job_with_its_plan(tmp_path: Path, cap
     assert set(OF_LOSS) <= best.keys() & first.keys()
     assert best["versions"] == "2bw" and best["delays"] == [1, 1] and found["verdict"] in printed
     assert found["lower_bound_ns"] <= best["time_to_loss_ns"] == best["updates"] * best["step_ns"]
+
+
+def test_the_command_line_alone_is_a_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tiny(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    words = "--model config.json --devices 4 --batch 8 --sequence 1024 --set model.tp=1 --set tune.zero_stages=[1]"
+    small = ("--set", "tune.microbatch_sizes=[1, 2]")
+    assert run("tune", *words.split(), *small, "-o", "a", "--json", *FAST) == 0
+    of_options = json.loads(capsys.readouterr().out)
+    assert run("tune", "tune.toml", "-o", "b", "--json", *FAST) == 0
+    of_file = json.loads(capsys.readouterr().out)
+    assert of_options["best"] | {"seconds": 0} == of_file["best"] | {"seconds": 0}
+    assert of_options["pipelines"] == of_file["pipelines"]
+    assert run("tune", "--model", "config.json", "-o", "c") == 2
+    assert "expected JOB, or --model, --devices and --batch" in capsys.readouterr().err

@@ -44,7 +44,12 @@ class _Profile:
 
 def init_command(
     output: Annotated[Path, options.output_to("JOB", "Where to write the job; - is standard output.")],
-    ranks: Annotated[int, Option(min=1, max=2**14, help="Pipeline ranks.")],
+    ranks: Annotated[int | None, Option(min=1, max=2**14, help="Pipeline ranks. Required without --tune.")] = None,
+    tune: Annotated[
+        bool, Option("--tune", help="Write a job of schedc tune instead, of --model, --device, --devices and --batch.")
+    ] = False,
+    devices: options.DevicesOption = None,
+    batch: options.BatchOption = None,
     model: Annotated[
         str | None, Option(metavar="NAME|CONFIG.json", help="As of schedc costs; its profile is written beside the job.")
     ] = None,
@@ -56,13 +61,11 @@ def init_command(
     cp: options.ContextOption = 1,
     ep: options.ExpertOption = 1,
     microbatch: options.MicrobatchOption = 1,
-    sequence: Annotated[int | None, Option(min=1, help="Tokens in a sequence. Default: as of schedc costs.")] = None,
+    sequence: options.SequenceOption = None,
     microbatches: Annotated[int | None, Option(min=1, help="In a training step. Default: 4 for each rank.")] = None,
-    sites: Annotated[int, Option(min=1, help="Datacenters, which share the ranks.")] = 1,
-    latency: Annotated[str | None, Option(metavar="TIME", help='Between sites, as in "10 ms".')] = None,
-    bandwidth: Annotated[
-        str | None, Option(metavar="RATE", help='Between sites, of all devices together, as in "100 Gb/s".')
-    ] = None,
+    sites: options.SitesOption = 1,
+    latency: options.LatencyOption = None,
+    bandwidth: options.BandwidthOption = None,
     bytes_per_parameter: Annotated[
         float,
         Option(min=0, max=2**20, help="Held all the time: 18 for Adam in mixed precision with 32-bit gradients, less with ZeRO."),
@@ -91,6 +94,30 @@ def init_command(
     for option, text, parse in checked:
         if text is not None:
             options.option_value(option, text, parse)
+    if tune:
+        if model is None or devices is None or batch is None or ranks is not None or profile is not None:
+            raise InvalidInput("--tune: expected --model, --devices and --batch with it, and neither --ranks nor --profile")
+        if max(tp, cp, ep, microbatch, microbatches or 1) > 1:
+            raise InvalidInput(
+                "--tune: found --tp, --cp, --ep, --microbatch or --microbatches, expected none, as these are searched"
+            )
+        from schedc.study.tune.request import tune_table
+
+        table = tune_table(
+            model,
+            device or "h100",
+            output.parent,
+            devices=devices,
+            batch=batch,
+            sites=sites,
+            sequence=sequence,
+            latency=latency,
+            bandwidth=bandwidth,
+        )
+        _write_tune(table, output, force=force)
+        return
+    if ranks is None or devices is not None or batch is not None:
+        raise InvalidInput("--ranks: expected it, without --devices and --batch, which are for --tune")
     if (model is None) == (profile is None):
         raise InvalidInput("expected either --model, a name or a config.json, or --profile, a profile.json that exists")
     if sites > ranks:
@@ -166,6 +193,24 @@ def init_command(
         typer.echo(f"wrote {files}; schedc compile {one_line(str(output))} -o plan.json makes a plan")
         for note in known.notes:
             typer.echo(f"note: {note}")
+
+
+def _write_tune(table: dict[str, Any], output: Path, *, force: bool) -> None:
+    """A job of `tune`, which is read as it would be."""
+    from schedc.frontend.first_job import first_job
+    from schedc.frontend.job_source import source_of_table
+    from schedc.frontend.tune_file import TuneFile
+    from schedc.study.tune.request import read_request
+
+    if not is_standard(output) and not force and os.path.lexists(output):
+        raise InvalidInput(f"{output}: found a file, expected none; name another with -o, or replace it with --force")
+    request = read_request(source_of_table(table, directory=output.parent, name="the options"))
+    check_outputs({"-o": output}, request.files, standard=True)
+    name = table["model"].get("name") or table["model"]["config"]
+    title = f"{name} on {counted(sum(request.choices.sites), 'device')}: {table['model']['device']}"
+    write_output(output, first_job(one_line(title), table, TuneFile).encode())
+    if not is_standard(output):
+        typer.echo(f"wrote {one_line(str(output))}; schedc tune {one_line(str(output))} -o tuned says what to run")
 
 
 def _predicted(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from typer import Option
+from typer import Argument, Option
 
 from schedc.cli import options
 from schedc.cli.options import option_value, output_to
@@ -15,8 +15,16 @@ from schedc.io.outputs import is_standard
 
 
 def tune_command(
-    job: options.JobArgument,
     output: Annotated[Path, output_to("FOLDER", "Where the table goes, and the best as job, profile and plan.")],
+    job: Annotated[Path | None, Argument(metavar="JOB", help="The job of tune (TOML); - is standard input.")] = None,
+    model: Annotated[str | None, Option(metavar="NAME|CONFIG.json", help="Instead of JOB: a model, as of schedc costs.")] = None,
+    device: Annotated[str, Option(metavar="NAME", help="With --model: what it runs on.")] = "h100",
+    devices: options.DevicesOption = None,
+    batch: options.BatchOption = None,
+    sequence: options.SequenceOption = None,
+    sites: options.SitesOption = 1,
+    latency: options.LatencyOption = None,
+    bandwidth: options.BandwidthOption = None,
     values: options.SetOption = None,
     method: Annotated[str | None, Option(metavar="NAME", help="auto, or the one method that is run on each candidate.")] = None,
     time_limit: Annotated[
@@ -31,10 +39,30 @@ def tune_command(
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> None:
-    """Try the ways to divide a cluster and a batch: ranks, data parallelism, microbatches, placement; write the best as a plan."""
+    """Try the ways to divide a cluster and a batch, with a pipeline and without; write the best as a plan."""
     from schedc.solvers.common.interruption import Interruption
 
-    source = options.read_source(job, values)
+    if job is not None:
+        source = options.read_source(job, values)
+    elif model is None or devices is None or batch is None:
+        raise InvalidInput("expected JOB, or --model, --devices and --batch instead of it")
+    else:
+        from schedc.frontend.job_source import option_override, source_of_table
+        from schedc.study.tune.request import tune_table
+
+        table = tune_table(
+            model,
+            device,
+            Path(),
+            devices=devices,
+            batch=batch,
+            sites=sites,
+            sequence=sequence,
+            latency=latency,
+            bandwidth=bandwidth,
+        )
+        overrides = [option_override(text) for text in values or ()]
+        source = source_of_table(table, directory=Path(), name=Path(model).stem, overrides=overrides)
     interruption = Interruption()
     with interruption.listening():
         from schedc.solvers.common.base import Limits, SearchSettings

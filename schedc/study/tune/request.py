@@ -5,12 +5,14 @@ Takes the source of a job; gives a `TuneRequest`. Whatever is wrong is said in o
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from schedc.costs.devices import RESERVE, Accelerator, device_named
 from schedc.costs.efficiency import ROOFLINE, Efficiency, efficiency_of
+from schedc.costs.layers import is_known
 from schedc.errors import InvalidInput
 from schedc.frontend.tune_file import TuneFile
 from schedc.io.conform import conform
@@ -80,6 +82,50 @@ class TuneRequest:
     def room_bytes(self) -> int:
         """What a plan may use of a device."""
         return self.capacity_bytes - self.reserve_bytes
+
+
+def tune_table(
+    model: str,
+    device: str,
+    folder: Path,
+    *,
+    devices: int,
+    batch: int,
+    sites: int = 1,
+    sequence: int | None = None,
+    latency: str | None = None,
+    bandwidth: str | None = None,
+) -> dict[str, Any]:
+    """The job of `tune` of what a person has: values by section and key.
+
+    Args:
+        model: a known name, or the path of a config.json.
+        device: a known name.
+        folder: where the job is, from which its paths lead.
+        devices: of all sites, which share them.
+        batch: sequences of a training step.
+        sites: how many there are.
+        sequence: its tokens; None: the default of `tune`.
+        latency: between sites.
+        bandwidth: between sites, of all devices together.
+
+    Raises:
+        InvalidInput: the devices are not a whole number for each site, or of the sites and the link between them one is missing.
+    """
+    if devices % sites:
+        raise InvalidInput(f"--devices: found {devices}, expected a multiple of the {sites} of --sites, which share them")
+    if (sites > 1) != (bandwidth is not None) or (latency is not None and sites == 1):
+        raise InvalidInput("expected --sites of 2 or more together with --bandwidth, of the links between them")
+    known = is_known(model)
+    of_model = {"name": model} if known else {"config": os.path.relpath(model, folder)}
+    return {
+        "model": {**of_model, "device": device, **({} if sequence is None else {"sequence": sequence})},
+        "tune": {"batch": batch},
+        "topology": {
+            "sites": [devices // sites] * sites,
+            **({} if bandwidth is None else {"between": {"latency": latency or "0 ms", "bandwidth": bandwidth}}),
+        },
+    }
 
 
 def read_request(source: JobSource) -> TuneRequest:

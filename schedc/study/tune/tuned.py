@@ -71,11 +71,11 @@ def pipeline_verdict(
     if least_ns is None:
         return f"{advice}: {other} there is no room ({others[0].why_not})"
     least = least_ns / of_best - 1
-    surely = f"at least {least:.1%}" if least > 0 else "perhaps no time"
+    surely = f"at least {least:.1%}" if least >= 0.0005 else "perhaps nothing"
     if others[0].step_ns is None or others[0].state is CandidateState.UNKNOWN:
         return f"{advice}: {other} it takes {surely} more, by its bound; no plan of that kind was made"
-    longer = value_ns(others[0]) / of_best - 1
-    return f"{advice}: {other} it takes {longer:.1%} more ({others[0].candidate.title}), and {surely} by its bound"
+    longer, bounded = value_ns(others[0]) / of_best - 1, f"; {surely} by its bound" if least >= 0.0005 else ""
+    return f"{advice}: {other} it takes {longer:.1%} more ({others[0].candidate.title}){bounded}"
 
 
 def no_plan(request: TuneRequest, rows: Sequence[TuneRow]) -> SchedcError:

@@ -191,7 +191,7 @@ _TEXTS: dict[str, Callable[[TuneRow], str]] = {
     "tp": lambda row: str(row.candidate.degrees.tensor),
     "cp": lambda row: str(row.candidate.degrees.context),
     "ep": lambda row: str(row.candidate.degrees.expert),
-    "etp": lambda row: str(row.candidate.degrees.expert_tensor),
+    "etp": lambda row: str(row.candidate.degrees.expert_tensor) if row.candidate.degrees.expert > 1 else "–",
     "size": lambda row: str(row.candidate.microbatch_size),
     "n": lambda row: str(row.candidate.microbatches),
     "placement": lambda row: row.candidate.placement,
