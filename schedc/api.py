@@ -158,6 +158,7 @@ def write_profile(
     sequence: int | None = None,
     images: int = 0,
     image_size: tuple[int, int] | None = None,
+    table: StrPath | None = None,
 ) -> None:
     """Predict what a model's layers cost, and write them as a profile.json for jobs; what was there is replaced.
 
@@ -175,6 +176,7 @@ def write_profile(
         sequence: tokens in a sequence, those of images included; None: 4096, or the model's position embeddings if fewer.
         images: in a microbatch, all its sequences together; 0: a model that takes images is its decoder alone.
         image_size: width and height of each image in pixels; None: as the model has it.
+        table: a file with measured products of the device, as `schedc profile --operators` writes it.
 
     Raises:
         InvalidInput: there is no such model or device, or a file cannot be used.
@@ -196,6 +198,7 @@ def write_profile(
         sequence=sequence,
         images=images,
         image_size=image_size,
+        table=None if table is None else Path(table),
     )
     write_atomically(Path(path), made.profile_json().encode())
 

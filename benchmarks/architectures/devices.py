@@ -33,7 +33,7 @@ def main() -> None:
     out.print()
     for name in ("", *DEVICES):
         rates = efficiency_of(name)
-        if not name or rates.device:
+        if not name or rates.table:
             shares = ", ".join(f"{key} {share:g}" for key, share in asdict(rates).items() if isinstance(share, float))
             out.print(f"{name}, products by its table: {shares}" if name else shares, soft_wrap=True)
 

@@ -194,7 +194,7 @@ class OfPipelines(Degrees):
 
 TERMS: dict[str, Callable[[TuneRequest], TuneRequest]] = {
     "all terms": changed(),
-    "shares of products by constants (0.7, attention 0.5)": changed(lambda each: replace(each, device="", sustained=1.0)),
+    "shares of products by constants (0.7, attention 0.5)": changed(lambda each: replace(each, table="", sustained=1.0)),
     "shares of products as measured alone": changed(lambda each: replace(each, sustained=1.0)),
     "0.8 of the memory's bandwidth": changed(lambda each: replace(each, memory=0.8, permute=0.8, loss=0.8)),
     "5 us for each pass over memory": changed(lambda each: replace(each, move_s=5e-6)),

@@ -3,24 +3,25 @@
 An operator takes the longer of computing and moving its bytes through the device's memory, then its collectives, and a fixed time
 for each launch. Shares of products are constants, or those of a *table of the device*: products measured by shape, of which the
 nearest ones count. Each constant stands with its reason; docs/measurements/model-costs.md has the ratios of predicted to measured
-durations.
+durations. Where a table has collectives, they take what was measured of their kind, group and size.
 
-A table is a file of the format `schedc.operators`, version 1, as that of B200 beside this module: `source`; `constants`, by the
-names of `Efficiency`; and `shares`, rows of engine, phase, the four numbers of a `ProductShape`, and the measured share of the
-peak.
+A table is a file (`schedc.formats.operator_table`): a user's, or that of a known device beside this module.
 """
 
 from __future__ import annotations
 
-import json
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from heapq import nsmallest
 from importlib import resources
 from math import inf, log2
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from schedc.costs.operators.operator import CollectiveKind, Engine
+from schedc.formats.operator_table import read_operator_table
+from schedc.io.location import Location, show
 
 if TYPE_CHECKING:
     from schedc.costs.devices import Accelerator
@@ -64,12 +65,12 @@ class Efficiency:
     sustained: float = 1.0
     """What products keep in a training step of the speed that they reach in a table, where each is measured alone; fitted to steps
     where a table's device has measured ones. The clock under load and what the host takes may be in it; they are not told apart."""
-    device: str = ""
-    """Whose table has the shares of products; empty: the constants are."""
+    table: str = ""
+    """Which table has the shares of products: a known device's, by its name, or a file's, by its absolute path; empty: none."""
 
     def product(self, engine: Engine, phase: str, shape: ProductShape | None) -> float:
         """The share of the peak of a product in a phase."""
-        if self.device and shape is not None and (found := _nearest(self.device, engine, phase, shape)) is not None:
+        if self.table and shape is not None and (found := _nearest(self.table, engine, phase, shape)) is not None:
             return found * self.sustained
         return {Engine.ATTENTION: self.attention, Engine.SCAN: self.scan}.get(engine, self.matrix)
 
@@ -79,40 +80,77 @@ ROOFLINE = Efficiency()
 
 
 class _Table(NamedTuple):
-    """Of a device."""
+    """One, to look up in."""
 
+    device: str
     constants: dict[str, float]
     shares: dict[tuple[str, str], list[tuple[tuple[float, ...], float]]]
     """By engine and phase: the logarithms of each shape, and its share."""
+    collectives: dict[str, dict[int, list[tuple[float, float]]]]
+    """By kind and group: bytes and seconds, ascending."""
 
 
 @cache
-def _table(device: str) -> _Table | None:
-    """Nothing: the device has none."""
-    file = resources.files("schedc.costs").joinpath(f"operators-{device}.json")
-    if not file.is_file():
-        return None
-    read = json.loads(file.read_text(encoding="utf-8"))
+def _table(name: str) -> _Table | None:
+    """Of a known device, by its name, or in the file of this absolute path; nothing: the device has none."""
+    path = Path(name)
+    if not path.is_absolute():
+        path = Path(str(resources.files("schedc.costs").joinpath(f"operators-{name}.json")))
+        if not path.is_file():
+            return None
+    read = read_operator_table(path)
     shares: dict[tuple[str, str], list[tuple[tuple[float, ...], float]]] = {}
-    for engine, phase, *shape, share in read["shares"]:
+    for engine, phase, *shape, share in read.shares:
         shares.setdefault((engine, phase), []).append((tuple(map(log2, shape)), share))
-    return _Table(read["constants"], shares)
+    collectives: dict[str, dict[int, list[tuple[float, float]]]] = {}
+    for kind, group, sent_bytes, took_s in sorted(read.collectives):
+        collectives.setdefault(kind, {}).setdefault(group, []).append((sent_bytes, took_s))
+    return _Table(read.device, read.constants.given(), shares, collectives)
 
 
-def efficiency_of(device: str) -> Efficiency:
-    """That of a known device: its table's, or the constants."""
-    table = _table(device)
-    return ROOFLINE if table is None else replace(ROOFLINE, **table.constants, device=device)
+def efficiency_of(device: str, table: Path | None = None) -> Efficiency:
+    """That of a known device: the table's in the file, else that of its own table, else the constants.
+
+    Raises:
+        InvalidInput: the file is no table, or one of another device.
+    """
+    name = device if table is None else str(table.absolute())
+    found = _table(name)
+    if found is None:
+        return ROOFLINE
+    if found.device != device:
+        raise (Location(str(table)) / "device").refuse(show(found.device), f"{show(device)}, whose costs are asked for")
+    return replace(ROOFLINE, **found.constants, table=name)
 
 
 @lru_cache(maxsize=4096)
-def _nearest(device: str, engine: Engine, phase: str, shape: ProductShape) -> float | None:
+def _nearest(name: str, engine: Engine, phase: str, shape: ProductShape) -> float | None:
     """The share of the nearest measured shapes; None: none of the kind was measured."""
-    table, at = _table(device), tuple(map(log2, shape))
+    table, at = _table(name), tuple(map(log2, shape))
     known = () if table is None else table.shares.get((engine, phase), ())
     near = nsmallest(NEAREST, ((sum((a - b) ** 2 for a, b in zip(at, other, strict=True)), share) for other, share in known))
     weights = [1 / (SPREAD + square) for square, _ in near]
     return sum(weight * share for weight, (_, share) in zip(weights, near, strict=True)) / sum(weights) if near else None
+
+
+def collective_s(work: OperatorWork, device: Accelerator, efficiency: Efficiency) -> float:
+    """Seconds of a phase's collectives.
+
+    By the table's measurements of the kind among as many devices, between whose sizes it interpolates: below the least a collective
+    takes as long as that one, above the largest the last rate goes on. Else by the links' bandwidth, its share, and a fixed time.
+    """
+    table = _table(efficiency.table) if efficiency.table and work.collectives else None
+    known = None if table is None else table.collectives.get(work.collective, {}).get(work.spans)
+    if known:
+        each = work.link_bytes / work.collectives
+        sizes = [size for size, _ in known]
+        at = min(max(bisect_left(sizes, each), 1), len(known) - 1)
+        (low, low_s), (high, high_s) = known[max(0, at - 1)], known[at]
+        rate = (high_s - low_s) / (high - low) if high > low else high_s / high if high else 0.0
+        return work.collectives * max(known[0][1], low_s + rate * (each - low))
+    links = device.link_bytes_per_s if work.spans <= device.group else device.network_bytes_per_s
+    reached = efficiency.exchange if work.collective is CollectiveKind.EXCHANGE else efficiency.link
+    return work.link_bytes / (links * reached) + work.collectives * efficiency.collective_s
 
 
 def sustained(share: float) -> Efficiency:
@@ -144,7 +182,5 @@ def operator_s(operator: Operator, phase: str, device: Accelerator, efficiency: 
         busy_s = max(busy_s, work.flops / (peak * share)) + efficiency.launch_s
     elif work.memory_bytes:
         busy_s += efficiency.move_s
-    links = device.link_bytes_per_s if work.spans <= device.group else device.network_bytes_per_s
-    reached = efficiency.exchange if work.collective is CollectiveKind.EXCHANGE else efficiency.link
-    linked_s = work.link_bytes / (links * reached) + work.collectives * efficiency.collective_s
+    linked_s = collective_s(work, device, efficiency)
     return max(busy_s, linked_s) if work.overlapped else busy_s + linked_s

@@ -26,10 +26,11 @@ from schedc.costs.operators.blocks import (
     head_operators,
     kind_of,
 )
-from schedc.costs.operators.operator import elementwise
+from schedc.costs.operators.operator import Engine, elementwise
 from schedc.costs.operators.vision import image_setting, image_tokens, patch_operators, projector_operators
 from schedc.errors import InvalidInput, Unsupported
 from schedc.formats.graph_entries import LayerEdge, ModuleEntry
+from schedc.formats.operator_table import MeasuredEngine, Product
 from schedc.formats.profile_file import LayerEntry, QuadraticEntry
 from schedc.io.input_file import read_bytes
 from schedc.io.location import Location, show
@@ -42,6 +43,10 @@ if TYPE_CHECKING:
 
     from schedc.costs.devices import Accelerator
     from schedc.costs.operators.operator import Operators
+
+
+MEASURED: dict[Engine, MeasuredEngine] = {Engine.MATRIX: "matrix", Engine.GROUPED: "grouped", Engine.ATTENTION: "attention"}
+"""Of these products a device's table has shares."""
 
 
 def layers_of(
@@ -137,6 +142,24 @@ def layer_of(
         state_gradient_bytes=round(sum(each.state_bytes for each in operators)) or None,
         quadratic=QuadraticEntry(forward=shares[0], backward_input=shares[1]) if any(shares) else None,
     )
+
+
+def products_of(parts: Sequence[Part], batch: int) -> list[Product]:
+    """The products of layers that a device's table has, each shape once: all but attention that does not see all before it.
+
+    Args:
+        parts: the layers.
+        batch: sequences in a microbatch.
+    """
+    found = {}
+    for operator in (each for part in parts for each in part.operators):
+        engine = MEASURED.get(operator.engine)
+        if operator.shape is None or engine is None or (operator.engine is Engine.ATTENTION and operator.quadratic != 1):
+            continue
+        number, tokens, inner, outer = (int(each) if float(each).is_integer() else each for each in operator.shape)
+        flops = operator.forward.flops, operator.backward_input.flops, operator.backward_weight.flops
+        found[operator.engine, operator.shape] = Product(engine, (number, tokens, inner, outer), batch, flops)
+    return list(found.values())
 
 
 def merged(layers: Sequence[LayerEntry]) -> tuple[LayerEntry, ...]:

@@ -18,6 +18,8 @@ from schedc.io.location import show
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from schedc.formats.graph_entries import LayerEdge, ModuleEntry
     from schedc.formats.profile_file import LayerEntry
 
@@ -73,6 +75,7 @@ def predicted(
     selective_recompute: bool = False,
     split_backward: bool = True,
     rates: Efficiency | None = None,
+    table: Path | None = None,
 ) -> Predicted:
     """What the layers cost.
 
@@ -92,6 +95,7 @@ def predicted(
         selective_recompute: whether B computes norms and activation functions again.
         split_backward: whether B and W may run apart.
         rates: which share of the device's peaks is reached; None: what its table says, or constants for devices without one.
+        table: a file with the table that counts instead, as `schedc profile --operators` measures it.
 
     Raises:
         InvalidInput: there is no such model or device, the file cannot be used, or a size is not a whole number above 0.
@@ -120,7 +124,7 @@ def predicted(
         images=images,
         image_size=image_size,
     )
-    rates = efficiency_of(where.name) if rates is None else rates
+    rates = efficiency_of(where.name, table) if rates is None else rates
     layers = merged(layers_of(architecture, where, setting, rates, split_backward=split_backward))
     named = (("tp", tp, 1), ("cp", cp, 1), ("ep", ep, 1), ("etp", setting.expert_tensor, tp))
     divided = "".join(f", {name} {size}" for name, size, usual in named if size != usual)
@@ -132,7 +136,7 @@ def predicted(
             f"images: {images} of {wide * pixels} × {high * pixels} pixels, {wide * high} tokens each;"
             f" {vision_parameters(vision):,} of the parameters make tokens of them"
         )
-    if not rates.device and rates == efficiency_of(where.name):
+    if not rates.table and rates == efficiency_of(where.name):
         notes.append(f"no products measured on {where.name} are known: which share of the peak they reach is a constant")
     modules, edges = graph_of(architecture, setting)
     if architecture.tied:

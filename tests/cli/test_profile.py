@@ -95,8 +95,10 @@ def test_the_command_writes_a_profile_that_a_job_uses(directory: Path) -> None:
 
 
 def test_the_command_refuses_before_it_measures(directory: Path) -> None:
-    with pytest.raises(InvalidInput, match="expected either --model, to measure, or --from-trace"):
+    with pytest.raises(InvalidInput, match="expected one of --model, to measure, --operators, to measure"):
         profile_command(output=Path("profile.json"))
+    with pytest.raises(InvalidInput, match="--accelerator: found nothing, expected what this device is"):
+        profile_command(output=Path("profile.json"), operators="llama3-8b")
     with pytest.raises(InvalidInput, match=r"missing/profile\.json: cannot be written: the directory .*missing does not exist"):
         profile_command(output=Path("missing/profile.json"), model="six_layers:model")
     assert not Path("profile.json").exists()

@@ -45,6 +45,9 @@ def costs_command(
     efficiency: Annotated[
         float | None, Option(min=0.001, max=1, metavar="X", help="Take this share of the peak for all FLOPs, and nothing else.")
     ] = None,
+    table: Annotated[
+        Path | None, Option(metavar="TABLE", help="Measured products of the device, as schedc profile --operators writes them.")
+    ] = None,
     operators: Annotated[bool, Option("--operators", help="Print what each operator of each kind of layer costs, too.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -56,8 +59,10 @@ def costs_command(
     from schedc.view.terminal import profile
     from schedc.view.terminal.show import show
 
+    if table is not None and efficiency is not None:
+        raise InvalidInput("found --efficiency and --table, expected one of them")
     path = None if is_known(model) else Path(model)
-    check_outputs({"-o": output}, () if path is None or not path.exists() else (path,), standard=True, as_json=as_json)
+    check_outputs({"-o": output}, [each for each in (path, table) if each and each.exists()], standard=True, as_json=as_json)
     made = predicted(
         model,
         device,
@@ -74,6 +79,7 @@ def costs_command(
         selective_recompute=recompute == "selective",
         split_backward=split_backward,
         rates=None if efficiency is None else sustained(efficiency),
+        table=table,
     )
     architecture, layers = made.architecture, made.layers
     write_output(output, made.profile_json().encode())

@@ -8,10 +8,12 @@ import torch
 
 from runs.harness import Orders, load, make_batch, make_stages
 from schedc.runtime.measure.recording import Recorder
+from schedc.runtime.profiling.products import measured_collectives
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from schedc.formats.operator_table import CollectiveRow
     from schedc.ir.plan import Plan
 
 
@@ -30,3 +32,8 @@ def profiled(rank: int, plan: Plan, directory: Path) -> tuple[list[list[str]], s
     events: Any = profiler.events()
     tokens = [event.name for event in events if event.name in orders.steps[0]]
     return orders.steps, line, sorted(tokens)
+
+
+def measure_collectives(rank: int) -> list[CollectiveRow]:
+    """Two sizes of each kind, small ones."""
+    return list(measured_collectives(torch.device("cpu"), repeats=1, warmup=1, sizes=(4096, 16384)))
