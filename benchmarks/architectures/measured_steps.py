@@ -14,10 +14,10 @@ import json
 import tempfile
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -129,20 +129,34 @@ def step_of(
     )
 
 
-def changed(
-    rates: Callable[[Efficiency], Efficiency] = lambda each: each,
-    operator: Callable[[Operator], Operator | None] = lambda each: each,
-    request: Callable[[TuneRequest], TuneRequest] = lambda each: each,
-) -> Callable[[TuneRequest], TuneRequest]:
-    """A request with other rates, other operators (None: without it), or changed otherwise."""
+class Term(NamedTuple):
+    """One of the prediction, and how a request is without it."""
+
+    added: str
+    without: str
+    rates: Callable[[Efficiency], Efficiency] = lambda each: each
+    operator: Callable[[Operator], Operator | None] = lambda each: each
+    """None: there is none."""
+    request: Callable[[TuneRequest], TuneRequest] = lambda each: each
+    framework: str = "megatron-te"
+
+
+def without(*terms: Term) -> Callable[[TuneRequest], TuneRequest]:
+    """A request without these terms."""
 
     def change(before: TuneRequest) -> TuneRequest:
         assert before.device is not None
-        efficiency, device = rates(before.rates), before.device
+        efficiency = reduce(lambda rates, term: term.rates(rates), terms, before.rates)
+        device = before.device
+
+        def left(operator: Operator | None) -> Operator | None:
+            for term in terms:
+                operator = None if operator is None else term.operator(operator)
+            return operator
 
         def costs(degrees: Degrees, size: int, selective: bool) -> LayerCosts:
             known = before.costs(Degrees(**asdict(degrees)), size, selective)
-            parts = [part._replace(operators=[new for old in part.operators if (new := operator(old))]) for part in known.parts]
+            parts = [part._replace(operators=[new for old in part.operators if (new := left(old))]) for part in known.parts]
             entries = [
                 layer_of(
                     part.name,
@@ -163,7 +177,7 @@ def changed(
                 shared_parameters=known.shared_parameters,
             )
 
-        return request(replace(before, rates=efficiency, costs=costs))
+        return reduce(lambda request, term: term.request(request), terms, replace(before, rates=efficiency, costs=costs))
 
     return change
 
@@ -192,31 +206,84 @@ class OfPipelines(Degrees):
         return max(1, pipelines // self.expert)
 
 
-TERMS: dict[str, Callable[[TuneRequest], TuneRequest]] = {
-    "all terms": changed(),
-    "shares of products by constants (0.7, attention 0.5)": changed(lambda each: replace(each, table="", sustained=1.0)),
-    "shares of products as measured alone": changed(lambda each: replace(each, sustained=1.0)),
-    "0.8 of the memory's bandwidth": changed(lambda each: replace(each, memory=0.8, permute=0.8, loss=0.8)),
-    "5 us for each pass over memory": changed(lambda each: replace(each, move_s=5e-6)),
-    "0.75 of the links, 20 us for each collective": changed(
-        lambda each: replace(each, link=0.75, exchange=0.75, collective_s=2e-5)
+TERMS = (
+    Term(
+        "products as measured alone, by shape",
+        "shares of products by constants (0.7, attention 0.5)",
+        rates=lambda each: replace(each, table="", sustained=1.0),
     ),
-    "W does not gather again": changed(operator=without_repeated_gather),
-    "no second order of experts' tokens, no router": changed(
-        operator=lambda each: None if each.name in ("sort", "scores", "choice") else each
+    Term(
+        "the memory's bandwidth as measured",
+        "0.8 of the memory's bandwidth",
+        rates=lambda each: replace(each, memory=0.8, permute=0.8, loss=0.8),
     ),
-    "no copies around the all-to-all of attention": changed(operator=lambda each: None if each.name == "reorder" else each),
-    "the embedding's gradient by tokens": changed(operator=without_dense_gradient),
-    "no optimizer's step": changed(request=lambda each: replace(each, optimizer=OptimizerRates(Fraction(0), Fraction(0)))),
-    "replicas are pipelines": changed(
-        request=lambda each: replace(each, choices=replace(each.choices, degrees=(OfPipelines(**asdict(each.choices.degrees[0])),)))
+    Term(
+        "collectives as measured",
+        "0.75 of the links, 20 us for each collective",
+        rates=lambda each: replace(each, link=0.75, exchange=0.75, collective_s=2e-5),
     ),
-    "nothing held besides states and activations": changed(
-        request=lambda each: replace(each, costs=lambda *of: replace(each.costs(*of), setting=None))
+    Term(
+        "replicas of each weight",
+        "replicas are pipelines",
+        request=lambda each: replace(
+            each, choices=replace(each.choices, degrees=(OfPipelines(**asdict(each.choices.degrees[0])),))
+        ),
     ),
-    "a framework without habits": lambda each: each,
-}
-"""What is left out, or as it was before, and how."""
+    Term(
+        "the optimizer's step",
+        "no optimizer's step",
+        request=lambda each: replace(each, optimizer=OptimizerRates(Fraction(0), Fraction(0))),
+    ),
+    Term("W gathers its input again", "W does not gather again", operator=without_repeated_gather),
+    Term(
+        "experts' tokens in order, and the router",
+        "no second order of experts' tokens, no router",
+        operator=lambda each: None if each.name in ("sort", "scores", "choice") else each,
+    ),
+    Term(
+        "copies around the all-to-all of attention",
+        "no copies around the all-to-all of attention",
+        operator=lambda each: None if each.name == "reorder" else each,
+    ),
+    Term("the embedding's dense gradient", "the embedding's gradient by tokens", operator=without_dense_gradient),
+    Term("30 us for each pass over memory", "5 us for each pass over memory", rates=lambda each: replace(each, move_s=5e-6)),
+    Term("the framework's habits", "a framework without habits", framework="plain"),
+    Term(
+        "what a backward works with, and buffers",
+        "nothing held besides states and activations",
+        request=lambda each: replace(each, costs=lambda *of: replace(each.costs(*of), setting=None)),
+    ),
+    Term(
+        "what products keep in a step (fitted)",
+        "shares of products as measured alone",
+        rates=lambda each: replace(each, sustained=1.0),
+    ),
+)
+"""In the order in which one is added after another."""
+
+
+def print_terms(out: Console, rows: Sequence[dict[str, Any]]) -> None:
+    """The errors without each term alone; and with those up to each."""
+    kinds = [("with, or without", [("all terms", ()), *((term.without, (term,)) for term in TERMS)])]
+    up_to = [(term.added, TERMS[number + 1 :]) for number, term in enumerate(TERMS)]
+    kinds.append(("term by term", [("none of them", TERMS), *up_to]))
+    for header, cases in kinds:
+        table = Table(box=None, pad_edge=False)
+        for column in (header, "time", "bias", "memory", "its bias"):
+            table.add_column(column, justify="right" if column != header else "left")
+        for name, left_out in cases:
+            framework = "plain" if any(term.framework == "plain" for term in left_out) else "megatron-te"
+            steps = [step_of(row, without(*left_out), framework) for row in rows]
+            errors = [step.error for step in steps]
+            sizes = [one / other - 1 for step in steps for one, other in zip(step.held_mib, step.measured_mib, strict=True)]
+            means = [f"{mean(map(abs, errors)):.1%}", f"{mean(errors):+.1%}", f"{mean(map(abs, sizes)):.2%}", f"{mean(sizes):+.2%}"]
+            table.add_row(name, *means)
+        out.print(table)
+
+
+def sustaining(share: float) -> Callable[[TuneRequest], TuneRequest]:
+    """A request in whose steps products keep this share."""
+    return without(Term("", "", rates=partial(replace, sustained=share)))
 
 
 def fitted(rows: Sequence[dict[str, Any]]) -> float:
@@ -224,7 +291,7 @@ def fitted(rows: Sequence[dict[str, Any]]) -> float:
     low, high = 0.8, 1.1
     while high - low > 0.001:
         middle = (low + high) / 2
-        change = changed(partial(replace, sustained=middle))
+        change = sustaining(middle)
         low, high = (middle, high) if mean(step_of(row, change).error for row in rows) > 0 else (low, middle)
     return round((low + high) / 2, 3)
 
@@ -243,7 +310,7 @@ def main() -> None:
     """Print the rows, and the means."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("steps", type=Path, nargs="?")
-    parser.add_argument("--terms", action="store_true", help="the error without each term")
+    parser.add_argument("--terms", action="store_true", help="the error without each term, and with one after another")
     parser.add_argument("--fit", action="store_true", help="the one constant that is fitted, on every second step")
     options, out = parser.parse_args(), Console(width=160)
     if options.steps is None:
@@ -263,21 +330,12 @@ def main() -> None:
     if options.fit:
         for name, half, other in (("first", rows[::2], rows[1::2]), ("second", rows[1::2], rows[::2])):
             sustained = fitted(half)
-            change = changed(partial(replace, sustained=sustained))
+            change = sustaining(sustained)
             out.print(f"sustained {sustained}, fitted on every second step, beginning with the {name}")
             for whose, of in (("these", half), ("the others", other)):
                 out.print(f"  {whose}: {summary([step_of(row, change) for row in of]).partition(', memory')[0]}")
     if options.terms:
-        table = Table(box=None, pad_edge=False)
-        for column in ("with, or without", "time", "bias", "memory", "its bias"):
-            table.add_column(column, justify="right" if column != "with, or without" else "left")
-        for name, change in TERMS.items():
-            steps = [step_of(row, change, "plain" if name == "a framework without habits" else "megatron-te") for row in rows]
-            errors = [step.error for step in steps]
-            sizes = [one / other - 1 for step in steps for one, other in zip(step.held_mib, step.measured_mib, strict=True)]
-            means = [f"{mean(map(abs, errors)):.1%}", f"{mean(errors):+.1%}", f"{mean(map(abs, sizes)):.2%}", f"{mean(sizes):+.2%}"]
-            table.add_row(name, *means)
-        out.print(table)
+        print_terms(out, rows)
 
 
 if __name__ == "__main__":
