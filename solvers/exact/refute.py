@@ -2,10 +2,10 @@
 
 Takes a Problem with bounds from both sides; gives a better lower bound. The model is `build_relaxed`: links and needs, then the
 compute of the ranks that did several things at once in the best schedule so far, then the memory of one rank more each time, alone
-and with that compute, as far as that takes no longer than a share of the limits. At the end, what is left is asked for one makespan
-after another, as windows are narrow then. It is CP-SAT's word, and speaks of schedules whose F, B and BW are whole, however they
-cut W: with what is left of a rank's compute, the order in which its W follow each other, the model is one of all these
-(`models.cpsat.cut_weights`).
+and with that compute, as far as that takes no longer than a share of the limits. Beside that, the memory of a few ranks is asked
+for one makespan after another, as windows are narrow then. What raised the bound most for its work goes on. It is CP-SAT's word,
+and speaks of schedules whose F, B and BW are whole, however they cut W: with what is left of a rank's compute, the order in which
+its W follow each other, the model is one of all these (`models.cpsat.cut_weights`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from schedc.solvers.common.method import Search
 from schedc.solvers.exact.cpsat import SOLVER, digest_of, run, solver_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ortools.sat.python import cp_model
 
@@ -45,9 +45,11 @@ STEPS, MOST_STEPS = 100, 1600
 LEAST_S = 0.25
 """No question gets less."""
 SHARE = 0.25
-"""A relaxation gets this share of what is left to be settled, ..."""
+"""A question gets this share of what is left, at most."""
+LEAST_WORK = 1e-3
+"""No question counts as less."""
 RANKS = 3
-"""... and if some were not, the memory of this many ranks counts in the end: those where it causes the longest waits."""
+"""Narrow makespans count the memory of this many ranks at first: those where it causes the longest waits."""
 RANKS_SHARE = 0.1
 """Finding them takes at most this share of a time limit."""
 
@@ -113,19 +115,13 @@ def refute(
         raise Unsupported(f"refute bounds the makespan; the objective is {problem.objective}")
     check_bound(bound_ns, objective_ns, "known before refute")
     grid = grid_of(problem, objective_ns)
-    blocks, enough = blocks_of(problem, grid), grid.ticks(objective_ns)
+    blocks = blocks_of(problem, grid)
     clock = Clock(inf if limits.time_s is None or limits.deterministic is not None else RANKS_SHARE * limits.time_s)
     asker = _Asker(problem, grid, blocks, objective_ns, limits, on_bound, time.perf_counter(), bound_ns, grid.ticks(bound_ns))
-    path, order = windows_of(problem, blocks, enough).least, _ranks(problem, clock) if asker.goes_on else ()
-    settled, is_settled = _grow(asker, order, max(path, enough - 1))
-    # Where something was not settled, narrow windows may settle it: one makespan after another, each a little above the last.
-    last = _Counted(settled.computing | asker.crowded, settled.limited | {*order[:RANKS]})
-    step, least = max(1, enough // STEPS), max(1, enough // MOST_STEPS)
-    while asker.goes_on and not is_settled and step >= least:
-        status = asker.ask(last, max(path, min(asker.lower + step, enough - 1)), 0.5)
-        is_settled = status == SolverStatus.OPTIMAL
-        step = step if status == SolverStatus.INFEASIBLE else step // 2
-    cut_short = clock.has_cut or not (is_settled or asker.is_good_enough)
+    path, order = windows_of(problem, blocks, asker.enough).least, _ranks(problem, clock) if asker.goes_on else ()
+    memories = (_Counted(limited=frozenset(order[:count])) for count in range(min(RANKS, len(order)), len(order) + 1))
+    _by_gain(asker, [_grow(asker, order, path), _narrow(asker, memories, path)])
+    cut_short = clock.has_cut or not (asker.counts_all or asker.is_good_enough)
     return Refuted(lower_bound_ns=asker.bound_ns, cut_short=cut_short, work=asker.spent)
 
 
@@ -156,11 +152,18 @@ class _Asker:
     spent: float = 0.0
     crowded: frozenset[int] = frozenset()
     """Ranks that run several F or backwards at once in the best schedule of the relaxation that was settled last."""
+    counts_all: bool = False
+    """Whether that schedule keeps to all that counts, so that no relaxation bounds more."""
+
+    @property
+    def enough(self) -> int:
+        """The known schedule in ticks."""
+        return self.grid.ticks(self.objective_ns)
 
     @property
     def is_good_enough(self) -> bool:
         """Whether nothing, or too little, is left between the bound and the known schedule."""
-        is_there = self.lower >= self.grid.ticks(self.objective_ns)
+        is_there = self.lower >= self.enough
         return is_there or self.objective_ns - self.bound_ns <= self.limits.gap * self.objective_ns
 
     @property
@@ -173,14 +176,14 @@ class _Asker:
         left_s = None if time_s is None else time_s - (time.perf_counter() - self.begun)
         return left_s, None if work is None else work - self.spent
 
-    def ask(self, counted: _Counted, upper: int, share: float) -> SolverStatus:
-        """For the best relaxed schedule of at most `upper` ticks, in a share of what is left."""
+    def ask(self, counted: _Counted, upper: int) -> SolverStatus:
+        """For the best relaxed schedule of at most `upper` ticks, in its share of what is left."""
         windows = windows_of(self.problem, self.blocks, upper)
         lower, computing, limited = self.lower, counted.computing, counted.limited
         model = build_relaxed(self.problem, self.blocks, windows, lower, upper, computing=computing, limited=limited)
         left_s, work = self._left()
-        time_s = None if left_s is None else max(left_s * share, LEAST_S)
-        deterministic = None if work is None else min(work, max(work * share, LEAST_S))
+        time_s = None if left_s is None else max(left_s * SHARE, LEAST_S)
+        deterministic = None if work is None else min(work, max(work * SHARE, LEAST_S))
         solver = solver_of(replace(self.limits, time_s=time_s, deterministic=deterministic, gap=0.0))
         code, ended_by = run(solver, model.model)
         status = SolverStatus(solver.status_name(code))
@@ -193,6 +196,10 @@ class _Asker:
         if ended_by is not None:
             raise ended_by
         return status
+
+    def settles(self, counted: _Counted, upper: int) -> frozenset[int] | None:
+        """`crowded`, if its share of what is left settles the relaxation."""
+        return self.crowded if self.ask(counted, upper) is SolverStatus.OPTIMAL else None
 
     def _raise(
         self, lower: int, solver: cp_model.CpSolver, model: cp_model.CpModel, counted: _Counted, status: SolverStatus
@@ -213,34 +220,60 @@ class _Asker:
         self.on_bound(self.bound_ns, log)
 
 
-def _grow(asker: _Asker, order: Sequence[int], upper: int) -> tuple[_Counted, bool]:
-    """Let the relaxation count more and more, as long as it is settled; returns the last one that was, and whether it counts all.
+def _by_gain(asker: _Asker, lines: list[Iterator[None]]) -> None:
+    """Ask on along the line whose last question raised the bound most for its work; of equals along the one that asked less."""
+    gains, asked = dict.fromkeys(lines, inf), dict.fromkeys(lines, 0)
+    while gains and asker.goes_on and not asker.counts_all:
+        line = max(gains, key=lambda each: (gains[each], -asked[each]))
+        lower, spent = asker.lower, asker.spent
+        if next(line, line) is line:
+            del gains[line]
+            continue
+        gains[line], asked[line] = (asker.lower - lower) / max(asker.spent - spent, LEAST_WORK), asked[line] + 1
+
+
+def _grow(asker: _Asker, order: Sequence[int], path: int) -> Iterator[None]:
+    """Let the relaxation count more and more, as long as it is settled; a question each time it goes on.
 
     At first the compute of ranks that did several things at once; then memory limits in the order given, alone and with that
-    compute: each alone is settled far sooner than both together.
+    compute: each alone is settled far sooner than both together. Where not all is counted then, narrow windows may settle more.
     """
-    nothing = settled = _Counted()
-    if not asker.goes_on or asker.ask(nothing, upper, SHARE) != SolverStatus.OPTIMAL:
-        return nothing, False
-    while asker.goes_on and (more := asker.crowded - settled.computing):
+    upper, nothing = max(path, asker.enough - 1), _Counted()
+    settled = counted = nothing
+    more = crowded = asker.settles(nothing, upper)
+    yield
+    while more:
         tried = replace(settled, computing=settled.computing | more)
-        if asker.ask(tried, upper, SHARE) != SolverStatus.OPTIMAL:
-            break
-        settled = tried
-    if settled.computing:
-        _add_limits(asker, order, nothing, upper)
-    settled = _add_limits(asker, order, settled, upper)
-    return settled, settled.limited.issuperset(order) and asker.crowded <= settled.computing
+        more = asker.settles(tried, upper)
+        yield
+        if more is not None:
+            settled, crowded, more = tried, more, more - tried.computing
+    if crowded is None:
+        return
+    for counted in dict.fromkeys((nothing, settled)):
+        for rank in order:
+            tried = replace(counted, limited=counted.limited | {rank})
+            found = asker.settles(tried, upper)
+            yield
+            if found is None:
+                break
+            counted, crowded = tried, found
+    asker.counts_all = counted.limited.issuperset(order) and crowded <= counted.computing
+    if not asker.counts_all:
+        yield from _narrow(asker, [_Counted(counted.computing | crowded, counted.limited | {*order[:RANKS]})], path)
 
 
-def _add_limits(asker: _Asker, order: Sequence[int], settled: _Counted, upper: int) -> _Counted:
-    """Count the memory limits of one rank after another, as long as the relaxation is settled."""
-    for rank in order:
-        tried = replace(settled, limited=settled.limited | {rank})
-        if not asker.goes_on or asker.ask(tried, upper, SHARE) != SolverStatus.OPTIMAL:
-            break
-        settled = tried
-    return settled
+def _narrow(asker: _Asker, relaxations: Iterable[_Counted], path: int) -> Iterator[None]:
+    """Ask each for one makespan after another, a little above the last, until one is possible; a question each time it goes on."""
+    step, least = max(1, asker.enough // STEPS), max(1, asker.enough // MOST_STEPS)
+    for counted in relaxations:
+        status = SolverStatus.INFEASIBLE
+        while status in (SolverStatus.INFEASIBLE, SolverStatus.UNKNOWN):
+            status = asker.ask(counted, max(path, min(asker.lower + step, asker.enough - 1)))
+            yield
+            step = step // 2 if status is SolverStatus.UNKNOWN else step
+            if step < least:
+                return
 
 
 def _crowded(problem: Problem, model: CpSatVariables, value: Callable[[cp_model.IntVar], int]) -> frozenset[int]:

@@ -15,8 +15,8 @@ from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.ir.problem import Objective
-from schedc.solvers.common.base import Limits
-from schedc.solvers.exact.refute import Refuted, refute
+from schedc.solvers.common.base import Limits, SolverStatus
+from schedc.solvers.exact.refute import Refuted, _Asker, _Counted, refute
 from schedc.solvers.heuristics.greedy import Greedy
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 LIMITS = Limits(workers=1)
 LINKS = {(0, 1): (5, 20), (1, 0): (5, 20)}
+STEP = 4
+"""A makespan so much above the bound is a narrow one, in nanoseconds."""
 STARVED = make_problem(2, 2, placement="loop", chunks=2, costs_ns=(2, 2, 1), in_flight=1, links=LINKS)
 """Links that carry three messages of every microbatch each way, and memory for one microbatch at a time."""
 
@@ -89,6 +91,18 @@ def test_counts_the_compute_of_ranks_that_are_crowded() -> None:
     assert found.lower_bound_ns == optimum(problem)
     assert "of ranks none" in heard[0]
     assert "of ranks none" not in heard[-1].split(";")[0]
+
+
+def test_a_question_that_takes_long_does_not_displace_one_that_says_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where what counts compute is never settled, narrow makespans with the memory of a few ranks say as much as before."""
+    ask = _Asker.ask
+
+    def without_compute(asker: _Asker, counted: _Counted, upper: int) -> SolverStatus:
+        is_settled = not counted.computing and (not counted.limited or upper - asker.lower <= STEP)
+        return ask(asker, counted, upper) if is_settled else SolverStatus.UNKNOWN
+
+    monkeypatch.setattr(_Asker, "ask", without_compute)
+    assert refuted(STARVED).lower_bound_ns == 297
 
 
 def test_starts_from_the_bound_that_is_known() -> None:
