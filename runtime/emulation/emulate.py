@@ -240,6 +240,8 @@ def emulated(request: RankRequest, report: Callable[[int], None]) -> Emulation:
         raise Unsupported(
             f"plan {plan.name!r} has updates, as its steps overlap; what ops read follows from their order, which stays"
         )
+    if plan.problem.is_sharded:
+        raise Unsupported(f"plan {plan.name!r} gathers and releases weights within the step, which is not emulated; simulate it")
     if request.choose and plan.problem.data_parallel is not None:
         raise Unsupported(f"plan {plan.name!r} has data-parallel collectives, with which ranks that choose are not emulated")
     longest_s = (plan.certificate.makespan_ns + _delays_ns(plan, request.links)) * scale / 1e9

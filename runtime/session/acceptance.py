@@ -90,6 +90,11 @@ def check_fit(
         raise InvalidInput(
             f"recompute: plan {plan.name!r} has no stage {unknown[0]}; its stages are 0 to {len(stages_of_plan) - 1}"
         )
+    if problem.is_sharded:
+        raise Unsupported(
+            f"plan {plan.name!r} gathers and releases weights within the step (ZeRO 3); run it with schedc export torch, or compile"
+            " with zero_stage = 1"
+        )
     if problem.data_parallel is not None or replicas is not None or own_hooks:
         _check_replicas(plan, trained, replicas, own_hooks=own_hooks)
     expected = problem.stages_on(rank)

@@ -237,6 +237,8 @@ def _draft(plan: Plan, workload: Workload) -> LayoutArrays:
     problem = plan.problem
     if len(problem.paths) > 1:
         raise Unsupported(f"plan {plan.name!r} has two paths; layers can move where there is one")
+    if problem.is_sharded:
+        raise Unsupported(f"plan {plan.name!r} gathers and releases weights within the step; layers can move where they are whole")
     begins = {layer.position[0]: index for index, layer in enumerate(workload.layers) if layer.position is not None}
     known, end = [stage.layers for stage in problem.stages if stage.layers is not None], workload.layers[-1].position
     cuts = tuple(begins[first] for first, _ in known if first in begins)

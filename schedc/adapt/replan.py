@@ -88,8 +88,11 @@ def replan(
 
     Raises:
         InvalidInput: a plan has other stages, or the conditions make a problem that nobody can plan for.
+        Unsupported: weights are sharded within the step.
         Defect: the verifier refuses the new plan.
     """
+    if plan.problem.is_sharded:
+        raise Unsupported(f"plan {plan.name!r} gathers and releases weights within the step; compile it anew for other conditions")
     problem = checked_under(plan.problem, conditions, "under the conditions")
     tables = tables_of(problem)
     now = running or plan

@@ -22,6 +22,7 @@ from schedc.ir import Layout, MadeBy, OpenLayout, Plan, Problem, Scope, Workload
 from schedc.solvers.common.base import Improvement, SearchSettings
 from schedc.solvers.common.incumbent import BestKnown, Candidate, Ended, Incumbent
 from schedc.solvers.driver.portfolio import solve, try_methods
+from schedc.solvers.driver.sharded import solve_sharded
 from schedc.units import format_bytes
 from schedc.verify.problem import verify_problem
 
@@ -73,7 +74,8 @@ class GivenLayout:
             NoPlanFound: there is none.
         """
         bound = max(bounds, key=lambda each: each.value_ns)
-        known = solve(self.problem, settings, bound_ns=bound.value_ns, bound_by=bound.name)
+        by = solve_sharded if self.problem.is_sharded else solve
+        known = by(self.problem, settings, bound_ns=bound.value_ns, bound_by=bound.name)
         if known.schedule is None:
             reasons = "; ".join(f"{entry.method}: {entry.why_not}" for entry in known.candidates)
             in_time = " in the time given" if known.ended == Ended.OUT_OF_TIME else ""
@@ -249,6 +251,8 @@ def time_methods(problem: Problem, methods: Sequence[str]) -> tuple[Candidate, .
         InvalidInput: the problem contradicts itself, or a method's name or options are wrong.
     """
     _check_sound(problem)
+    if problem.is_sharded:
+        raise InvalidInput(f"{problem.name}: methods are compared for whole weights; compile the job, or leave out [data_parallel]")
     incumbent = Incumbent(problem=problem)
     try_methods(incumbent, methods)
     if incumbent.failures:
@@ -275,7 +279,8 @@ def check_feasible(problem: Problem) -> None:
     full = rank_without_room(problem)
     if full is not None:
         rank, limit, needed = full
-        besides = " with its recomputation" if any(problem.stages[stage].recompute for stage in problem.stages_on(rank)) else ""
+        besides = ", its weights gathered," if problem.is_sharded else ""
+        besides += " with its recomputation" if any(problem.stages[stage].recompute for stage in problem.stages_on(rank)) else ""
         raise Infeasible(
             f"{problem.name}: no schedule exists: rank {rank} may hold {format_bytes(limit)} of activations, but one microbatch"
             f" alone needs {format_bytes(needed)} there{besides}, the smallest limit that may suffice"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from schedc.frontend.job_file import AUTO, DataParallelSection, PipelineSection
 from schedc.frontend.profile import per_stage
 from schedc.io.location import Location, show
-from schedc.ir import DataParallel, Device, Layer, Placement, Problem, Updates, trunk_name
+from schedc.ir import DataParallel, Device, Layer, MessageCost, Placement, Problem, Updates, trunk_name
 from schedc.lower.placement import place
 from schedc.units import format_bytes
 
@@ -90,12 +90,26 @@ def read_data_parallel(
             f"two sites whose trunk the pipeline's transfers cross ({known})" if known else "none, as no transfer crosses one"
         )
         raise (location / "trunk").refuse(show(section.trunk), expected)
+
+    def of_stages(name: str, values: int | tuple[int, ...] | None) -> tuple[int, ...]:
+        return () if values is None else per_stage(values, placed, location / name)
+
+    gathered_bytes, gradient_bytes = of_stages("gathered", section.gathered_bytes), of_stages("gradients", section.gradients_bytes)
+    scatter_ns, gather_ns = of_stages("reduce_scatter", section.reduce_scatter_ns), of_stages("all_gather", section.all_gather_ns)
+    if section.bytes_per_second is not None:  # each replica has its share already
+        cost, others = MessageCost(bytes_per_second=section.bytes_per_second, setup_ns=section.latency_ns or 0), section.size - 1
+        scatter_ns, gather_ns = (
+            tuple(cost.occupancy_ns(ceil(Fraction(size * others, section.size))) for size in sizes)
+            for sizes in (gradient_bytes, gathered_bytes)
+        )
     return DataParallel(
         size=section.size,
         zero_stage=section.zero_stage,
-        reduce_scatter_ns=per_stage(section.reduce_scatter_ns, placed, location / "reduce_scatter"),
-        all_gather_ns=() if section.all_gather_ns is None else per_stage(section.all_gather_ns, placed, location / "all_gather"),
+        reduce_scatter_ns=scatter_ns,
+        all_gather_ns=gather_ns,
         trunk=trunk,
+        gathered_bytes=gathered_bytes,
+        gradient_bytes=gradient_bytes,
     )
 
 

@@ -11,7 +11,7 @@ from schedc.ir.graph import Edge, share_bytes
 from schedc.ir.layout import Layout, OpenLayout, OpenSlices, Placement
 from schedc.ir.network import Link, Network, SiteLink, trunk_name
 from schedc.ir.ops import BLOCKS, KIND_NAMES, WHOLE, Kind, Op, goes_to, parse_op, sent_to, token, unit
-from schedc.ir.plan import BoundName, Certificate, Channel, Collective, MadeBy, Plan, RankPlan, Scope
+from schedc.ir.plan import BoundName, Certificate, Channel, MadeBy, Plan, RankPlan, Scope
 from schedc.ir.problem import (
     MOST_OPS,
     DataParallel,
@@ -23,8 +23,9 @@ from schedc.ir.problem import (
     Versions,
     are_alike,
     groups_of,
+    with_whole_weights,
 )
 from schedc.ir.resource import Resource
-from schedc.ir.schedule import Parts, Schedule
+from schedc.ir.schedule import Collective, Parts, Schedule
 from schedc.ir.trace import RankTrace, StepTrace, Trace
 from schedc.ir.workload import Device, Layer, Semantics, TiedWeight, Workload

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from schedc.ir.ops import Kind
 from schedc.ir.problem import Objective, Problem
-from schedc.ir.schedule import Parts, Schedule
+from schedc.ir.schedule import Collective, Parts, Schedule
 
 if TYPE_CHECKING:
     from schedc.ir.ops import Op
@@ -37,19 +37,6 @@ class Channel:
     def receives(self) -> bool:
         """Whether this is the receiving end."""
         return self.name.startswith("recv_")
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Collective:
-    """A data-parallel collective of one stage: `RS` (reduce-scatter or all-reduce) or `AG` (all-gather)."""
-
-    kind: str
-    stage: int
-
-    @property
-    def token(self) -> str:
-        """Its name in the plan, `RS3`."""
-        return f"{self.kind}{self.stage}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,5 +153,6 @@ class Plan:
         return self.problem.updates is not None and self.problem.updates.is_period
 
     def schedule(self) -> Schedule:
-        """The compute orders alone."""
-        return Schedule(orders=tuple(rank.compute for rank in self.ranks), parts=self.parts)
+        """The compute orders, and where weights are sharded the collectives."""
+        collectives = tuple(rank.collectives for rank in self.ranks) if self.problem.is_sharded else ()
+        return Schedule(orders=tuple(rank.compute for rank in self.ranks), parts=self.parts, collectives=collectives)

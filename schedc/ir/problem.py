@@ -7,7 +7,7 @@ counted from 0. Local field rules are checked on construction (`ValueError`); ru
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -106,7 +106,10 @@ class Stage(BlockCosts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataParallel:
-    """The collectives beside the pipeline: `RS(s)` after the last W of stage s, `AG(s)` before its first F (ZeRO 1)."""
+    """The collectives beside the pipeline: `RS(s)` after the last W of stage s, `AG(s)` before its first F (ZeRO 1).
+
+    With ZeRO 3 (FSDP) ranks hold a shard of the weights: `AG(s)` comes before any op of the stage, as often as it was released.
+    """
 
     size: int
     zero_stage: int
@@ -116,6 +119,10 @@ class DataParallel:
     """Per stage; empty: no all-gather is modelled (ZeRO 0)."""
     trunk: str | None = None
     """None: each rank has its own resource for collectives; else they queue on this trunk with the pipeline's transfers."""
+    gathered_bytes: tuple[int, ...] = ()
+    """Per stage, what its weights take while they are gathered; empty: they are whole all the time (not ZeRO 3)."""
+    gradient_bytes: tuple[int, ...] = ()
+    """Per stage, what its gradients take from the start of its first W or BW until they are reduced; empty: they are static."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +228,11 @@ class Problem:
             split_head=split,
             slices=self.slices,
         )
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether weights are gathered and released within a step (ZeRO 3): then schedules say when."""
+        return self.data_parallel is not None and bool(self.data_parallel.gathered_bytes)
 
     @property
     def num_ops(self) -> int:
@@ -349,6 +361,13 @@ class Problem:
             return self.share_bytes(self.stages[op.stage].message_bytes, op.microbatch)
         path = self.path(op.microbatch)
         return self.share_bytes(self.stages[path[path.index(op.stage) - 1]].gradient_message_bytes, op.microbatch)
+
+
+def with_whole_weights(problem: Problem) -> Problem:
+    """The problem as if weights were gathered once, at its begin, and took no memory, nor gradients: as with ZeRO 1."""
+    if problem.data_parallel is None or not problem.is_sharded:
+        return problem
+    return replace(problem, data_parallel=replace(problem.data_parallel, zero_stage=1, gathered_bytes=(), gradient_bytes=()))
 
 
 def are_alike(problem: Problem) -> bool:

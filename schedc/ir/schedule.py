@@ -39,6 +39,28 @@ class Parts:
         return tuple(after - before for before, after in pairwise(edges))
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Collective:
+    """A data-parallel collective of one stage: `RS` (reduce-scatter or all-reduce) or `AG` (all-gather).
+
+    With sharded weights it has its place in the compute queue: it is issued when the op before `before` has ended, and what it
+    holds is given back when the op before `until` has ended. An `AG` holds the stage's gathered weights, and the stage's ops from
+    `before` to `until` need it. An `RS` holds the stage's gradients, and op `until` waits for its end, as do gathers that are
+    issued before that op; there is none at the end of the queue.
+    """
+
+    kind: str
+    stage: int
+    before: int = -1
+    """An index in the rank's compute queue; -1: it follows from the order (weights are not sharded)."""
+    until: int = -1
+
+    @property
+    def token(self) -> str:
+        """Its name in the plan, `RS3`, or `AG3@0-17`."""
+        return f"{self.kind}{self.stage}" + (f"@{self.before}-{self.until}" if self.before >= 0 else "")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
     """Per rank, its compute ops in the order in which it runs them."""
@@ -46,6 +68,9 @@ class Schedule:
     orders: tuple[tuple[Op, ...], ...]
     parts: tuple[Parts, ...] = ()
     """At most one entry per kind and stage; blocks of the others are not cut."""
+    collectives: tuple[tuple[Collective, ...], ...] = ()
+    """Where weights are sharded (`Problem.is_sharded`), per rank in the order in which they are issued; else they follow from the
+    orders, and there are none."""
 
     def parts_of(self, kind: Kind, stage: int) -> Parts | None:
         """How blocks of this kind and stage are cut, or None."""

@@ -28,9 +28,10 @@ def lower(problem: Problem, schedule: Schedule, timeline: Timeline | None, *, ce
         made_by: how the schedule came to be; likewise.
     """
     channels = channels_of(timeline) if timeline is not None else [()] * problem.ranks
+    collectives = schedule.collectives or [_collectives(problem, order) for order in schedule.orders]
     ranks = tuple(
-        RankPlan(rank=rank, compute=order, channels=channels[rank], collectives=_collectives(problem, order))
-        for rank, order in enumerate(schedule.orders)
+        RankPlan(rank=rank, compute=order, channels=channels[rank], collectives=of_rank)
+        for rank, (order, of_rank) in enumerate(zip(schedule.orders, collectives, strict=True))
     )
     return Plan(problem=problem, ranks=ranks, parts=schedule.parts, certificate=certificate, made_by=made_by)
 

@@ -119,7 +119,13 @@ def _collectives(workload: Workload, layout: Layout) -> DataParallel | None:
         scatter_ns[one], scatter_ns[other] = scatter_ns[one] + took_ns, scatter_ns[other] + took_ns
     if parallel is None:
         return DataParallel(size=1, zero_stage=0, reduce_scatter_ns=tuple(scatter_ns)) if any(scatter_ns) else None
-    return replace(parallel, reduce_scatter_ns=tuple(scatter_ns), all_gather_ns=_spread(parallel.all_gather_ns, count))
+    return replace(
+        parallel,
+        reduce_scatter_ns=tuple(scatter_ns),
+        all_gather_ns=_spread(parallel.all_gather_ns, count),
+        gathered_bytes=_spread(parallel.gathered_bytes, count),
+        gradient_bytes=_spread(parallel.gradient_bytes, count),
+    )
 
 
 def tied_apart(

@@ -43,11 +43,7 @@ def check_split_head(workload: Workload, layout: Layout) -> Found:
         yield "split_head", "expected a layer before the head, which is the last one; found no other"
     if workload.semantics is Semantics.TORCH or workload.updates is not None or len(layout.paths) > 1:
         yield "split_head", "expected one path, steps that end before the next begins, and no torch semantics"
-    lists = {"static_bytes": workload.static_bytes}
-    if workload.data_parallel is not None:
-        lists["data_parallel.reduce_scatter_ns"] = workload.data_parallel.reduce_scatter_ns
-        lists["data_parallel.all_gather_ns"] = workload.data_parallel.all_gather_ns
-    for name, values in lists.items():
+    for name, values in _stage_values(workload):
         if len(values) > 1:
             yield name, f"expected 1 value where the head has stages of its own, found {len(values)}"
     last, ranks = len(workload.layers) - 1, layout.rank_of_stage
@@ -142,14 +138,18 @@ def check_whole_model(workload: Workload, layout: Layout) -> Found:
 @SHAPE
 def check_stage_values(workload: Workload, layout: Layout) -> Found:
     """What the workload gives for stages is one value for every stage, or one for each."""
-    given = {"static_bytes": workload.static_bytes}
-    if workload.data_parallel is not None:
-        given["data_parallel.reduce_scatter_ns"] = workload.data_parallel.reduce_scatter_ns
-        given["data_parallel.all_gather_ns"] = workload.data_parallel.all_gather_ns or (0,)
     stages = len(layout.rank_of_stage)
-    for name, values in given.items():
+    for name, values in _stage_values(workload):
         if len(values) not in (1, stages):
             yield name, f"expected 1 value, or {stages}, one per stage; found {len(values)}"
+
+
+def _stage_values(workload: Workload) -> list[tuple[str, tuple[int, ...]]]:
+    """The lists that are of stages, by name; not those that are empty as there is nothing of the kind."""
+    parallel = workload.data_parallel
+    names = ("reduce_scatter_ns", "all_gather_ns", "gathered_bytes", "gradient_bytes")
+    own = [] if parallel is None else [(f"data_parallel.{name}", getattr(parallel, name)) for name in names]
+    return [("static_bytes", workload.static_bytes), *((name, values) for name, values in own if values)]
 
 
 @MEANING

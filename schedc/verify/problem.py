@@ -190,8 +190,8 @@ def check_data_parallel(problem: Problem) -> Found:
     stages = len(problem.stages)
     if given.size < 1:
         yield "data_parallel.size", f"expected at least 1, found {given.size}"
-    if given.zero_stage not in (0, 1):
-        yield "data_parallel.zero_stage", f"expected 0 or 1, whose collectives are modelled, found {given.zero_stage}"
+    if given.zero_stage not in (0, 1, 3):
+        yield "data_parallel.zero_stage", f"expected 0, 1 or 3, whose collectives are modelled, found {given.zero_stage}"
     if len(given.reduce_scatter_ns) != stages:
         message = f"expected one duration for each of the {stages} stages, found {len(given.reduce_scatter_ns)}"
         yield "data_parallel.reduce_scatter_ns", message
@@ -200,6 +200,16 @@ def check_data_parallel(problem: Problem) -> Found:
         yield "data_parallel.all_gather_ns", message
     yield from negative("data_parallel.reduce_scatter_ns", given.reduce_scatter_ns)
     yield from negative("data_parallel.all_gather_ns", given.all_gather_ns)
+    for name in ("gathered_bytes", "gradient_bytes"):
+        sizes, expected = getattr(given, name), (stages,) if given.zero_stage == 3 else (0,)
+        if len(sizes) not in expected:
+            yield f"data_parallel.{name}", f"expected {expected[0]} sizes, one per stage with ZeRO 3, else none, found {len(sizes)}"
+        yield from negative(f"data_parallel.{name}", sizes)
+    if given.zero_stage == 3 and (given.trunk is not None or problem.edges or not given.all_gather_ns):
+        yield (
+            "data_parallel.zero_stage",
+            "ZeRO 3 is modelled for chains, with durations of gathers, on a rank's own resource: no trunk",
+        )
     trunks = sorted({link.trunk for link in problem.links if link.trunk is not None})
     if given.trunk is not None and given.trunk not in trunks:
         yield "data_parallel.trunk", f"no link is on trunk {given.trunk!r}; the trunks are {', '.join(map(repr, trunks)) or 'none'}"

@@ -158,15 +158,19 @@ def check_collectives(workload: Workload) -> Found:
         return
     if given.size < 1:
         yield "data_parallel.size", f"expected at least 1, found {given.size}"
-    if given.zero_stage not in (0, 1):
-        yield "data_parallel.zero_stage", f"expected 0 or 1, found {given.zero_stage}"
-    if bool(given.all_gather_ns) != (given.zero_stage == 1):
-        message = f"expected durations for ZeRO 1 and none for ZeRO 0, found {given.all_gather_ns} for {given.zero_stage}"
+    if given.zero_stage not in (0, 1, 3):
+        yield "data_parallel.zero_stage", f"expected 0, 1 or 3, found {given.zero_stage}"
+    if bool(given.all_gather_ns) != (given.zero_stage > 0):
+        message = f"expected durations for ZeRO 1 and 3 and none for ZeRO 0, found {given.all_gather_ns} for {given.zero_stage}"
         yield "data_parallel.all_gather_ns", message
     if not given.reduce_scatter_ns:
         yield "data_parallel.reduce_scatter_ns", "expected one duration for every stage or one for each, found none"
     yield from negative("data_parallel.reduce_scatter_ns", given.reduce_scatter_ns)
     yield from negative("data_parallel.all_gather_ns", given.all_gather_ns)
+    for name in ("gathered_bytes", "gradient_bytes"):
+        if bool(getattr(given, name)) != (given.zero_stage == 3):
+            yield f"data_parallel.{name}", f"expected sizes for ZeRO 3 alone, found {getattr(given, name)} for {given.zero_stage}"
+        yield from negative(f"data_parallel.{name}", getattr(given, name))
 
 
 @CHECKS

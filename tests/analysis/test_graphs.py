@@ -58,10 +58,11 @@ def test_the_compiled_loop_gives_the_same() -> None:
         flow = flow_of(*case(seed))
         columns = (
             *(flow.begin, flow.duration_ns, *flow.gates, flow.receives, flow.takings, flow.taken, flow.taker, flow.rank_of),
-            *(flow.resource, flow.occupancy_ns, flow.latency_ns, flow.collective_after, flow.scatter_resource, flow.scatter_ns),
+            *(flow.resource, flow.occupancy_ns, flow.latency_ns, flow.collective_after, flow.collective_next),
+            *(flow.collective_taker, flow.collective_resource, flow.collective_ns),
             *flow.free,
         )
-        sizes = (len(flow.ops), len(flow.sender), len(flow.sender), len(flow.scatters))
+        sizes = (len(flow.ops), len(flow.sender), len(flow.sender), len(flow.collectives))
         plain = [[0] * size for size in sizes]
         arrays = [np.zeros(size, np.int64) for size in sizes]
         ended = event_loop(*(column.tolist() for column in columns), *plain)

@@ -18,9 +18,8 @@ from schedc.analysis.simulation.simulate import event_loop, simulate, times_of
 from schedc.compiled.compiler import compiled
 from schedc.errors import CheckFailed
 from schedc.ir.ops import Kind, Op
-from schedc.ir.plan import Collective
 from schedc.ir.problem import DataParallel, Problem
-from schedc.ir.schedule import Schedule
+from schedc.ir.schedule import Collective, Schedule
 
 if TYPE_CHECKING:
     from schedc.analysis.simulation.timeline import Timeline

@@ -193,7 +193,8 @@ BAD: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     ),
     "a strange key": (
         lambda p: p["costs"]["data_parallel"].update(qqqq=1),
-        "costs.data_parallel.qqqq: found an unknown key, expected one of size, zero_stage, reduce_scatter_ns, all_gather_ns, trunk",
+        "costs.data_parallel.qqqq: found an unknown key, expected one of size, zero_stage, reduce_scatter_ns, all_gather_ns, trunk,"
+        " gathered_bytes, gradient_bytes",
     ),
     "a number as text": (
         lambda p: p["certificate"].update(makespan_ns="5 ms"),
@@ -250,7 +251,7 @@ BAD: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     ),
     "a bad collective": (
         lambda p: p["ranks"][0].update(collectives=["AR0"]),
-        "ranks[0].collectives[0]: found 'AR0', expected a collective as in RS3 or AG3",
+        "ranks[0].collectives[0]: found 'AR0', expected a collective as in RS3 or AG3, with its places AG3@0-17",
     ),
     "a list as one text": (
         lambda p: p["ranks"][0].update(compute="F0.0"),

@@ -289,8 +289,14 @@ BAD = {
     "no topology file": bad(SITES, 'path = "no.toml"\n\n', 'topology.path: found "no.toml"; ', "no.toml: found no readable file"),
     "topology twice": bad("sites = [4, 4]", 'path = "t.toml"', "topology: found other keys beside topology.path"),
     # data parallel
-    "zero stage": bad("zero_stage = 1", "zero_stage = 3", "data_parallel.zero_stage: found 3, expected 0 or 1"),
-    "zero stage true": bad("zero_stage = 1", "zero_stage = true", "data_parallel.zero_stage: found true, expected 0 or 1"),
+    "zero stage": bad("zero_stage = 1", "zero_stage = 2", "data_parallel.zero_stage: found 2, expected 0, 1 or 3"),
+    "zero stage true": bad("zero_stage = 1", "zero_stage = true", "data_parallel.zero_stage: found true, expected 0, 1 or 3"),
+    "shards of no size": bad("zero_stage = 1", 'zero_stage = 3\ngathered = "1 GiB"', "data_parallel.gradients: found nothing"),
+    "sizes without shards": bad("zero_stage = 1", 'zero_stage = 1\ngathered = "1 GiB"', "data_parallel.gathered: found a value"),
+    "bandwidth without shards": bad(
+        "zero_stage = 1", 'zero_stage = 1\nbandwidth = "1 GB/s"', "data_parallel.bandwidth: found a value"
+    ),
+    "latency without bandwidth": bad("zero_stage = 1", 'zero_stage = 1\nlatency = "1 us"', "data_parallel.latency: found a value"),
     "gather without shards": bad("zero_stage = 1", "zero_stage = 0", "data_parallel.all_gather: ", "zero_stage is 0"),
     "no gather": bad('all_gather = "60 ms"', "", "data_parallel.all_gather: found nothing", "zero_stage is 1"),
     "gather of some stages": bad('"60 ms"', '["60 ms"]', "data_parallel.all_gather: found 1 value, expected 8, one per stage"),

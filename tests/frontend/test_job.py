@@ -84,6 +84,21 @@ def test_every_section(tmp_path: Path) -> None:
     assert (parallel.reduce_scatter_ns, parallel.all_gather_ns) == ((120 * MS,) * 8, (60 * MS,) * 8)
 
 
+def test_sharded_weights(tmp_path: Path) -> None:
+    """Of 2.5 GB three quarters come from the other replicas, in 18,750,000 ns at 100 GB/s, and a latency; of odd bytes a part."""
+    text = (
+        '[pipeline]\nranks = 2\nmicrobatches = 2\n[profile]\nforward = "1 ms"\nbackward_input = "1 ms"\nbackward_weight = "1 ms"\n'
+        '[data_parallel]\nsize = 4\nzero_stage = 3\ngathered = "2500 MB"\ngradients = ["1 B", "5 B"]\nbandwidth = "100 GB/s"\n'
+    )
+    parallel = load_job(write_job(tmp_path, text + 'latency = "10 us"\n')).problem.data_parallel
+    assert parallel is not None
+    assert (parallel.gathered_bytes, parallel.gradient_bytes) == ((2_500_000_000,) * 2, (1, 5))
+    assert (parallel.all_gather_ns, parallel.reduce_scatter_ns) == ((18_760_000,) * 2, (10_001, 10_001))
+    own = text.replace('bandwidth = "100 GB/s"', 'all_gather = "3 ms"\nreduce_scatter = ["1 ms", "2 ms"]')
+    parallel = load_job(write_job(tmp_path, own)).problem.data_parallel
+    assert parallel is not None and (parallel.all_gather_ns, parallel.reduce_scatter_ns) == ((3 * MS,) * 2, (MS, 2 * MS))
+
+
 def test_defaults(tmp_path: Path) -> None:
     text = '[pipeline]\nranks = 2\nmicrobatches = 1\n[profile]\nforward = "1 s"\nbackward_input = "0 s"\nbackward_weight = "1 us"\n'
     job = load_job(write_job(tmp_path, text))

@@ -15,8 +15,9 @@ from oracles.brute_force import best_schedule, peaks, timing
 from schedc.ir.graph import Edge
 from schedc.ir.network import Link
 from schedc.ir.ops import WHOLE, Kind, Op, sent_to
-from schedc.ir.plan import BoundName, Certificate, Channel, Collective, MadeBy, Plan, RankPlan
+from schedc.ir.plan import BoundName, Certificate, Channel, MadeBy, Plan, RankPlan
 from schedc.ir.problem import Objective, Problem, Stage
+from schedc.ir.schedule import Collective
 from schedc.lower.plan import channel_role
 from schedc.verify.plan.channels import Need, needs_of
 from schedc.verify.plan.checks import verify_plan

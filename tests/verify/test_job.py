@@ -66,7 +66,15 @@ OTHER: dict[type, dict[str, Any]] = {
         "setup_ns": 9,
         "trunk": "another",
     },
-    DataParallel: {"size": 9, "zero_stage": 0, "reduce_scatter_ns": (9, 9), "all_gather_ns": (), "trunk": "another"},
+    DataParallel: {
+        "size": 9,
+        "zero_stage": 0,
+        "reduce_scatter_ns": (9, 9),
+        "all_gather_ns": (),
+        "trunk": "another",
+        "gathered_bytes": (9, 9),
+        "gradient_bytes": (9, 9),
+    },
 }
 """For every field a value that the plan's problem does not have."""
 

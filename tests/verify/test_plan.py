@@ -11,8 +11,9 @@ from inputs.problems import M70_NS, m70, make_problem
 from schedc.analysis.simulation.simulate import simulate
 from schedc.formats.plan.plan_file import parse_plan, plan_json
 from schedc.ir.ops import Kind, Op
-from schedc.ir.plan import BoundName, Collective
+from schedc.ir.plan import BoundName
 from schedc.ir.problem import DataParallel, Objective
+from schedc.ir.schedule import Collective
 from schedc.verify.plan.channels import needs_of
 from schedc.verify.plan.checks import verify_plan
 from schedc.verify.plan.replay import replay

@@ -117,7 +117,14 @@ BROKEN = [
     ("memory-limits", "memory_limit_bytes[1]", _problem(memory_limit_bytes=(None, -1)), "expected at least 0 bytes, found -1"),
     ("data-parallel", "data_parallel.size", _problem(data_parallel=replace(PARALLEL, size=0)), "expected at least 1, found 0"),
     ("data-parallel", "data_parallel.zero_stage", _problem(data_parallel=replace(PARALLEL, zero_stage=2)), "found 2"),
-    ("data-parallel", "data_parallel.zero_stage", _problem(data_parallel=replace(PARALLEL, zero_stage=3)), "found 3"),
+    ("data-parallel", "data_parallel.zero_stage", _problem(data_parallel=replace(PARALLEL, zero_stage=4)), "found 4"),
+    ("data-parallel", "data_parallel.gathered_bytes", _problem(data_parallel=replace(PARALLEL, zero_stage=3)), "one per stage"),
+    (
+        "data-parallel",
+        "data_parallel.gradient_bytes[1]",
+        _problem(data_parallel=replace(PARALLEL, zero_stage=3, gathered_bytes=(1, 1), gradient_bytes=(1, -1))),
+        "at least 0, found -1",
+    ),
     (
         "data-parallel",
         "data_parallel.reduce_scatter_ns",

@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schedc.analysis.attribution.waits import Awaited, Waits
-from schedc.analysis.simulation.memory import memory_changes
+from schedc.analysis.simulation.memory import memory_changes, sharded_bytes
 from schedc.ir import Kind, Problem, Schedule
 from schedc.ir.index import tables_of
 
@@ -178,6 +178,8 @@ def _memory_from_ns(problem: Problem, schedule: Schedule, timeline: Timeline, wa
         if limit_bytes is None or not len(idle):
             continue
         held_bytes = held[idle] - held[first] + taken[first:end][timeline.ops[first:end, 0] != Kind.F].max(initial=0)
+        if problem.is_sharded:
+            held_bytes += sharded_bytes(problem, schedule, rank)[idle - first]
         for stage in problem.stages_on(rank):
             rows = timeline.ops[first:end]
             forwards = np.flatnonzero((rows[:, 0] == Kind.F) & (rows[:, 1] == stage) & (rows[:, 3] <= 0)) + first
@@ -207,8 +209,6 @@ def _forwards_ready_ns(problem: Problem, timeline: Timeline) -> NDArray[np.int64
     if problem.slices:  # the slice before is on the same rank
         here = forward & (microbatch % len(problem.slices) > 0)
         ready_ns[here] = np.maximum(ready_ns[here], end_ns[stage[here], microbatch[here] - 1])
-    gathered_ns = np.zeros(len(problem.stages), np.int64)
-    for span in timeline.collectives:
-        if span.collective.kind == "AG":
-            gathered_ns[span.collective.stage] = span.end_ns
-    return np.where(forward, np.maximum(ready_ns, gathered_ns[stage]), 0)
+    for span, taker in zip(timeline.collectives, timeline.collective_taker.tolist(), strict=True):
+        ready_ns[taker] = max(ready_ns[taker], span.end_ns) if taker >= 0 else ready_ns[taker]
+    return np.where(forward, ready_ns, 0)

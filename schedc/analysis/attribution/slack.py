@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedc.ir import Kind
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -75,11 +73,8 @@ def _edges(timeline: Timeline, waits: Waits) -> Iterator[Edge]:
     scatters = np.flatnonzero(waits.collective_after >= 0)
     yield waits.collective_after[scatters], collectives + scatters, np.zeros(len(scatters), np.int64)
 
-    kind, stage = timeline.ops[:, 0], timeline.ops[:, 1]
-    for at, span in enumerate(timeline.collectives):
-        if span.collective.kind == "AG":
-            forward = np.flatnonzero((kind == Kind.F) & (stage == span.collective.stage))[:1]
-            yield np.full(len(forward), collectives + at), forward, np.zeros(len(forward), np.int64)
+    awaited = np.flatnonzero(timeline.collective_taker >= 0)
+    yield collectives + awaited, timeline.collective_taker[awaited], np.zeros(len(awaited), np.int64)
 
     behind = np.flatnonzero(waits.line_before >= 0)
     yield transfers + waits.line_before[behind], transfers + behind, np.zeros(len(behind), np.int64)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedc.ir import KIND_NAMES, Kind, Problem
+from schedc.ir import KIND_NAMES, Problem
 from schedc.ir.index import tables_of
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Awaited(IntEnum):
     MESSAGE = 2
     """A transfer from another rank."""
     ALL_GATHER = 3
-    """The all-gather of its stage's weights."""
+    """A collective of its rank: the all-gather of its stage's weights, or of sharded ones a reduction whose room is needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -50,9 +50,9 @@ class Waits:
     cause: NDArray[np.int64]
     """A value of `Awaited`."""
     awaited: NDArray[np.int64]
-    """The op before, the transfer, the index of the all-gather in `Timeline.collectives`, or -1."""
+    """The op before, the transfer, the index of the collective in `Timeline.collectives`, or -1."""
     collective_after: NDArray[np.int64]
-    """Per collective of the Timeline, the op that makes it ready, or -1 for an all-gather."""
+    """Per collective of the Timeline, the op that makes it ready, or -1 where it is ready at the begin."""
     line_before: NDArray[np.int64]
     """Per transfer, what took time before it on the same link or trunk, and last; after these, the same per collective of the
     Timeline. A transfer has its number, the collective c the number of transfers + c, and -1 is nothing."""
@@ -72,30 +72,23 @@ def waits_of(problem: Problem, timeline: Timeline) -> Waits:
     cause = np.select(
         [message, gather, ~first], [int(Awaited.MESSAGE), int(Awaited.ALL_GATHER), int(Awaited.OP)], int(Awaited.NOTHING)
     )
-    gathers = {span.collective.stage: at for at, span in enumerate(timeline.collectives) if span.collective.kind == "AG"}
+    ended = {
+        op: at
+        for at, op in enumerate(timeline.collective_taker.tolist())
+        if timeline.collectives[at].end_ns == timeline.starts_ns[op]
+    }
     awaited = np.select([message, cause == Awaited.OP], [taken_from, np.arange(count) - 1], -1)
     for op in np.flatnonzero(gather).tolist():
-        awaited[op] = gathers[int(timeline.ops[op, 1])]
+        awaited[op] = ended[op]
     line_before, behind = _lines(problem, timeline)
     return Waits(
         idle_ns=idle_ns,
         cause=cause,
         awaited=awaited,
-        collective_after=_collective_after(timeline),
+        collective_after=timeline.collective_after,
         line_before=line_before,
         behind=behind,
     )
-
-
-def _collective_after(timeline: Timeline) -> NDArray[np.int64]:
-    """Per collective, the op that makes it ready: of a reduce-scatter the stage's last W or BW."""
-    after = np.full(len(timeline.collectives), -1, np.int64)
-    weights = np.flatnonzero(timeline.ops[:, 0] >= Kind.W) if len(after) else after
-    last = dict(zip(timeline.ops[weights, 1].tolist(), weights.tolist(), strict=True))
-    for at, span in enumerate(timeline.collectives):
-        if span.collective.kind == "RS":
-            after[at] = last[span.collective.stage]
-    return after
 
 
 def _lines(problem: Problem, timeline: Timeline) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -19,7 +19,12 @@ from schedc.analysis.bounds.idle_gaps import idle_gap_bound_of_rank
 from schedc.analysis.bounds.idle_gaps_chunks import chunk_idle_gap_bound, chunk_idle_gap_bound_of_rank
 from schedc.analysis.bounds.one_machine import Backward, Task, mixture_bound
 from schedc.analysis.bounds.period import period_bounds
-from schedc.analysis.bounds.residency import residency_bound_of_rank, slices_as_microbatches, without_recomputed_bytes
+from schedc.analysis.bounds.residency import (
+    beside_gathered,
+    residency_bound_of_rank,
+    slices_as_microbatches,
+    without_recomputed_bytes,
+)
 from schedc.analysis.bounds.slices import waits_for_slices
 from schedc.analysis.bounds.warm_up import wave_tasks
 from schedc.ir import BoundName, Objective, Problem, Resource
@@ -72,7 +77,7 @@ def cheap_bound_ns(problem: Problem, until: Until = never) -> int:
 
 def simple_bound(problem: Problem) -> Bound:
     """The largest of `lower_bounds` but for warm-up and idle gaps: the others take a millisecond or two."""
-    return max(_simple(frames_of(without_recomputed_bytes(problem))), key=lambda bound: bound.value_ns)
+    return max(_simple(frames_of(without_recomputed_bytes(beside_gathered(problem)))), key=lambda bound: bound.value_ns)
 
 
 def best_bound(problem: Problem) -> Bound:
@@ -82,7 +87,7 @@ def best_bound(problem: Problem) -> Bound:
 
 def _frames(problem: Problem) -> tuple[Sequence[Frame], Sequence[Frame]]:
     """The frames; and those for what counts microbatches, in which slices are some."""
-    problem = without_recomputed_bytes(problem)
+    problem = without_recomputed_bytes(beside_gathered(problem))
     frames = frames_of(problem)
     return frames, frames_of(slices_as_microbatches(problem)) if problem.slices else frames
 

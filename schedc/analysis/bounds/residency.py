@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
-from schedc.ir import Problem
+from schedc.ir import Problem, with_whole_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,8 +45,12 @@ def minimum_limit_bytes(problem: Problem) -> tuple[int, ...]:
     Proof: when a stage starts a microbatch's backward, it and every stage of the path before it have run their F and none of them
     has ended its backward, so their rank holds what all of these took, and what the backward takes when it starts. Of a graph, that
     holds for the stages from which edges with gradients lead to it; of slices, for this and all before it. The gradients of their
-    states on the stage itself have been taken by the last slice, which is behind or is this one.
+    states on the stage itself have been taken by the last slice, which is behind or is this one. Of sharded weights
+    those of the stage are there, and with a backward that is fused its gradients: the least of the rank's stages counts.
     """
+    if problem.is_sharded:
+        besides = _least_gathered(problem, backward=True)
+        return tuple(map(int.__add__, minimum_limit_bytes(with_whole_weights(problem)), besides))
     least = [0] * problem.ranks
     if problem.edges or problem.slices:
         for index in set(problem.path_of):
@@ -85,6 +89,31 @@ def rank_without_room(problem: Problem) -> tuple[int, int, int] | None:
         if limit is not None and limit < needed:
             return rank, limit, needed
     return None
+
+
+def beside_gathered(problem: Problem) -> Problem:
+    """The problem whose weights are whole, and whose ranks have less memory by the least that one of their stages gathers.
+
+    Proof: a schedule of the problem, with all its times, is one of this, but for gathers that are left out. While an op runs, its
+    stage's weights are there, so activations take no more than the limit here. Between two ops they take no more than in the first.
+    """
+    if not problem.is_sharded:
+        return problem
+    limits = [
+        None if limit is None else max(0, limit - least)
+        for limit, least in zip(problem.memory_limit_bytes, _least_gathered(problem), strict=True)
+    ]
+    return replace(with_whole_weights(problem), memory_limit_bytes=tuple(limits))
+
+
+def _least_gathered(problem: Problem, *, backward: bool = False) -> list[int]:
+    """Per rank, what gathered weights take at least while an op runs, in bytes; while a backward does, with fused gradients."""
+    parallel = problem.data_parallel
+    assert parallel is not None
+    sizes = list(parallel.gathered_bytes)
+    if backward and not problem.split_backward:
+        sizes = list(map(int.__add__, sizes, parallel.gradient_bytes))
+    return [min((sizes[stage] for stage in problem.stages_on(rank)), default=0) for rank in range(problem.ranks)]
 
 
 def without_recomputed_bytes(problem: Problem) -> Problem:

@@ -56,14 +56,15 @@ def simulate_engine(problem: Problem, schedule: Schedule, transfers: Transfers) 
         transfers: the engine's.
 
     Raises:
-        InvalidInput: the engine's transfers hold up compute, and the stages are a graph.
+        InvalidInput: the engine's transfers hold up compute, and the stages are a graph, or weights sharded.
         CheckFailed: the ranks wait for each other in a cycle. With `one-queue` no schedule does that ends with decoupled transfers;
             with `blocking` it depends on the orders alone, and the cycle is named.
     """
     if transfers is Transfers.DECOUPLED:
         return simulate(problem, schedule)
-    if not problem.is_chain:
-        raise InvalidInput(f"{problem.name}: {transfers} transfers are modelled for chains, and the stages of the plan are a graph")
+    if not problem.is_chain or problem.is_sharded:
+        found = "weights of the plan are sharded" if problem.is_sharded else "the stages of the plan are a graph"
+        raise InvalidInput(f"{problem.name}: {transfers} transfers are modelled for chains of whole weights, and {found}")
     return (_OneQueue if transfers is Transfers.ONE_QUEUE else _Blocking)(problem, schedule).run()
 
 
@@ -122,7 +123,7 @@ class _Engine:
             now, _, what, op = heapq.heappop(self._events)
             if what == END:
                 collective = self._collective_after[op]
-                times.scatter_start_ns[collective] = self._resources.reduce_scatter(collective, now)
+                times.collective_start_ns[collective] = self._resources.reduce_scatter(collective, now)
                 continue
             transfer, resource, occupancy_ns, latency_ns = self._transfers[op]
             start, left = self._resources.serve(resource, now, occupancy_ns)

@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,7 +37,7 @@ class Flow:
     rank_of: NDArray[np.int64]
     duration_ns: NDArray[np.int64]
     receives: NDArray[np.int64]
-    """Per op, how many transfers must arrive first."""
+    """Per op, how many transfers must arrive first, or collectives end that an op makes ready."""
     sender: NDArray[np.int64]
     """This and the next five are per transfer: the op that sends it, ascending."""
     to_stage: NDArray[np.int64]
@@ -58,12 +59,16 @@ class Flow:
     free: NDArray[np.int64]
     """Per resource, the moment at which the all-gathers have left it: the same two rows."""
     collective_after: NDArray[np.int64]
-    """Per op, the index of the reduce-scatter that its end makes ready, or -1."""
-    scatters: NDArray[np.int64]
-    """The stages that reduce-scatter."""
-    scatter_resource: NDArray[np.int64]
-    scatter_ns: NDArray[np.int64]
+    """Per op, the index of the first collective that its end makes ready, or -1."""
+    collective_next: NDArray[np.int64]
+    """Per collective that an op makes ready, the next that the same op does, or -1; so are the next four."""
+    collective_taker: NDArray[np.int64]
+    """The op of its rank that waits for its end, or -1."""
+    collective_resource: NDArray[np.int64]
+    collective_ns: NDArray[np.int64]
+    collectives: tuple[Collective, ...]
     all_gathers: tuple[CollectiveSpan, ...]
+    """Those that are ready at the begin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -74,7 +79,7 @@ class Times:
     """Per op, `NOT_RUN` at first."""
     transfer_start_ns: NDArray[np.int64]
     arrival_ns: NDArray[np.int64]
-    scatter_start_ns: NDArray[np.int64]
+    collective_start_ns: NDArray[np.int64]
 
     @classmethod
     def none_of(cls, flow: Flow) -> Times:
@@ -84,7 +89,7 @@ class Times:
             starts_ns=np.full(len(flow.ops), NOT_RUN, np.int64),
             transfer_start_ns=np.zeros(transfers, np.int64),
             arrival_ns=np.zeros(transfers, np.int64),
-            scatter_start_ns=np.zeros(len(flow.scatters), np.int64),
+            collective_start_ns=np.zeros(len(flow.collectives), np.int64),
         )
 
 
@@ -133,9 +138,9 @@ def flow_of(problem: Problem, schedule: Schedule, tables: Tables | None = None) 
     to = tables.hop_to[carrier]
     of_slice = microbatch[sender] % len(problem.slices) if problem.slices else 0
 
-    spans, gates, free = _all_gathers(problem, tables, ops, begin)
-    scatters, collective_after = _reduce_scatters(problem, ops)
-    parallel = problem.data_parallel
+    spans, gates, free = _all_gathers(problem, tables, schedule, ops, begin)
+    collectives = _Collectives.of(problem, schedule, ops, begin)
+    np.add.at(receives, [op for op in collectives.taker if op >= 0], 1)
     return Flow(
         ops=ops,
         begin=begin,
@@ -153,10 +158,12 @@ def flow_of(problem: Problem, schedule: Schedule, tables: Tables | None = None) 
         takings=np.cumsum(np.bincount(producer + 1, minlength=len(ops) + 1)),
         gates=gates,
         free=free,
-        collective_after=collective_after,
-        scatters=scatters,
-        scatter_resource=tables.collective_resource[tables.rank_of_stage[scatters]],
-        scatter_ns=np.array([parallel.reduce_scatter_ns[index] for index in scatters] if parallel else [], np.int64),
+        collective_after=np.array(collectives.after, np.int64),
+        collective_next=np.array(collectives.following, np.int64),
+        collective_taker=np.array(collectives.taker, np.int64),
+        collective_resource=tables.collective_resource[tables.rank_of_stage[[each.stage for each in collectives.found]]],
+        collective_ns=np.array([collective_ns(problem, each) for each in collectives.found], np.int64),
+        collectives=tuple(collectives.found),
         all_gathers=tuple(spans),
     )
 
@@ -166,10 +173,12 @@ def timeline_of(problem: Problem, flow: Flow, times: Times) -> Timeline:
     ends_ns = times.starts_ns + flow.duration_ns
     spans = list(flow.all_gathers)
     for op in np.flatnonzero(flow.collective_after >= 0).tolist():
-        at = flow.collective_after[op]
-        scatter, start_ns = int(flow.scatters[at]), int(times.scatter_start_ns[at])
-        end_ns = int(start_ns + flow.scatter_ns[at])
-        spans.append(CollectiveSpan(Collective("RS", scatter), problem.stages[scatter].rank, int(ends_ns[op]), start_ns, end_ns))
+        at, ready_ns = int(flow.collective_after[op]), int(ends_ns[op])
+        while at >= 0:
+            collective, start_ns = flow.collectives[at], int(times.collective_start_ns[at])
+            end_ns = int(start_ns + flow.collective_ns[at])
+            spans.append(CollectiveSpan(collective, problem.stages[collective.stage].rank, ready_ns, start_ns, end_ns))
+            at = int(flow.collective_next[at])
     return Timeline(
         ops=flow.ops,
         begin=flow.begin,
@@ -220,7 +229,9 @@ class Resources:
     def __init__(self, flow: Flow) -> None:
         """All-gathers have been served."""
         self._free: list[Moment] = list(zip(*flow.free.tolist(), strict=True))
-        self._scatters: list[tuple[int, int]] = list(zip(flow.scatter_resource.tolist(), flow.scatter_ns.tolist(), strict=True))
+        self._scatters: list[tuple[int, int]] = list(
+            zip(flow.collective_resource.tolist(), flow.collective_ns.tolist(), strict=True)
+        )
 
     def serve(self, resource: int, ready: Moment, duration_ns: int) -> tuple[Moment, Moment]:
         """When something that is ready then begins and ends."""
@@ -248,10 +259,17 @@ def _durations(schedule: Schedule, tables: Tables, ops: NDArray[np.int64]) -> tu
     return duration_ns, last_part
 
 
+def collective_ns(problem: Problem, collective: Collective) -> int:
+    """How long it takes."""
+    parallel = problem.data_parallel
+    assert parallel is not None
+    return (parallel.all_gather_ns if collective.kind == "AG" else parallel.reduce_scatter_ns)[collective.stage]
+
+
 def _all_gathers(
-    problem: Problem, tables: Tables, ops: NDArray[np.int64], begin: NDArray[np.int64]
+    problem: Problem, tables: Tables, schedule: Schedule, ops: NDArray[np.int64], begin: NDArray[np.int64]
 ) -> tuple[list[CollectiveSpan], NDArray[np.int64], NDArray[np.int64]]:
-    """The all-gathers, all ready at 0; per op, the earliest start that they leave; per resource, when they leave it.
+    """The all-gathers that are ready at 0; per op, the earliest start that they leave; per resource, when they leave it.
 
     The last two hold moments: a row of nanoseconds and a row of deltas.
     """
@@ -262,25 +280,59 @@ def _all_gathers(
     if parallel is None or not parallel.all_gather_ns:
         return spans, gates, free
     for rank in range(problem.ranks):
-        forwards = np.flatnonzero(ops[begin[rank] : begin[rank + 1], 0] == Kind.F) + begin[rank]
-        for stage in dict.fromkeys(ops[forwards, 1].tolist()):  # in order of first use, so the first needed is gathered first
+        if problem.is_sharded:
+            gathers = [each for each in schedule.collectives[rank] if each.before == 0]
+            users = np.arange(begin[rank], begin[rank + 1])
+        else:
+            users = np.flatnonzero(ops[begin[rank] : begin[rank + 1], 0] == Kind.F) + begin[rank]
+            # in order of first use, so the first needed is gathered first
+            gathers = [Collective("AG", stage) for stage in dict.fromkeys(ops[users, 1].tolist())]
+        for gather in gathers:
             resource = tables.collective_resource[rank]
             start_ns, delta = free[:, resource].tolist()
-            duration_ns = parallel.all_gather_ns[stage]
+            duration_ns = parallel.all_gather_ns[gather.stage]
             end_ns = start_ns + duration_ns
             free[:, resource] = end_ns, 0 if duration_ns else delta + 1
-            gates[:, forwards[ops[forwards, 1] == stage]] = free[:, [resource]]
-            spans.append(CollectiveSpan(Collective("AG", stage), rank, 0, start_ns, end_ns))
+            gates[:, users[ops[users, 1] == gather.stage]] = free[:, [resource]]
+            spans.append(CollectiveSpan(gather, rank, 0, start_ns, end_ns))
     return spans, gates, free
 
 
-def _reduce_scatters(problem: Problem, ops: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The stages that reduce-scatter, and per op the index of the one that its end makes ready, or -1."""
-    after = np.full(len(ops), -1, np.int64)
-    stages: list[int] = []
-    if problem.data_parallel is not None:
-        weights = np.flatnonzero(ops[:, 0] >= Kind.W)
-        for stage in np.unique(ops[weights, 1]).tolist():
-            after[weights[ops[weights, 1] == stage][-1]] = len(stages)
-            stages.append(stage)
-    return np.array(stages, np.int64), after
+@dataclass(slots=True)
+class _Collectives:
+    """The collectives that the end of an op makes ready, as columns."""
+
+    after: list[int]
+    """Per op, the first that its end makes ready, or -1."""
+    found: list[Collective] = field(default_factory=list)
+    following: list[int] = field(default_factory=list)
+    """The next that the same op makes ready, or -1."""
+    taker: list[int] = field(default_factory=list)
+    """The op that waits for it, or -1."""
+
+    @classmethod
+    def of(cls, problem: Problem, schedule: Schedule, ops: NDArray[np.int64], begin: NDArray[np.int64]) -> _Collectives:
+        """Those of a schedule; where weights are not sharded, a reduce-scatter after the last W or BW of each stage."""
+        made = cls([-1] * len(ops))
+        if problem.is_sharded:
+            for (first, end), collectives in zip(pairwise(begin.tolist()), schedule.collectives, strict=True):
+                for each in reversed(collectives):
+                    if each.kind == "RS":
+                        taker = first + each.until if first + each.until < end else -1
+                    else:
+                        users = np.flatnonzero(ops[first + each.before : end, 1] == each.stage)
+                        taker = first + each.before + int(users[0]) if len(users) else -1
+                    if each.before:
+                        made._add(first + each.before - 1, each, taker)
+        elif problem.data_parallel is not None:
+            weights = np.flatnonzero(ops[:, 0] >= Kind.W)
+            for stage in np.unique(ops[weights, 1]).tolist():
+                made._add(int(weights[ops[weights, 1] == stage][-1]), Collective("RS", stage), -1)
+        return made
+
+    def _add(self, op: int, collective: Collective, taker: int) -> None:
+        """One that the op makes ready, before those of it that are there."""
+        self.following.append(self.after[op])
+        self.after[op] = len(self.found)
+        self.found.append(collective)
+        self.taker.append(taker)

@@ -4,7 +4,8 @@ F holds its activation from its start; the end of B releases
 all but what W needs, the end of W the rest, the end of BW all. Where a stage recomputes, B and BW take the activations when they
 start. A rank runs one op at a time, so its peak follows from its order alone; a Timeline only says when. Where steps overlap,
 versions of weights beside the newest count, too. Where stages are a graph, values that wait for others count (docs/graphs.md,
-"Memory"), and peaks follow from times.
+"Memory"), and peaks follow from times. Where weights are sharded, what is gathered and gradients that are not reduced count, by
+the places that the schedule gives the collectives.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ import numpy as np
 from schedc.analysis.simulation.simulate import simulate
 from schedc.analysis.simulation.unroll import shown
 from schedc.analysis.simulation.versions import versions_of
-from schedc.ir import Kind, Problem, Schedule
+from schedc.ir import Collective, Kind, Problem, Schedule
 from schedc.ir.index import ops_array
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from schedc.analysis.simulation.timeline import Timeline
@@ -50,6 +53,8 @@ def peak_bytes(problem: Problem, schedule: Schedule, timeline: Timeline | None =
             end = begin + len(order)
             others = before[begin] - held_at_start[begin]
             held = before[begin:end] - others
+            if problem.is_sharded:
+                held = held + sharded_bytes(problem, schedule, rank)
             if versions is not None:
                 held = held + versions[rank]
             if waiting is not None:
@@ -79,6 +84,14 @@ def memory_curve(problem: Problem, schedule: Schedule, timeline: Timeline, rank:
         )
         for change in ((start_ns, more), (end_ns, -less))
     ]
+    if problem.is_sharded:
+        starts_ns, ends_ns = timeline.start_ns(rank), [0, *timeline.end_ns(rank)]
+        spans = {span.collective: span for span in timeline.collectives if span.rank == rank}
+        for each, begin, size_bytes in _kept(problem, schedule, rank):
+            gathers = each.kind == "AG"  # a reduction that an op waits for ends before a gather that has its room begins
+            begin_ns, end_ns = (spans[each].start_ns, 0) if gathers else (starts_ns[begin], spans[each].end_ns)
+            changes += [(begin_ns, size_bytes), (max(ends_ns[each.until], end_ns), -size_bytes)]
+        changes.sort(key=lambda change: change[0])
     if not problem.is_chain:
         waiting = WaitingValues.of(problem, timeline)
         here = timeline.rank_of[waiting.op] == rank
@@ -94,6 +107,29 @@ def memory_curve(problem: Problem, schedule: Schedule, timeline: Timeline, rank:
                 curve.pop()
             curve.append((time_ns, held))
     return curve
+
+
+def sharded_bytes(problem: Problem, schedule: Schedule, rank: int) -> NDArray[np.int64]:
+    """Per op of the rank, what gathered weights and gradients that are not reduced take while it runs, in bytes."""
+    changes = np.zeros(len(schedule.orders[rank]) + 1, np.int64)
+    for each, begin, size_bytes in _kept(problem, schedule, rank):
+        changes[[begin, each.until]] += size_bytes, -size_bytes
+    return np.cumsum(changes[:-1])
+
+
+def _kept(problem: Problem, schedule: Schedule, rank: int) -> Iterator[tuple[Collective, int, int]]:
+    """Per collective of the rank, the first op that runs beside what it holds, and that in bytes.
+
+    A gather holds weights from its issue on, a reduction gradients from the start of the stage's first W or BW.
+    """
+    parallel = problem.data_parallel
+    assert parallel is not None
+    first = {op.stage: at for at, op in reversed(list(enumerate(schedule.orders[rank]))) if op.kind in (Kind.W, Kind.BW)}
+    for each in schedule.collectives[rank]:
+        if each.kind == "AG":
+            yield each, each.before, parallel.gathered_bytes[each.stage]
+        elif parallel.gradient_bytes:
+            yield each, first[each.stage], parallel.gradient_bytes[each.stage]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -131,6 +131,10 @@ def simulate_online(
     """
     if choose and not problem.is_chain:
         raise InvalidInput(f"{problem.name}: ranks choose their ops in chains alone, and the stages of the plan are a graph")
+    if problem.is_sharded:
+        raise InvalidInput(
+            f"{problem.name}: ranks choose and links change where weights are whole, and those of the plan are sharded"
+        )
     flow = flow_of(problem, schedule)
     costs = _Costs(flow, schedule, later)
     ops, rank_of, resource, receiver = flow.ops.tolist(), flow.rank_of.tolist(), flow.resource.tolist(), flow.receiver.tolist()
@@ -240,7 +244,7 @@ class _Scatters:
 
     def __init__(self, flow: Flow, resources: Resources, times: Times) -> None:
         self._flow, self._resources, self._times = flow, resources, times
-        self._index = {stage: at for at, stage in enumerate(flow.scatters.tolist())}
+        self._index = {each.stage: at for at, each in enumerate(flow.collectives)}
         self._left = dict.fromkeys(self._index, 0)
         self._waiting: list[list[int]] = [[] for _ in range(len(flow.begin) - 1)]
         """Per rank, the stages whose reduce-scatter has not begun, in the plan's order."""
@@ -259,7 +263,7 @@ class _Scatters:
         waiting = self._waiting[int(self._flow.rank_of[op])]
         while waiting and self._left[waiting[0]] == 0:
             index = self._index[waiting.pop(0)]
-            self._times.scatter_start_ns[index] = self._resources.reduce_scatter(index, now)
+            self._times.collective_start_ns[index] = self._resources.reduce_scatter(index, now)
 
 
 def _queues(flow: Flow, ranks: int, *, choose: bool) -> list[list[list[int]]]:
@@ -301,7 +305,7 @@ def _run(problem: Problem, schedule: Schedule, flow: Flow, times: Times, orders:
         starts_ns=times.starts_ns[at],
         transfer_start_ns=times.transfer_start_ns[transfer],
         arrival_ns=times.arrival_ns[transfer],
-        scatter_start_ns=times.scatter_start_ns,
+        collective_start_ns=times.collective_start_ns,
     )
     as_it_was = replace(as_ran, duration_ns=costs.spent_ns[at], occupancy_ns=costs.occupied_ns[transfer])
     return Run(ran, timeline_of(problem, as_it_was, in_order))

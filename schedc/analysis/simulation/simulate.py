@@ -65,11 +65,13 @@ def times_of(flow: Flow) -> tuple[Times, int]:
         flow.occupancy_ns,
         flow.latency_ns,
         flow.collective_after,
-        flow.scatter_resource,
-        flow.scatter_ns,
+        flow.collective_next,
+        flow.collective_taker,
+        flow.collective_resource,
+        flow.collective_ns,
         *flow.free,
     ]
-    results = [times.starts_ns, times.transfer_start_ns, times.arrival_ns, times.scatter_start_ns]
+    results = [times.starts_ns, times.transfer_start_ns, times.arrival_ns, times.collective_start_ns]
     loop, compiled = event_loop_for(len(flow.ops))
     if compiled:
         ended = loop(*(array.copy() for array in arrays), *results)  # it changes some of them, and a flow may run again
@@ -81,7 +83,7 @@ def times_of(flow: Flow) -> tuple[Times, int]:
     return times, ended
 
 
-@kernel(lambda: (np.zeros(2, np.int64),) * 21)
+@kernel(lambda: (np.zeros(2, np.int64),) * 23)
 def event_loop(
     begin: Any,
     duration_ns: Any,
@@ -96,6 +98,8 @@ def event_loop(
     occupancy_ns: Any,
     latency_ns: Any,
     collective_after: Any,
+    collective_next: Any,
+    collective_taker: Any,
     collective_resource: Any,
     collective_ns: Any,
     free_ns: Any,
@@ -125,7 +129,9 @@ def event_loop(
         resource: per transfer, its link or trunk.
         occupancy_ns: per transfer.
         latency_ns: per transfer.
-        collective_after: per op, the reduce-scatter that its end makes ready, or -1.
+        collective_after: per op, the first collective that its end makes ready, or -1.
+        collective_next: per collective, the next that the same op makes ready, or -1.
+        collective_taker: per collective, the op of its rank that waits for it, or -1.
         collective_resource: per collective.
         collective_ns: per collective.
         free_ns: per resource, the nanosecond at which it is free; changed while running.
@@ -172,13 +178,20 @@ def event_loop(
                 heapq.heappush(running, (gate_ns[other] + duration_ns[other], started, rank_of[other], other))
             taking += 1
         collective = collective_after[op]
-        if collective >= 0:
+        while collective >= 0:
             link, moment_ns, delta = collective_resource[collective], now_ns, now_delta
             if free_ns[link] > now_ns or (free_ns[link] == now_ns and free_delta[link] > now_delta):
                 moment_ns, delta = free_ns[link], free_delta[link]
             collective_start_ns[collective] = moment_ns
-            free_ns[link] = moment_ns + collective_ns[collective]
-            free_delta[link] = 0 if collective_ns[collective] > 0 else delta + 1
+            delta = 0 if collective_ns[collective] > 0 else delta + 1
+            moment_ns += collective_ns[collective]
+            free_ns[link], free_delta[link] = moment_ns, delta
+            other = collective_taker[collective]
+            if other >= 0:  # it comes behind this op on its rank, which does not wait for it there yet
+                waits[other] -= 1
+                if moment_ns > gate_ns[other] or (moment_ns == gate_ns[other] and delta > gate_delta[other]):
+                    gate_ns[other], gate_delta[other] = moment_ns, delta
+            collective = collective_next[collective]
         following = op + 1
         at[rank] = following
         if following < begin[rank + 1]:

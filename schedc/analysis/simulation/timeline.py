@@ -136,6 +136,35 @@ class Timeline:
         return first_taker
 
     @cached_property
+    def collective_after(self) -> NDArray[np.int64]:
+        """Per collective, the op whose end makes it ready, or -1: of a reduction the stage's last W or BW."""
+        after = np.full(len(self.collectives), -1, np.int64)
+        weights = np.flatnonzero(self.ops[:, 0] >= Kind.W) if len(after) else after
+        last = dict(zip(self.ops[weights, 1].tolist(), weights.tolist(), strict=True))
+        for at, span in enumerate(self.collectives):
+            if span.collective.before > 0:
+                after[at] = self.begin[span.rank] + span.collective.before - 1
+            elif span.collective.kind == "RS":
+                after[at] = last[span.collective.stage]
+        return after
+
+    @cached_property
+    def collective_taker(self) -> NDArray[np.int64]:
+        """Per collective, the first op that waits for its end, or -1: of a gather the stage's next op, or its first F."""
+        taker = np.full(len(self.collectives), -1, np.int64)
+        for at, (collective, rank, *_) in enumerate(self.collectives):
+            begin, end = self.bounds[rank]
+            if collective.kind == "AG":
+                first = begin + max(0, collective.before)
+                waiting = self.ops[first:end, 1] == collective.stage
+                taker[at] = (
+                    first + np.flatnonzero(waiting if collective.before >= 0 else waiting & (self.ops[first:end, 0] == Kind.F))[0]
+                )
+            elif 0 <= collective.until < end - begin:
+                taker[at] = begin + collective.until
+        return taker
+
+    @cached_property
     def links(self) -> tuple[tuple[int, int], ...]:
         """Per transfer, the ranks from which and to which it goes."""
         return tuple(zip(self.rank_of[self.sender].tolist(), self.receiver.tolist(), strict=True))

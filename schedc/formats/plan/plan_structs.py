@@ -195,6 +195,8 @@ class DataParallelEntry(FileEntry, frozen=True, omit_defaults=True):
     reduce_scatter_ns: tuple[Count, ...]
     all_gather_ns: tuple[Count, ...] = ()
     trunk: Text | None = None
+    gathered_bytes: tuple[Count, ...] = ()
+    gradient_bytes: tuple[Count, ...] = ()
 
 
 class CostsEntry(FileEntry, frozen=True, omit_defaults=True):
@@ -266,7 +268,7 @@ T = TypeVar("T")
 
 TOKENS_PER_LINE = 16
 _INDEX = re.compile("0|[1-9][0-9]{0,17}")
-_COLLECTIVE = re.compile(f"(RS|AG)({_INDEX.pattern})")
+_COLLECTIVE = re.compile(f"(RS|AG)({_INDEX.pattern})(?:@({_INDEX.pattern})-({_INDEX.pattern}))?")
 
 
 def read_tokens(parse: Callable[[str], T], lines: Sequence[str], location: Location) -> tuple[T, ...]:
@@ -332,5 +334,5 @@ def parse_collective(text: str) -> Collective:
     """
     match = _COLLECTIVE.fullmatch(text)
     if match is None:
-        raise ValueError(f"found {text[:64]!r}, expected a collective as in RS3 or AG3")
-    return Collective(match[1], int(match[2]))
+        raise ValueError(f"found {text[:64]!r}, expected a collective as in RS3 or AG3, with its places AG3@0-17")
+    return Collective(match[1], int(match[2]), *(int(place or -1) for place in match.groups()[2:]))

@@ -21,6 +21,7 @@ from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.common.incumbent import Ended
 from schedc.solvers.common.interruption import Interruption, OutOfTime
 from schedc.solvers.driver.portfolio import solve
+from schedc.solvers.driver.sharded import solve_sharded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -116,7 +117,8 @@ class Solver:
     def _solve(self, problem: Problem, known: Sequence[tuple[Schedule, str]], limits: Limits) -> Resolved | None:
         bound = self.bound(problem)
         settings = SearchSettings(limits=limits, interruption=self.interruption)
-        incumbent = solve(problem, settings, bound_ns=bound.value_ns, bound_by=bound.name, known=known)
+        by = solve_sharded if problem.is_sharded else solve
+        incumbent = by(problem, settings, bound_ns=bound.value_ns, bound_by=bound.name, known=known)
         self.interruption.requested |= incumbent.ended is Ended.INTERRUPTED  # also where nothing listens
         if incumbent.schedule is None:
             return None

@@ -18,7 +18,7 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.compile.certify import BOUNDS_SHARE, certify
 from schedc.compile.driver import Compiled, compile_problem
 from schedc.compiled.compiler import compile_ahead
-from schedc.errors import Defect
+from schedc.errors import Defect, Unsupported
 from schedc.ir import MadeBy, Problem, Schedule
 from schedc.lower.problem import checked_under, problem_under
 from schedc.solvers.common.base import Climbing, SearchSettings
@@ -120,10 +120,13 @@ def compile_robust(
         evaluations: changes per climb and round; 0: by size.
 
     Raises:
+        Unsupported: weights are sharded within the step.
         InvalidInput: under one of the states the problem contradicts itself, or as `compile_problem`.
         Infeasible, NoPlanFound, Defect: as `compile_problem`.
     """
     begun = time.perf_counter()
+    if problem.is_sharded:
+        raise Unsupported(f"{problem.name}: orders for links that change are sought for whole weights; leave out [data_parallel]")
     settings = settings or SearchSettings()
     limits, on_method, interruption = settings.limits, settings.on_method, settings.interruption
     problems = [checked_under(problem, each, "in one of the states of its links") for each in states.conditions]

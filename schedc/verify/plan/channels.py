@@ -239,9 +239,12 @@ def check_post_before(plan: Plan, needs: Mapping[Op, Need]) -> Found:
 
 @CHANNELS
 def check_collectives(plan: Plan, _: Mapping[Op, Need]) -> Found:
-    """A rank gathers its stages' weights in the order of their first F, then reduces gradients in that of their last W or BW."""
+    """A rank gathers its stages' weights in the order of their first F, then reduces gradients in that of their last W or BW.
+
+    Where weights are sharded, `schedc.verify.schedule.sharding` has the rules.
+    """
     parallel = plan.problem.data_parallel
-    for rank in plan.ranks:
+    for rank in plan.ranks if not plan.problem.is_sharded else ():
         first: dict[int, int] = {}
         last: dict[int, int] = {}
         for index, op in enumerate(rank.compute):

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from schedc.ir import WHOLE, Kind, Op, Plan, Problem, Schedule, sent_to
 from schedc.verify.plan.channels import crossings_of
-from schedc.verify.schedule.checks import held_by_slice
-from schedc.verify.schedule.updates import run_of, version_bytes_along
+from schedc.verify.schedule.checks import besides_along, held_by_slice
+from schedc.verify.schedule.updates import run_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,9 +83,8 @@ def _held(problem: Problem, schedule: Schedule, rank: int) -> Iterator[tuple[int
             takes[-1][index] = {Kind.F: begun, Kind.B: needs, Kind.W: 0, Kind.BW: needs, Kind.U: 0}
             leaves[-1][index] = {Kind.F: 0, Kind.B: whole - kept, Kind.W: kept, Kind.BW: whole, Kind.U: 0}
     order = schedule.orders[rank]
-    versions = list(version_bytes_along(problem, order)) if problem.updates is not None else [0] * len(order)
     held, number = 0, len(slices)
-    for (kind, index, microbatch, part), more in zip(order, versions, strict=True):
+    for (kind, index, microbatch, part), more in zip(order, besides_along(problem, schedule, rank), strict=True):
         if part in (WHOLE, 0):
             held += takes[microbatch % number][index][kind]
         during = held + more

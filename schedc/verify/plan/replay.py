@@ -236,7 +236,17 @@ def _add_collectives(nodes: _Nodes, plan: Plan, compute: list[range]) -> None:
         queue = []
         for entry in rank.collectives:
             producer = -1
-            if entry.kind == "AG":
+            if plan.problem.is_sharded:
+                durations_ns = parallel.all_gather_ns if entry.kind == "AG" else parallel.reduce_scatter_ns
+                node = nodes.add(durations_ns[entry.stage])
+                if entry.before:
+                    nodes.follow(node, compute[rank.rank][entry.before - 1])
+                at = entry.until
+                if entry.kind == "AG":
+                    at = next(index for index in range(entry.before, entry.until) if rank.compute[index].stage == entry.stage)
+                if at < len(rank.compute):
+                    nodes.receive(compute[rank.rank][at], node)
+            elif entry.kind == "AG":
                 node = nodes.add(parallel.all_gather_ns[entry.stage])
                 nodes.receive(first[entry.stage], node)
             else:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from schedc.ir import BLOCKS, KIND_NAMES, WHOLE, Kind, Op, Problem, Schedule, token, unit
 from schedc.verify.cycles import shortest_cycle
 from schedc.verify.schedule.order import ends_of_blocks, first_blocked, needs, waiting_graph
+from schedc.verify.schedule.sharding import check_sharding, sharded_along
 from schedc.verify.schedule.updates import PERIOD, RUN, run_of, version_bytes_along
 from schedc.verify.violation import Checks, Found, Violation
 
@@ -240,9 +241,22 @@ def check_microbatch_order(problem: Problem, schedule: Schedule) -> Found:
                 latest[path, op.stage] = op
 
 
+CHECKS(check_sharding)
+
+
+def besides_along(problem: Problem, schedule: Schedule, rank: int) -> list[int]:
+    """Per op of the rank, what is held beside activations: versions of weights, gathered weights, gradients; in bytes."""
+    order = schedule.orders[rank]
+    if problem.updates is not None:
+        return list(version_bytes_along(problem, order))
+    if problem.is_sharded and rank < len(schedule.collectives):
+        return list(sharded_along(problem, order, schedule.collectives[rank]))
+    return [0] * len(order)
+
+
 @CHECKS
 def check_memory_limit(problem: Problem, schedule: Schedule) -> Found:
-    """No rank ever holds more bytes of activations, and of versions beside the newest, than its limit.
+    """No rank ever holds more bytes of activations, and of what else counts (`besides_along`), than its limit.
 
     Of a graph it may hold more: values that wait depend on times, and are added in the check of a plan.
     """
@@ -254,7 +268,7 @@ def check_memory_limit(problem: Problem, schedule: Schedule) -> Found:
             continue
         held = peak = 0
         first: tuple[int, Op, int] | None = None
-        versions = list(version_bytes_along(problem, order)) if problem.updates is not None else [0] * len(order)
+        besides = besides_along(problem, schedule, rank)
         for index, op in enumerate(order):
             kind, stage = op.kind, op.stage
             if stage not in known:
@@ -262,8 +276,8 @@ def check_memory_limit(problem: Problem, schedule: Schedule) -> Found:
             begun, again, after, state = slices[op.microbatch % number][stage]
             if kind not in (Kind.W, Kind.U) and op.part <= 0:
                 held += begun if kind == Kind.F else again + max(0, state)
-            if held + versions[index] > peak:
-                peak = held + versions[index]
+            if held + besides[index] > peak:
+                peak = held + besides[index]
                 if peak > limit and first is None:
                     first = (index, op, peak)
             if kind not in (Kind.F, Kind.U) and (op.part == WHOLE or op.part == counts.get((kind, stage), 0) - 1):
