@@ -18,7 +18,7 @@ from schedc.errors import InvalidInput
 from schedc.formats.plan.plan_file import write_plan
 from schedc.ir.problem import DataParallel
 from schedc.solvers.heuristics.greedy import Greedy
-from schedc.view.plot.curves import curves, points_of
+from schedc.view.plot.curves import curves, frontier, points_of
 from schedc.view.plot.gantt import gantt
 from schedc.view.plot.table import choose_axes, read_columns
 
@@ -145,6 +145,19 @@ def test_a_tunes_table_and_named_columns(tmp_path: Path) -> None:
         choose_axes(table, "latency", None, ())
     with pytest.raises(InvalidInput, match=r"--y: found the column placement, which has other values than numbers"):
         choose_axes(table, "microbatches", "placement", ())
+
+
+def test_memory_on_the_x_axis_is_a_cloud_with_what_no_row_beats(tmp_path: Path) -> None:
+    rows = (
+        "ranks,state,step_ns,peak_bytes,bound_ns\n1,best,70,300,70\n2,planned,90,100,60\n2,planned,95,200,60\n4,planned,80,250,60\n"
+    )
+    (tmp_path / "table.csv").write_text(rows + "4,bounded,,,60\n", encoding="utf-8")
+    axes = choose_axes(read_columns(tmp_path / "table.csv"), "peak_bytes", None, ("ranks",))
+    points, bounds = points_of(axes)
+    assert axes.is_cloud and not bounds
+    assert points == {("1",): {300.0: 70.0}, ("2",): {100.0: 90.0, 200.0: 95.0}, ("4",): {250.0: 80.0}}
+    assert frontier(points) == {100.0: 90.0, 250.0: 80.0, 300.0: 70.0}
+    assert "least step with as much" in curves(axes, ".svg", width_inches=7, title="").decode()
 
 
 def test_what_cannot_be_drawn_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -267,3 +267,8 @@ def test_the_command_line_alone_is_a_job(
     assert of_options["pipelines"] == of_file["pipelines"]
     assert run("tune", "--model", "config.json", "-o", "c") == 2
     assert "expected JOB, or --model, --devices and --batch" in capsys.readouterr().err
+    assert run("tune", "tune.toml", "-o", "b", *FAST, "--why", "ranks=2") == 0
+    printed = capsys.readouterr().out
+    assert re.search("the best beside 2 ranks × 2 pipelines.*\ncause +best +other +more\n", printed)
+    assert run("tune", "tune.toml", "-o", "b", *FAST, "--why", "ranks") == 2
+    assert "--why: found 'ranks', expected columns of the table and their values" in capsys.readouterr().err

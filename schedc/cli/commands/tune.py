@@ -33,6 +33,10 @@ def tune_command(
     candidate_time: Annotated[
         str, Option("--candidate-time", metavar="TIME", help="Limit for the search of one candidate.")
     ] = "20s",
+    why: Annotated[
+        str | None,
+        Option("--why", metavar="COLUMN=VALUE,...", help="Say, by cause, why the best is faster than the best of these."),
+    ] = None,
     gap: options.GapOption = None,
     seed: options.SeedOption = None,
     workers: options.WorkersOption = 8,
@@ -100,6 +104,7 @@ def tune_command(
                     request,
                     SearchSettings(method=chosen, limits=limits, interruption=interruption),
                     candidate_s=candidate_s,
+                    against=_columns(why),
                     report=lambda known: progress(view.progress_line(known), 0),
                 )
         write_folder(output, request, tuned)
@@ -111,3 +116,11 @@ def tune_command(
             show(view.shown_tuned(tuned, output, interrupted=interruption.requested), out)
     if interruption.requested and hidden:
         options.say_interrupted(output)
+
+
+def _columns(why: str | None) -> dict[str, str]:
+    """The values by the columns of the table."""
+    found = dict(part.partition("=")[::2] for part in why.split(",")) if why else {}
+    if why is not None and not all(name and value for name, value in found.items()):
+        raise InvalidInput(f"--why: found {why!r}, expected columns of the table and their values, as in ranks=4,tp=2")
+    return found

@@ -21,13 +21,13 @@ from schedc.analysis.bounds.residency import rank_without_room
 from schedc.analysis.gap import relative_gap
 from schedc.compile.driver import checks_s, compile_problem
 from schedc.errors import InvalidInput, NoPlanFound, Unsupported
-from schedc.ir import Versions
 from schedc.solvers.driver.registry import is_auto, method_named
-from schedc.study.loss.time_to_loss import LossCandidate, LossRow, TimeToLoss, sorted_rows
+from schedc.study.loss.time_to_loss import LossCandidate, TimeToLoss, sorted_rows
 from schedc.study.tune.candidates import CandidateState, TuneRow, candidates
-from schedc.study.tune.collectives import costs_of
-from schedc.study.tune.estimates import about_ns, no_room, simple_bound_ns, undelayed_ns, update_bound_ns, work_bound_ns
+from schedc.study.tune.causes import Compared, causes_ns
+from schedc.study.tune.estimates import undelayed_ns, work_bound_ns
 from schedc.study.tune.first_plans import baseline_of, best_period_of, rated
+from schedc.study.tune.prepare import prepare, reached_by
 from schedc.study.tune.problems import candidate_problem
 from schedc.study.tune.sums import check_sums, sums_of
 from schedc.study.tune.tuned import Tuned, least_bound_ns, no_plan, pipeline_verdict
@@ -35,17 +35,13 @@ from schedc.study.tune.work import Work
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from schedc.ir import Plan, Problem
     from schedc.solvers.common.base import SearchSettings
     from schedc.solvers.common.incumbent import Failure
-    from schedc.study.tune.candidates import TuneCandidate
-    from schedc.study.tune.layer_costs import Totals
     from schedc.study.tune.request import TuneRequest
 
-MOST_SEARCHED_OPS = 50_000
-"""Candidates of more compute ops get a bound only: bounds and checks alone would take five seconds and more."""
 FEW_OPS, LARGE = 4_000, 1.03
 """What may be fastest is tried first; each doubling of the compute ops from these on, which take time to plan, counts as this much
 longer."""
@@ -122,63 +118,6 @@ class _Search:
         """Say what is known."""
         self.report(Progress(doing=doing, done=done, total=len(self.works), best=None if self.best is None else self.best.row))
 
-    def prepare(self) -> None:
-        """What is known of the candidates before their problems are made; those that cannot fit or be planned are known here."""
-        request = self.request
-        known: dict[TuneCandidate, tuple[Totals, str, int]] = {}
-        for work in self.works:
-            candidate = work.row.candidate
-            alike = replace(candidate, placement="unidirectional", chunks=1)  # of which all this is the same
-            if alike not in known:
-                total = costs_of(request, alike).totals
-                known[alike] = total, no_room(request, alike, total), simple_bound_ns(request, alike, total)
-            total, why_not, bound_ns = known[alike]
-            if why_not:
-                work.end(CandidateState.NO_ROOM, why_not)
-                continue
-            work.about_ns = about_ns(request, candidate, total)
-            if request.loss is not None:
-                work.row.update_ns = None if work.overlaps else update_bound_ns(request, candidate, total)
-                work.ways = self.ways(work, total.path_ns(candidate))
-                updates = min((updates for updates, _ in work.ways.values()), default=0)
-                work.about_ns = updates * (work.about_ns + (work.row.update_ns or 0))
-            work.raise_bound(bound_ns)
-            if request.loss is not None and not work.ways:
-                delay = int(candidate.versions is Versions.TWO_BUFFERED)
-                work.end(CandidateState.UNKNOWN, self.reached(work, 1, (delay,) * candidate.stages).basis)
-                continue
-            if work.ops > MOST_SEARCHED_OPS:
-                work.end(
-                    CandidateState.TOO_LARGE,
-                    f"{work.ops} compute ops, more than the {MOST_SEARCHED_OPS} that are searched; larger microbatches have fewer",
-                )
-
-    def reached(self, work: Work, period_ns: int, delays: tuple[int, ...]) -> LossRow:
-        """What such delays and such a period, or step with its update, come to."""
-        loss, each = self.request.loss, work.row.candidate
-        assert loss is not None
-        tokens = each.sequences * self.request.tokens_of_sequence
-        return loss.row(LossCandidate(name=each.title, period_ns=max(1, period_ns), delays=delays, tokens=tokens))
-
-    def ways(self, work: Work, path_ns: int) -> dict[bool, tuple[int, int]]:
-        """The fewest updates and the least period of plans without delay, and with; under 2BW all delays are 1.
-
-        Where no stage has a delay, all of a step is between two updates of the first one: not less than a microbatch's path.
-        """
-        loss, each = self.request.loss, work.row.candidate
-        assert loss is not None
-        delays: tuple[tuple[int, ...], ...] = ((0,) * each.stages,)
-        if each.versions is Versions.TWO_BUFFERED:
-            delays = ((1,) * each.stages,)
-        elif each.versions is not None and each.most_delay != 0:
-            delays += loss.least_delays(each.stages)
-        found: dict[bool, tuple[int, int]] = {}
-        for some in delays:
-            updates, late = self.reached(work, 1, some).updates, any(some)
-            if updates is not None and (late not in found or updates < found[late][0]):
-                found[late] = updates, 0 if late else path_ns
-        return found
-
     def first_pass(self, candidate_s: float) -> None:
         """The baselines, or the method that the user names, on every candidate that may be the best."""
         by_name = not is_auto(self.settings.method)
@@ -235,6 +174,41 @@ class _Search:
                 known.append(work)
             work.row.state = state if work.row.state is CandidateState.NOT_REACHED else work.row.state
 
+    def wanted(self, against: Mapping[str, str]) -> list[Work]:
+        """The candidates whose columns of the table are so."""
+        found = [
+            work for work in self.works if against.items() <= {k: str(v) for k, v in work.row.candidate.columns.items()}.items()
+        ]
+        if not found:
+            columns = ", ".join(self.works[0].row.candidate.columns)
+            said = ",".join(f"{name}={value}" for name, value in against.items())
+            raise InvalidInput(f"--why: found {said}, which no candidate has; expected values of {columns}")
+        return found if against else []
+
+    def plan_wanted(self, wanted: list[Work], candidate_s: float) -> None:
+        """Make a plan of the one that may be fastest, if none of them has one."""
+        if self.best is None or any(work.plan is not None and work is not self.best for work in wanted):
+            return
+        for work in sorted(wanted, key=lambda work: work.about_ns)[:COMPARED]:
+            if work.row.state in (CandidateState.BOUNDED, CandidateState.NOT_REACHED) and self._problem(work) is not None:
+                self._plan(work, candidate_s, baseline=True)
+                break
+
+    def compared(self, best: Work, rows: list[TuneRow], wanted: list[Work]) -> Compared | None:
+        """The best, by cause, beside what is wanted, or beside the best without a pipeline, or with one where it has none."""
+        places = {id(row): place for place, row in enumerate(rows)}
+        others = wanted or [work for work in self.works if work.kind[1] is not best.kind[1]]
+        others = [work for work in others if work.plan is not None and work is not best]
+        if not others or best.made is None or best.plan is None:
+            return None
+        other = min(others, key=lambda work: places[id(work.row)])
+        assert other.made is not None and other.plan is not None
+        return Compared(
+            row=other.row,
+            best_ns=causes_ns(self.request, best.row.candidate, best.made, best.plan),
+            other_ns=causes_ns(self.request, other.row.candidate, other.made, other.plan),
+        )
+
     def bound_out(self, works: Iterable[Work], *, of_kind: bool = False) -> None:
         """Candidates are not searched, those that the best plan, or that of their kind, refuses."""
         for work in works:
@@ -276,7 +250,9 @@ class _Search:
         settings = replace(self.settings, limits=replace(self.settings.limits, time_s=limit_s))
         try:
             if baseline and work.overlaps:
-                plan = best_period_of(problem, settings, self.failures, lambda at_ns, delays: self.reached(work, at_ns, delays))
+                plan = best_period_of(
+                    problem, settings, self.failures, lambda at_ns, delays: reached_by(self.request, work, at_ns, delays)
+                )
             elif baseline:
                 plan = baseline_of(problem, settings, self.failures)
             else:
@@ -290,7 +266,7 @@ class _Search:
         row.seconds += time.perf_counter() - begun_s
         if not plan.certificate.bound.is_solvers:  # a solver's says nothing of schedules that cut other blocks
             work.raise_bound(plan.certificate.lower_bound_ns)
-        reached = None if self.request.loss is None else self.reached(work, *_period_of(plan, work))
+        reached = None if self.request.loss is None else reached_by(self.request, work, *_period_of(plan, work))
         if work.plan is None or rated(reached, plan.certificate.makespan_ns) < rated(
             work.reached, work.plan.certificate.makespan_ns
         ):
@@ -307,7 +283,7 @@ class _Search:
         if work.reached is not None:
             row.delays, row.basis = work.reached.candidate.delays, work.reached.basis
             row.updates, row.time_to_loss_ns = work.reached.updates, work.reached.time_ns
-            undelayed = self.reached(work, 1, (0,) * row.candidate.stages).updates
+            undelayed = reached_by(self.request, work, 1, (0,) * row.candidate.stages).updates
             row.factor = None if row.updates is None or undelayed is None else row.updates / undelayed
             if row.updates is None:
                 row.state, row.why_not = CandidateState.UNKNOWN, row.basis
@@ -323,6 +299,7 @@ def tune(
     *,
     candidate_s: float = 20.0,
     prune: bool = True,
+    against: Mapping[str, str] | None = None,
     report: Callable[[Progress], None] = lambda _: None,
 ) -> Tuned:
     """The best candidate, with its plan, and what became of the others.
@@ -333,10 +310,11 @@ def tune(
             that of all candidates together; an interruption ends the search with the best plan so far.
         candidate_s: for one candidate in the second pass.
         prune: False: search also what a bound refuses; the result is the same.
+        against: by columns of the table, what the candidate has that the best is compared with; it gets a plan, if it can.
         report: is called with what is known, now and then.
 
     Raises:
-        InvalidInput: no candidate uses all devices and the whole batch, or the method's name is wrong.
+        InvalidInput: no candidate uses all devices and the whole batch, or is as `against` says, or the method's name is wrong.
         Infeasible: the cluster has no room for what every candidate holds all the time; says what would have.
         NoPlanFound: no candidate has a plan; says why of the one that came nearest.
         Defect: a plan breaks a rule, or the sums over the cluster.
@@ -351,12 +329,14 @@ def tune(
         )
         raise (request.source.place / "tune").refuse("no way to divide the devices and the batch", expected)
     search = _Search(request, settings, prune, report, works)
-    search.prepare()
+    wanted = search.wanted(against or {})
+    prepare(request, works)
     search.first_pass(candidate_s)
     if is_auto(settings.method):
         search.second_pass(candidate_s)
         if prune and search.best is not None:
             search.verdict_pass(candidate_s)
+    search.plan_wanted(wanted, candidate_s)
     best = search.best
     if best is None or best.made is None or best.plan is None:
         raise no_plan(request, [work.row for work in works])
@@ -378,6 +358,7 @@ def tune(
         bound_ns=least_bound_ns(rows, search.bound_ns) or 0,
         sums=sums,
         failures=tuple(search.failures),
+        compared=None if request.loss is not None else search.compared(best, rows, wanted),
         pipelines=pipeline_verdict(best.row, rows, search.value_ns, search.bound_ns),
         times=None if request.loss is None else TimeToLoss(rows=reached, source=request.loss.source),
     )

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from schedc.ir import Plan
     from schedc.solvers.common.incumbent import Failure
     from schedc.study.loss.time_to_loss import TimeToLoss
+    from schedc.study.tune.causes import Compared
     from schedc.study.tune.problems import CandidateProblem
     from schedc.study.tune.request import TuneRequest
     from schedc.study.tune.sums import Sums
@@ -40,6 +41,9 @@ class Tuned:
     """Of methods that ended with an exception of their own, which are defects of schedc. No plan rests on them."""
     pipelines: str = ""
     """Whether a pipeline pays, and by how much, on one line; empty: all candidates have one, or none has."""
+    compared: Compared | None = None
+    """With the candidate that was asked for, or the best of the others, without a pipeline or with one; None: there is none with a
+    plan, or candidates are compared by the time to a loss."""
     times: TimeToLoss | None = None
     """Of the candidates that have a plan; None: no loss was asked for."""
 

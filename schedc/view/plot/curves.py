@@ -70,10 +70,15 @@ def curves(axes: Axes, ending: str, *, width_inches: float, title: str) -> bytes
         for number, (key, points) in enumerate(found.items()):
             style: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
             label = ", ".join(_value(column, text) for column, text in zip(axes.by, key, strict=True)) or axes.y.name
-            _line(drawing, axes, points, linestyle="-", markersize=4, linewidth=1.2, **style)
-            handles.append(Line2D([], [], linewidth=1.2, markersize=4, label=label, **style))
+            line: dict[str, Any] = {"linestyle": "none" if axes.is_cloud else "-", "markersize": 4, "linewidth": 1.2}
+            _line(drawing, axes, points, **line, **style)
+            handles.append(Line2D([], [], label=label, **line, **style))
             if key in bounds:
                 _line(drawing, axes, bounds[key], linestyle=(0, (3, 2)), linewidth=0.9, color=style["color"])
+        if axes.is_cloud:
+            style = dict[str, Any]({"drawstyle": "steps-post", "linewidth": 0.9, "color": "#404040"})
+            _line(drawing, axes, frontier(found), **style)
+            handles.append(Line2D([], [], **style, label=f"least {_short(axes.y.name)} with as much"))
         if bounds:
             handles.append(Line2D([], [], linestyle=(0, (3, 2)), linewidth=0.9, color="#404040", label="lower bound"))
         _scale(drawing, [x for points in found.values() for x in points], axes.x.unit.size)
@@ -88,6 +93,15 @@ def curves(axes: Axes, ending: str, *, width_inches: float, title: str) -> bytes
         if title:
             drawing.set_title(title, fontsize=9, parse_math=False)
     return picture(figure, ending)
+
+
+def frontier(curves: Mapping[Any, Points]) -> Points:
+    """Of all points those to whose left none is as low."""
+    least: Points = {}
+    for x, y in sorted(point for points in curves.values() for point in points.items()):
+        if not least or y < min(least.values()):
+            least[x] = y
+    return least
 
 
 def _line(drawing: Drawing, axes: Axes, points: Mapping[float, float], **style: Any) -> None:

@@ -80,6 +80,8 @@ class Axes:
     """One curve for each of their values."""
     bound: PlotColumn | None
     """The lower bound of y, if the table has it."""
+    is_cloud: bool
+    """x is a result, too, as memory is: each row is a point by itself."""
     objective: str
     """What y is, where the table says it and it is the same in all rows; else empty."""
 
@@ -135,7 +137,8 @@ def choose_axes(table: Columns, x: str | None, y: str | None, by: Sequence[str])
         x=table.columns[x],
         y=table.columns[y],
         by=tuple(table.columns[name] for name in by) or tuple(each for each in varying if each.name not in (x, y)),
-        bound=table.columns.get(BOUND) if y in OBJECTIVES else None,
+        bound=table.columns.get(BOUND) if y in OBJECTIVES and x in table.settings else None,
+        is_cloud=x not in table.settings,
         objective=names.get(y, ""),
     )
 

@@ -126,6 +126,7 @@ def shown_tuned(tuned: Tuned, folder: Path, *, interrupted: bool) -> Iterator[Bl
     yield Line(f"best: {tuned.best.candidate.title}, {timed}; {worth}", soft=True)
     if tuned.pipelines:
         yield Line(tuned.pipelines, soft=True)
+    yield from _shown_causes(tuned)
     if tuned.times is not None:
         yield Line(tuned.times.verdict, soft=True)
         yield Line(f"updates: {tuned.times.source}", soft=True)
@@ -140,6 +141,25 @@ def shown_tuned(tuned: Tuned, folder: Path, *, interrupted: bool) -> Iterator[Bl
         moment = f"; most in the {most.moment}" if most.moment else ""
         yield Line(f"fullest rank: {most.rank}, with {size(most.bytes, 1)} on a device: {what}{moment}", soft=True)
     yield Line(f"{folder}: {TABLE}, {JOB} with its profile, {PLAN}{'; interrupted' if interrupted else ''}", soft=True)
+
+
+def _shown_causes(tuned: Tuned) -> Iterator[Block]:
+    """Where the time of two candidates goes."""
+    compared = tuned.compared
+    if compared is None:
+        return
+    rows = [
+        (cause, *(_duration(round(of[cause])) for of in (compared.best_ns, compared.other_ns)), f"{more / 1e6:+,.1f} ms")
+        for cause, more in compared.differences_ns.items()
+        if compared.best_ns[cause] or compared.other_ns[cause]
+    ]
+    total = (_duration(tuned.best.step_ns), _duration(compared.row.step_ns))
+    more = f"{((compared.row.step_ns or 0) - (tuned.best.step_ns or 0)) / 1e6:+,.1f} ms"
+    yield Table(
+        title=f"the best beside {compared.row.candidate.title}: per device, in the mean",
+        columns=[*left("cause"), *right("best", "other", "more")],
+        rows=[*rows, ("step", *total, more)],
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +196,7 @@ def tuned_json(tuned: Tuned) -> dict[str, Any]:
         "held": held_by_ranks(tuned),
         "candidates": [_row_json(row, by_loss=by_loss) for row in tuned.rows],
         "failures": tuned.failures,
+        "compared": tuned.compared and {"best_ns": tuned.compared.best_ns, "other_ns": tuned.compared.other_ns},
     } | ({} if tuned.times is None else {"verdict": tuned.times.verdict, "source": tuned.times.source})
 
 
