@@ -211,9 +211,8 @@ def main() -> None:
         weights = [weight for module in stages.values() for weight in module.parameters()]
         optimizer = torch.optim.AdamW([shard.weight for shard in pipe.shards()] if sharded(plan) else weights, lr=3e-3)
         layers = named_layers(plan, stages, options.blocks)
-        state = None if sharded(plan) else optimizer  # that of shards is not saved
         if options.resume:
-            load_checkpoint(pipe, options.resume, state, model=layers)
+            load_checkpoint(pipe, options.resume, optimizer, model=layers, convert=True)
         for step in range(options.steps):
             batch = chain.batch(SAMPLES * plan.problem.microbatches * pipelines)
             inputs, targets = (tensor.chunk(pipelines)[pipeline] for tensor in batch)
@@ -237,7 +236,7 @@ def main() -> None:
         if dist.get_rank() == 0:
             print(f"unseen    loss {loss.item():.4f}", flush=True)
         if options.save:
-            save_checkpoint(pipe, options.save, state, model=layers)
+            save_checkpoint(pipe, options.save, optimizer, model=layers)
     dist.destroy_process_group()
 
 

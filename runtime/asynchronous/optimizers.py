@@ -81,8 +81,8 @@ class StageOptimizers:
 
             self.cache = VersionCache(device_bytes)
         self.updates = first_update
-        """How many updates each stage has made, over all runs that are whole: one that has failed counts none of its own. A job
-        that loads a checkpoint sets it to the checkpoint's."""
+        """How many updates each stage has made, over all runs that are whole: one that has failed counts none of its own.
+        `load_checkpoint` sets it."""
 
     def of(self, stage: int) -> tuple[torch.optim.Optimizer, ...]:
         """Those of a stage; none where nothing of it is trained."""

@@ -66,6 +66,8 @@ def load(
     sequence_dim: int = 1,
     varying: bool = False,
     first_timeout_s: float | None = None,
+    seed: int | None = None,
+    first_step: int = 0,
 ) -> Pipe:
     """Make this process one rank of the plan. All ranks call it together; it refuses on all of them, or on none.
 
@@ -105,6 +107,9 @@ def load(
         varying: whether what a stage gives may have other shapes where inputs have the same; each tensor's are said before it then.
         first_timeout_s: in place of `timeout_s` until the first step of a plan has ended, in which stages may be compiled; None:
             the same.
+        seed: from which each layer draws its random numbers, by step and microbatch, whatever the plan and the rank; None: ranks
+            draw what comes.
+        first_step: how many steps the job has made before, for `seed` and for checkpoints; `load_checkpoint` sets it.
 
     Raises:
         InvalidInput: the file is no plan of a known version, is for other ranks or stages, or two options exclude each other.
@@ -191,6 +196,8 @@ def load(
                 "observe": joint,
                 "optimizers": str(updating),
                 "varying": str(varying),
+                "seed": str(seed),
+                "first_step": str(first_step),
             },
             layers=next((getattr(module, "layers_of_model", ()) for module in stages.values()), ()),  # of build_stages' alone
             pipelines=replicas.pipelines if replicas is not None else 1 if pipelines is None else pipelines.size,
@@ -217,6 +224,11 @@ def load(
             from schedc.runtime.replicas.copies import ReplicaSums
 
             hooks = ReplicaSums(checked.problem, trained, groups)
+        drawing = None
+        if seed is not None:
+            from schedc.runtime.session.drawing import Drawing
+
+            drawing = Drawing(seed, 0 if pipelines is None else pipelines.rank, stage_device(stages))
         ranks_steps = Steps(
             checked,
             stages,
@@ -235,6 +247,8 @@ def load(
             sequence_dim=sequence_dim,
             varying=varying,
             first_timeout_s=first_timeout_s,
+            drawing=drawing,
+            first_step=first_step,
         )
         pipe = kind(ranks_steps, observe=observe, fits=fits, check_loss=check_loss)
     except BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from itertools import permutations
 from time import perf_counter_ns
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from schedc.runtime.execution.wiring import Wrap
     from schedc.runtime.replicas.copies import TiedSums
     from schedc.runtime.replicas.sharded import ShardedStages
+    from schedc.runtime.session.drawing import Drawing
     from schedc.runtime.session.retry import StepStart
     from schedc.runtime.session.swap import SwapGroup
     from schedc.runtime.stage.batches import Name
@@ -65,6 +67,8 @@ class Steps:
         sequence_dim: int,
         varying: bool,
         first_timeout_s: float | None = None,
+        drawing: Drawing | None = None,
+        first_step: int = 0,
     ) -> None:
         """Open the channels; all ranks do this together, with a plan and stages that `load` has checked.
 
@@ -84,6 +88,9 @@ class Steps:
         """Of the last step's or evaluation's microbatches."""
         self.count = 0
         """How many steps have been run."""
+        self.made = first_step
+        """How many the job has made, before this pipe and with it; each of a run of steps that overlap counts."""
+        self.drawing = drawing
         self.swap_group = swap_group
         self._limits_s = timeout_s if first_timeout_s is None else first_timeout_s, timeout_s
         """How long to wait for another rank in the first step of a plan, and in others."""
@@ -96,7 +103,8 @@ class Steps:
             from schedc.runtime.stage.slices import sliced
 
             training = sliced(training)
-        self._make_training = partial(training, recompute=recompute, replicas=hooks.pipelines)
+        drawn = None if drawing is None else drawing.of
+        self._make_training = partial(training, recompute=recompute, replicas=hooks.pipelines, drawn=drawn)
         self._device = stage_device(stages)
         self._held_bytes = torch.cuda.memory_allocated(self._device) if self._device.type == "cuda" else 0
         self.observer, self._now = observe, perf_counter_ns
@@ -125,6 +133,8 @@ class Steps:
         self.offered = False
         """Whether the last step has brought the word that all ranks have called `swap`."""
         self.training = self._make_training(plan, program, self.stages, self.loss_fn)
+        if self.drawing is not None:
+            self.drawing.use(plan, self.stages)
         own = [by_name(self.loss_fn, name) for stage in names.keys() & self.stages.keys() for name in names[stage]]
         loss_fns = [self.loss_fn] if callable(self.loss_fn) else own
         self.beginning.use(plan.problem, self.ending.keys(), loss_fns, getattr(self.training, "cut_by_name", None))  # of a graph
@@ -165,7 +175,8 @@ class Steps:
         self.beginning.has_run = True
         if self.observer is not None:
             self.observer.end_step(self.count, perf_counter_ns())
-        self.count += 1
+        self.count, problem = self.count + 1, self.plan.problem
+        self.made += 1 if problem.updates is None else problem.microbatches // problem.updates.microbatches
         return loss
 
     def until_it_counts(
@@ -203,6 +214,8 @@ class Steps:
         """Close the wires, and let go of everything. Closing again does nothing."""
         self.wiring.close()
         self.training.close()
+        if self.drawing is not None:
+            self.drawing.close()
 
     def expect(self, call: PipeCall) -> None:
         """Let the wires know what is to cross in a step or an evaluation, before its first op."""
@@ -220,10 +233,11 @@ class Steps:
         if self._sharded is not None:
             self._sharded.begin_step()
         self.expect(call)
-        if profiler._is_profiler_enabled:
-            self._run_in_spans()
-        else:
-            self.runner.executor.run()
+        with nullcontext() if self.drawing is None else self.drawing.step(self.made):
+            if profiler._is_profiler_enabled:
+                self._run_in_spans()
+            else:
+                self.runner.executor.run()
         self.training.finish()
         here = self.wiring.finish()
         self.losses = losses.gather()

@@ -120,6 +120,8 @@ class Training:
     """The stages whose F runs again before their backward, besides those of the plan; True: all."""
     replicas: int = 1
     """Of how many pipelines the gradients are going to be summed; each gives its share of their mean."""
+    drawn: Callable[[Op, Callable[..., Any]], Callable[..., Any]] | None = None
+    """Makes the work of an F one that draws random numbers of its own; None: it draws what comes."""
 
     def __post_init__(self) -> None:
         """Look at what does not change from step to step."""
@@ -213,7 +215,7 @@ class Training:
         """F, with the loss after a last stage."""
         key = op.stage, op.microbatch
         last = op.stage in self._last
-        work = partial(self._loss, op) if last else self._stage(op)
+        work = self._drawing(op, partial(self._loss, op) if last else self._stage(op))
         source = inputs_of(self._batch.inputs[op.microbatch]) if op.stage in self._first else value
         self._blocks[key] = block = self.block(work, [one for one in source if one is not None], **self._options_of(op))
         if last:
@@ -233,6 +235,9 @@ class Training:
             )
         self._losses.add(op.microbatch, loss)
         return self._shares_of_loss[op.microbatch].seed(loss, start)
+
+    def _drawing(self, op: Op, work: Callable[..., Any]) -> Callable[..., Any]:
+        return work if self.drawn is None else self.drawn(op, work)
 
     def _callables(self) -> Mapping[int, Callable[..., Any]]:
         """The stages, to be called with what is theirs."""

@@ -112,7 +112,7 @@ def check_names(path: Path | str, own: dict[str, Any], saved: dict[str, Any]) ->
     """Refuse a checkpoint without something of this rank's, or with something of another shape or a type that would be rounded."""
     for name, value in own.items():
         if name not in saved:
-            raise InvalidInput(f"{path}: found no {name}; expected a checkpoint of the same model and the same kind of optimizer")
+            raise InvalidInput(f"{path}: found no {name}; expected a checkpoint of the same model, optimizer and job")
         size = getattr(saved[name], "size", None)
         if hasattr(value, "shape") and size is not None and tuple(size) != tuple(value.shape):
             raise InvalidInput(f"{path}: {name}: found the shape {list(size)}, expected {list(value.shape)}")

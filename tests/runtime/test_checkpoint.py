@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from runs.processes import Ranks
 
 
-OPTIMIZERS = {
+UNLIKE = {
     "none": "/new: some processes were given no optimizer (None), others one; give all theirs, or [] where a rank trains nothing",
+    "apart": "/new: job={'loader': …} has not the same state on all processes, and is saved once; give each its own name",
+    "job": "/3: found no job.loader; expected a checkpoint of the same model, optimizer and job",
     "empty": "rank 0: found an empty list of optimizers and weights that are trained; give their optimizer",
 }
 CUT_SHORT = {
@@ -61,7 +63,13 @@ def test_training_goes_on_under_other_plans(four: Ranks, tmp_path: Path) -> None
         f"InvalidInput: {unknown}",
         f"CheckFailed: rank 0 has refused: {unknown}",
     ]
-    for way, expected in OPTIMIZERS.items():
+    layouts = (
+        r"/3: was saved under another layout, 4 processes, 2 pipelines of 2 ranks, 4 stages \(\w{12}\); this one is 4 processes, 2"
+        r" pipelines of 2 ranks, 2 stages \(\w{12}\); call load_checkpoint\(…, convert=True\)$"
+    )
+    for said in four.run(checkpoint_runs.refused, fitting, "layout", path):
+        assert re.search(layouts, said), said
+    for way, expected in UNLIKE.items():
         assert all(said.endswith(expected) for said in four.run(checkpoint_runs.refused, fitting, way, path))
     mixed = r"/new: some processes save it beside steps, others do not; give all of them the same beside=$"
     for said in four.run(checkpoint_runs.refused, fitting, "mixed", path):
@@ -82,7 +90,7 @@ def test_training_goes_on_under_other_plans(four: Ranks, tmp_path: Path) -> None
     for said in four.run(checkpoint_runs.refused, fitting, "changed", str(tmp_path / "copy 1")):
         assert "cannot be read: " in said and "\n" not in said, said
     for said in four.run(checkpoint_runs.refused, fitting, "optimizer", path):
-        assert "momentum_buffer; expected a checkpoint of the same model and the same kind of optimizer" in said
+        assert "momentum_buffer; expected a checkpoint of the same model, optimizer and job" in said
     for said in four.run(checkpoint_runs.refused, fitting, "stages", path):
         assert "stage 0 is not an nn.Sequential of the layers that the plan gives it; make stages with build_stages" in said
     for said in four.run(checkpoint_runs.refused, fitting, "model", path):
@@ -104,11 +112,12 @@ def test_beside_steps(two: Ranks, tmp_path: Path) -> None:
     """What is written while the next step runs has the weights of before it; what is not whole, or not written, is said."""
     for said in two.run(checkpoint_runs.beside, made_by("1f1b", 2, counts=[2, 4]), str(tmp_path)):
         assert isinstance(said, list), said
-        name, same, other, names, half, of_next, of_end, last = said
+        name, same, other, names, half, at_once, of_next, of_end, last = said
         assert (name, same, last) == ("step-10", "True", "step-13")
         assert other.endswith(": another process has another checkpoint, or none, in its folder; give all the same")
         assert names.endswith(": processes were given folders of different names, of-0, of-1; give all of them the same")
         assert half.endswith("that save_checkpoint has written; one that has not been written to its end")
+        assert at_once.endswith("/at-once: was not written: No space left on device"), at_once
         assert of_next.endswith("/step-11: was not written: No space left on device"), of_next
         assert of_end.endswith("/step-14: was not written: No space left on device"), of_end
 

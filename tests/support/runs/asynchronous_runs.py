@@ -507,20 +507,23 @@ def resumed(rank: int, plan: Plan, path: str, optimizer: str = "adamw") -> list[
             with torch.no_grad():
                 for weight in weights_of(stages):
                     weight.fill_(0.1)
-        given = optimizers_of(stages, way, first_update=3 * number)
+        given = optimizers_of(stages, way)
         optimizers = given.all
         model = nn.ModuleDict({str(stage): module for stage, module in stages.items()})
         with load(run, stages, optimizers=given) as pipe:
             if number:
                 load_checkpoint(pipe, path, optimizers, model=model)
+            assert given.updates == 3 * number
             found += trained(pipe, oracle, number)
             inputs, targets = make_batch(run, 7)
             logits = inputs
             for piece in oracle.pieces:
                 logits = piece(logits)
             found.append(relative_error(pipe.evaluate(inputs, targets), loss_fn(logits, targets).detach()))
-            if not number:
-                save_checkpoint(pipe, path, optimizers, model=model)
+            if not number:  # beside a run that is not in it
+                writing = save_checkpoint(pipe, path, optimizers, model=model, beside=True)
+                pipe.step(inputs, targets)
+                writing.wait()
     return found
 
 

@@ -77,11 +77,24 @@ def trained(rank: int, plans: list[Plan], path: str) -> float | str:
         optimizer = optimizer_of(weights_of(run.stages), "adamw")
         with run.load() as pipe:
             if number:
-                load_checkpoint(pipe, f"{path}/{number - 1}", optimizer)
+                load_checkpoint(pipe, f"{path}/{number - 1}", optimizer, convert=True)
             errors += steps_beside(pipe, optimizer, whole, reference, range(3 * number, 3 * number + 3))
             save_checkpoint(pipe, f"{path}/{number}", optimizer)
         dist.barrier()
     return max(errors)
+
+
+class Loader:
+    """What a job has besides."""
+
+    def __init__(self, at: int) -> None:
+        self.at = [at]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.at = state_dict["at"]
 
 
 class Unused(Layer):
@@ -115,7 +128,7 @@ def odd_weights(rank: int, plans: list[Plan], path: str) -> float | str:
         optimizer = optimizer_of([*weights_of(run.stages), *(own.parameters() if ends else ())], "adamw")
         with run.load(loss_fn=own) as pipe:
             if number:
-                load_checkpoint(pipe, f"{path}/{number - 1}", optimizer)
+                load_checkpoint(pipe, f"{path}/{number - 1}", optimizer, convert=True)
             errors += steps_beside(pipe, optimizer, whole, reference, range(2 * number, 2 * number + 2), tempered)
             errors.append(relative_error(own.temperature.detach(), tempered.temperature.detach()) if ends else 0.0)
             save_checkpoint(pipe, f"{path}/{number}", optimizer)
@@ -155,12 +168,16 @@ def refused(rank: int, plan: Plan, way: str, path: str) -> str:
                 save_checkpoint(pipe, f"{path}/new", other if (run.pipeline, run.rank) == (1, 0) else optimizer_of(weights, "sgd"))
             if way == "none":
                 save_checkpoint(pipe, f"{path}/new", optimizer_of(weights, "sgd") if (run.pipeline, run.rank) != (1, 0) else None)
+            if way == "apart":
+                save_checkpoint(pipe, f"{path}/new", job={"loader": Loader(run.rank)})
             if way == "empty":
                 save_checkpoint(pipe, f"{path}/new", optimizer_of(weights, "sgd") if run.rank else [])
             if way == "mixed":
                 save_checkpoint(pipe, f"{path}/new", beside=(run.pipeline, run.rank) == (1, 0))
             model = nn.ModuleDict() if way == "model" else None
-            load_checkpoint(pipe, path, optimizer_of(weights, "sgd") if way == "optimizer" else None, model=model)
+            optimizer = optimizer_of(weights, "sgd") if way == "optimizer" else None
+            job = {"loader": Loader(0)} if way == "job" else {}
+            load_checkpoint(pipe, path, optimizer, model=model, convert=way != "layout", job=job)
             pipe.gather()
     except SchedcError:
         assert way == "changed" or all(map(torch.equal, before, weights))
@@ -172,8 +189,8 @@ def beside(rank: int, plan: Plan, path: str) -> list[str]:
     """Checkpoints written beside steps: which is the last whole one, and whether it has the weights of the moment that it was made.
 
     Then lines: of folders that are not the same on all ranks, to load from and to save in; of one that is loaded before it is
-    whole, of one that cannot be written, of which the next save tells, of one after that, and of the last, of which the end of the
-    pipe tells.
+    whole, of one that cannot be written at once, of one that cannot beside steps, of which the next save tells, of one after that,
+    and of the last, of which the end of the pipe tells.
     """
     said, lines = list[str](), list[str]()
     run = run_of(plan, layers(0))
@@ -188,7 +205,9 @@ def beside(rank: int, plan: Plan, path: str) -> list[str]:
         for number in (9, 10):
             step(number)
             then = [weight.detach().clone() for weight in weights_of(run.stages)]
-            writing = save_checkpoint(pipe, f"{path}/step-{number}", optimizer, beside=True)
+            loader = Loader(number)
+            writing = save_checkpoint(pipe, f"{path}/step-{number}", optimizer, beside=True, job={"loader": [loader, Loader(0)]})
+            drawn = torch.rand(3)
             step(0)
         writing.wait()
         assert writing.done
@@ -197,7 +216,10 @@ def beside(rank: int, plan: Plan, path: str) -> list[str]:
         last = last_checkpoint(path)
         assert last is not None
         said.append(last[1].name)
-        load_checkpoint(pipe, last[1], optimizer)
+        loaders = [Loader(0) for _ in range(2)]
+        assert load_checkpoint(pipe, last[1], optimizer, job={"loader": loaders}) == 3
+        assert torch.equal(torch.rand(3), drawn)
+        assert [loader.at for loader in loaders] == [[10], [10]]
         with noting(lines):
             load_checkpoint(pipe, f"{path}/step-{9 + rank}", optimizer)
         said.append(str(all(map(torch.equal, then, weights_of(run.stages)))))
@@ -208,11 +230,13 @@ def beside(rank: int, plan: Plan, path: str) -> list[str]:
         write, full = FileSystemWriter.write_data, rank == 1
 
         def write_data(self: Any, *given: Any) -> Any:
-            if full and self.path.name in ("step-11", "step-14"):
+            if full and self.path.name in ("at-once", "step-11", "step-14"):
                 raise OSError("No space left on device")
             return write(self, *given)
 
         FileSystemWriter.write_data = write_data  # type: ignore[method-assign,assignment]
+        with noting(lines):
+            save_checkpoint(pipe, f"{path}/at-once", optimizer)
         save_checkpoint(pipe, f"{path}/step-11", optimizer, beside=True)
         with noting(lines):
             save_checkpoint(pipe, f"{path}/step-12", optimizer, beside=True)

@@ -53,15 +53,16 @@ def trained(
     max_norm: float | None = None,
     accumulated: int = 1,
     dtype: torch.dtype = torch.float64,
+    dropout: float = 0.0,
     **options: Any,
 ) -> dict[str, Any]:
     """Train; before the steps in `moves` a migration to another plan begins."""
-    build = builder(0.0, dtype)
+    build = builder(dropout, dtype)
     stages, losses, took = build(plan, rank), list[float](), list[int]()
     optimizer = optimizer_of(kind, stages)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     migration: Migration | None = None
-    with load(plan, stages) as pipe:
+    with load(plan, stages, seed=3 if dropout else None) as pipe:
         for step in range(steps):
             if step in moves:
                 migration = begin_migration(pipe, optimizer, moves[step], build=build, **{"chunk_bytes": SMALL, **options})
