@@ -27,7 +27,7 @@ class Correction:
         Args:
             rate: that of its parameter group.
             delay: of the stage, in updates.
-            number: of the update, counted from 0 over all runs (`StageOptimizers.first_update`).
+            number: of the update, counted from 0 over all runs (`StageOptimizers.updates`).
         """
         return rate
 

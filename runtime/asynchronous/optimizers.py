@@ -37,7 +37,6 @@ class StageOptimizers:
         skip_nonfinite: bool = False,
         loss_scale: float = 1.0,
         corrections: Sequence[Correction] = (),
-        first_update: int = 0,
         device_bytes: float | None = None,
     ) -> None:
         """Take them.
@@ -52,7 +51,6 @@ class StageOptimizers:
             skip_nonfinite: whether a step whose gradients are infinite or NaN makes no update; else it makes one of what there is.
             loss_scale: by which gradients are multiplied before they go backwards, and divided before an update (float16).
             corrections: of the delay; each is called with what the one before gives.
-            first_update: the number of updates made before, in runs of other jobs.
             device_bytes: the most bytes of weights on this rank's device, all versions and the newest; others are in the host's
                 memory until they are read again. What an op needs is there in any case: a version, and for an update two. Infinite:
                 `cache.limit_bytes` may be made less later. None: all are on the device.
@@ -80,7 +78,7 @@ class StageOptimizers:
             from schedc.runtime.asynchronous.cache import VersionCache
 
             self.cache = VersionCache(device_bytes)
-        self.updates = first_update
+        self.updates = 0
         """How many updates each stage has made, over all runs that are whole: one that has failed counts none of its own.
         `load_checkpoint` sets it."""
 
@@ -108,7 +106,7 @@ class StageOptimizers:
         names = ",".join(type(each).__name__ for each in self.corrections)
         return (
             f"[max_norm={self.max_norm:g} per_stage={self.per_stage} skip_nonfinite={self.skip_nonfinite}"
-            f" loss_scale={self.loss_scale:g} corrections={names} first_update={self.updates}]"
+            f" loss_scale={self.loss_scale:g} corrections={names} updates={self.updates}]"
         )
 
 

@@ -1,6 +1,6 @@
 """Whether messages of training are under way from this rank, for what goes over the same links when they are idle.
 
-Only what has such traffic imports it (layers that migrate, checkpoints): it puts a `TrafficGate` around the senders of a pipe.
+Only what has such traffic imports it (layers that migrate): it puts a `TrafficGate` around the senders of a pipe.
 """
 
 from __future__ import annotations
