@@ -2,10 +2,11 @@
 
 Takes the stage and its inputs; gives the outputs, then the inputs' gradients, then adds the weights' gradients to `.grad`. B
 computes no gradient of a weight and W none of an activation, with two exceptions: B computes the gradients of weights that a stage
-uses in several places, and those that a function of the user's own computes together with its input's (`frontier`). Public autograd
-calls do it: gradient edges, node hooks, saved-tensor hooks.
+uses in several places, and those that a function of the user's own computes together with its input's (`frontier`). Autograd's
+calls do it: gradient edges, node hooks, saved-tensor hooks, and nodes that are called (`halves`).
 
-Hooks act once. One at an activation where W begins is called in B and in W, each time with the gradient that it has not changed.
+Hooks act once. One at an activation where W begins is called in B, and in W, too, where autograd runs that node again, with the
+gradient that it has not changed.
 
 What B and W apart do (`splitting`) is imported by the first block whose backward is split.
 

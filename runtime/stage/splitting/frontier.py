@@ -7,28 +7,33 @@ from them. Asked for a weight that several joints lead to, autograd would follow
 Most of autograd's own nodes run twice, for B and for W, and compute each time only what is asked for. A function of the user's own
 (a layer with collectives in its backward, a compiled stage) always computes all that it gives: it runs once, in B, and W goes on
 from its sides. Takes a graph; gives where it is cut.
+
+Where a graph is cut follows from its shape alone: the kinds of its nodes and how they are joined. Graphs of one shape, as a stage's
+microbatches have, are cut once (`_cut_of`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node
 
-from schedc.runtime.stage.splitting.kept import Place, place_of
-
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     import torch
+
+    from schedc.runtime.stage.splitting.kept import Place
 
 
 class Joint(NamedTuple):
     """A node where W begins."""
 
     node: Node
-    edges: tuple[GradientEdge, ...]
+    edges: tuple[Place, ...]
     """Where W begins: where gradients arrive at the node, or its sides if it runs in B alone."""
     leaves: tuple[torch.Tensor, ...]
     """The weights behind it that are W's."""
@@ -36,6 +41,8 @@ class Joint(NamedTuple):
     """Whether it runs in B and again in W."""
     ends: bool
     """Whether the path ends here, so that it runs in W alone."""
+    sides: tuple[int, ...]
+    """Where the node runs twice, and B runs it for what is behind it: which of its edges are sides that are W's."""
 
     @property
     def weights(self) -> int:
@@ -57,14 +64,42 @@ class Cut(NamedTuple):
     """The functions of the user's own."""
 
 
+_At = tuple[int, int]
+"""An edge: the number of the node that it leads to, -1 for none, and of the node's gradient."""
+
+
+_Edges = Sequence[Sequence[_At]]
+"""Those of each node."""
+
+
+class _Shape(NamedTuple):
+    """A graph without its nodes, which have numbers."""
+
+    kinds: tuple[type[Node], ...]
+    edges: tuple[int, ...]
+    """For each node how many edges it has, and these; in one row, as this takes the least time."""
+    roots: tuple[_At, ...]
+    sources: frozenset[int] | None
+    """The nodes of the inputs; None where no input needs a gradient."""
+
+
+class _Numbers(NamedTuple):
+    """A `Cut` in numbers; the fields of joints are in the order of `Joint`'s, the last three together."""
+
+    joints: tuple[tuple[int, tuple[_At, ...], tuple[int, ...], tuple[bool, bool, tuple[int, ...]]], ...]
+    shared: tuple[int, ...]
+    before: tuple[tuple[_At, tuple[_At, ...]], ...]
+    functions: tuple[int, ...]
+
+
 class _Cluster:
     """Sides that have weights in common."""
 
     def __init__(self) -> None:
-        self.joints: set[Node] = set()
-        self.members: set[tuple[Node, GradientEdge]] = set()
+        self.joints: set[int] = set()
+        self.members: set[tuple[int, _At]] = set()
         """Each side with its joint's node."""
-        self.leaves: set[Node] = set()
+        self.leaves: set[int] = set()
 
 
 def find_cut(roots: Sequence[GradientEdge], sources: Sequence[GradientEdge]) -> Cut:
@@ -75,29 +110,61 @@ def find_cut(roots: Sequence[GradientEdge], sources: Sequence[GradientEdge]) -> 
         sources: those of its inputs that need a gradient; none where all are the batch (tokens, say). The path then ends at the
             node that used the first weights, so that a first stage is split as well.
     """
-    order = _topological(roots)
-    inputs = {source.node for source in sources}
-    path = _path(order, {root.node for root in roots}, inputs if sources else {_first_work(order)})
-    arrivals: dict[Node, set[int]] = {}
-    for root in roots:
-        arrivals.setdefault(root.node, set()).add(root.output_nr)
-    for node in order:
-        if node in path:
-            for after, number in node.next_functions:
-                if after is not None:
-                    arrivals.setdefault(after, set()).add(number)
-    cluster_of = _clusters(order, path)
+    nodes = list(dict.fromkeys(root.node for root in roots))
+    numbers: dict[Node | None, int] = {None: -1} | {node: number for number, node in enumerate(nodes)}
+    row: list[int] = []
+    for node in nodes:  # to which those behind it are added
+        edges = node.next_functions
+        row.append(len(edges))
+        for other, at in edges:
+            number = numbers.get(other)
+            if number is None:
+                number = numbers[other] = len(nodes)
+                nodes.append(other)  # type: ignore[arg-type]
+            row.append(number)
+            row.append(at)
+    ends = frozenset(numbers[source.node] for source in sources if source.node in numbers) if sources else None
+    begins = tuple((numbers[root.node], root.output_nr) for root in roots)
+    cut = _cut_of(_Shape(tuple(map(type, nodes)), tuple(row), begins, ends))
+    joints = [
+        Joint(
+            nodes[node],
+            tuple([(nodes[other], at) for other, at in edges]),
+            tuple([nodes[leaf].variable for leaf in leaves]),  # type: ignore[attr-defined]
+            *kind,
+        )
+        for node, edges, leaves, kind in cut.joints
+    ]
+    return Cut(
+        tuple(joints),
+        tuple(GradientEdge(nodes[leaf], 0) for leaf in cut.shared),
+        {(nodes[node], at): tuple((nodes[other], number) for other, number in places) for (node, at), places in cut.before},
+        tuple(nodes[node] for node in cut.functions),
+    )
+
+
+@lru_cache(maxsize=32)
+def _cut_of(shape: _Shape) -> _Numbers:
+    """Where to cut graphs of this shape."""
+    kinds, after = shape.kinds, _edges_of(shape.edges)
+    order = _topological(after, shape.roots)
+    begins = {root for root, _ in shape.roots}
+    path = _path(after, order, begins | (shape.sources if shape.sources is not None else {_first_work(after, order)}))
+    arrivals: dict[int, set[int]] = {}
+    for other, at in (*shape.roots, *(edge for node in order if node in path for edge in after[node])):
+        arrivals.setdefault(other, set()).add(at)
+    cluster_of = _clusters(after, order, path)
     place = {node: number for number, node in enumerate(order)}
-    joints: list[Joint] = []
-    shared: dict[Node, None] = {}
+    joints = []
+    shared: dict[int, None] = {}
     for node in order:
         if node not in path:
             continue
-        if not node.next_functions and node not in inputs:  # an output is a weight
-            shared[node] = None
+        if not after[node] and node not in (shape.sources or ()):
+            shared[node] = None  # an output is a weight
         own = []
-        leaves: dict[Node, None] = {}
-        sides = _sides(node, path)
+        leaves: dict[int, None] = {}
+        sides = _sides(after[node], path)
         for side in sides:
             cluster = cluster_of[node, side]
             found = dict.fromkeys(sorted(cluster.leaves, key=place.__getitem__))
@@ -106,55 +173,66 @@ def find_cut(roots: Sequence[GradientEdge], sources: Sequence[GradientEdge]) -> 
             else:
                 own.append(side)
                 leaves |= found
-        weights = tuple(leaf.variable for leaf in leaves if _is_weight(leaf))  # type: ignore[attr-defined]
+        weights = tuple(leaf for leaf in leaves if _is_weight(kinds[leaf]))
         if weights:
-            ends = len(own) == len(sides) and not any(after in path for after, _ in node.next_functions)
-            once = not ends and isinstance(node, BackwardCFunction)  # it computes all its gradients, whichever are asked for
-            edges = own if once else [GradientEdge(node, number) for number in sorted(arrivals[node])]
-            joints.append(Joint(node, tuple(edges), weights, runs_twice=not ends and not once, ends=ends))
-    return Cut(
+            leads_on = any(other in path for other, _ in after[node])
+            ends = len(own) == len(sides) and not leads_on
+            once = not ends and issubclass(kinds[node], BackwardCFunction)  # it computes all its gradients, whichever are asked for
+            edges = own if once else [(node, at) for at in sorted(arrivals[node])]
+            numbers = tuple(number for number, edge in enumerate(after[node]) if edge in own) if leads_on and not once else ()
+            joints.append((node, tuple(edges), weights, (not ends and not once, ends, numbers)))
+    return _Numbers(
         tuple(joints),
-        tuple(GradientEdge(leaf, 0) for leaf in shared if _is_weight(leaf)),
-        _before(joints, [node for node in order if node in path]),
-        tuple(node for node in order if isinstance(node, BackwardCFunction)),
+        tuple(leaf for leaf in shared if _is_weight(kinds[leaf])),
+        _before(after, joints, [node for node in order if node in path]),
+        tuple(node for node in order if issubclass(kinds[node], BackwardCFunction)),
     )
 
 
-def _before(joints: Iterable[Joint], path: Iterable[Node]) -> dict[Place, tuple[Place, ...]]:
+def _before(after: _Edges, joints: Iterable[tuple[Any, ...]], path: Iterable[int]) -> tuple[tuple[_At, tuple[_At, ...]], ...]:
     """`Cut.before`."""
-    found: dict[Place, list[Place]] = {place_of(edge): [] for joint in joints if not joint.runs_twice for edge in joint.edges}
+    found: dict[_At, list[_At]] = {edge: [] for _, edges, _, (twice, *_) in joints if not twice for edge in edges}
     if found:
         for node in path:
-            for number, edge in enumerate(node.next_functions):
+            for number, edge in enumerate(after[node]):
                 if edge in found:
                     found[edge].append((node, number))
-    return {edge: tuple(nodes) for edge, nodes in found.items()}
+    return tuple((edge, tuple(places)) for edge, places in found.items())
 
 
-def _path(order: Sequence[Node], roots: set[Node], ends: set[Node]) -> set[Node]:
-    """The nodes between the outputs and these ends; an output from which no end can be reached is one itself."""
-    path: set[Node] = set()
+def _edges_of(row: Sequence[int]) -> _Edges:
+    """The edges of each node, of `_Shape.edges`."""
+    found, at = [], 0
+    while at < len(row):
+        end = at + 1 + 2 * row[at]
+        found.append(tuple(zip(row[at + 1 : end : 2], row[at + 2 : end : 2], strict=True)))
+        at = end
+    return found
+
+
+def _path(after: _Edges, order: Sequence[int], path: set[int]) -> set[int]:
+    """The nodes between the outputs and the ends that are given; an output from which no end can be reached is one itself."""
     for node in reversed(order):
-        if node in ends or node in roots or any(after in path for after, _ in node.next_functions):
+        if any(other in path for other, _ in after[node]):
             path.add(node)
     return path
 
 
-def _topological(roots: Sequence[GradientEdge]) -> list[Node]:
-    """All nodes behind `roots`, every node before those that it leads to."""
-    order: list[Node] = []
-    seen: set[Node] = set()
-    for root in roots:
-        if root.node in seen:
+def _topological(after: _Edges, roots: Iterable[_At]) -> list[int]:
+    """All nodes, every one before those that it leads to."""
+    order: list[int] = []
+    seen: set[int] = {-1}
+    for root, _ in roots:
+        if root in seen:
             continue
-        seen.add(root.node)
-        stack = [(root.node, iter(root.node.next_functions))]
+        seen.add(root)
+        stack = [(root, iter(after[root]))]
         while stack:
             node, rest = stack[-1]
-            for after, _ in rest:
-                if after is not None and after not in seen:
-                    seen.add(after)
-                    stack.append((after, iter(after.next_functions)))
+            for other, _ in rest:
+                if other not in seen:
+                    seen.add(other)
+                    stack.append((other, iter(after[other])))
                     break
             else:
                 order.append(node)
@@ -163,44 +241,43 @@ def _topological(roots: Sequence[GradientEdge]) -> list[Node]:
     return order
 
 
-def _first_work(order: list[Node]) -> Node:
+def _first_work(after: _Edges, order: Sequence[int]) -> int:
     """The node furthest from the outputs that joins several things or is used by several; an output's where there is none.
 
     Behind it are only weights and what prepares them (a transposition, a cast, the look-up of an embedding).
     """
     depth = dict.fromkeys(order, 0)
-    before: dict[Node, Node] = {}
+    before: dict[int, int] = {}
     users = dict.fromkeys(order, 0)
     for node in order:
-        for after in {after for after, _ in node.next_functions if after is not None}:
-            users[after] += 1
-            if depth[node] + 1 > depth[after]:
-                depth[after], before[after] = depth[node] + 1, node
+        for other in {other for other, _ in after[node] if other >= 0}:
+            users[other] += 1
+            if depth[node] + 1 > depth[other]:
+                depth[other], before[other] = depth[node] + 1, node
     node = max(order, key=depth.__getitem__)
     node = before.get(node, node)  # from the weight itself, however often it is used
-    while node in before and len(node.next_functions) < 2 and users[node] == 1:
+    while node in before and len(after[node]) < 2 and users[node] == 1:
         node = before[node]
     return node
 
 
-def _sides(node: Node, path: set[Node]) -> tuple[GradientEdge, ...]:
-    """The edges that leave the path at this node."""
-    edges = (GradientEdge(after, at) for after, at in node.next_functions if after is not None and after not in path)
-    return tuple(dict.fromkeys(edges))
+def _sides(edges: Sequence[_At], path: set[int]) -> tuple[_At, ...]:
+    """Those of a node's edges that leave the path."""
+    return tuple(dict.fromkeys(edge for edge in edges if edge[0] >= 0 and edge[0] not in path))
 
 
-def _clusters(order: Sequence[Node], path: set[Node]) -> Mapping[tuple[Node, GradientEdge], _Cluster]:
+def _clusters(after: _Edges, order: Sequence[int], path: set[int]) -> Mapping[tuple[int, _At], _Cluster]:
     """The cluster of each side, by its joint's node and the side."""
-    behind: dict[Node, set[Node]] = {}  # of each node beside the path, the leaves that it leads to
+    behind: dict[int, set[int]] = {}  # of each node beside the path, the leaves that it leads to
     for node in reversed(order):
         if node not in path:
-            leaves_behind = [behind[after] for after, _ in node.next_functions if after is not None]
-            behind[node] = set().union(*leaves_behind) if node.next_functions else {node}
-    of_leaf: dict[Node, _Cluster] = {}
-    of_side: dict[tuple[Node, GradientEdge], _Cluster] = {}
+            leaves_behind = [behind[other] for other, _ in after[node] if other >= 0]
+            behind[node] = set().union(*leaves_behind) if after[node] else {node}
+    of_leaf: dict[int, _Cluster] = {}
+    of_side: dict[tuple[int, _At], _Cluster] = {}
     for node in order:
-        for side in _sides(node, path) if node in path else ():
-            leaves = behind[side.node]
+        for side in _sides(after[node], path) if node in path else ():
+            leaves = behind[side[0]]
             cluster = _Cluster()
             cluster.joints.add(node)
             cluster.members.add((node, side))
@@ -214,6 +291,6 @@ def _clusters(order: Sequence[Node], path: set[Node]) -> Mapping[tuple[Node, Gra
     return of_side
 
 
-def _is_weight(node: Node) -> bool:
-    """Whether the node accumulates into a weight."""
-    return getattr(node, "variable", None) is not None
+def _is_weight(kind: type[Node]) -> bool:
+    """Whether nodes of this kind accumulate into a weight."""
+    return hasattr(kind, "variable")

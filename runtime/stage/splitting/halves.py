@@ -4,29 +4,66 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.autograd.graph import GradientEdge
 from torch.utils.checkpoint import GraphExecGroup
 
 from schedc.runtime.stage.autograd import arrived_at, outside_autocast
 from schedc.runtime.stage.splitting.frontier import Joint, find_cut
-from schedc.runtime.stage.splitting.kept import GradientArrivals, SavedTensors, give_own_weights, place_of, without_hooks
+from schedc.runtime.stage.splitting.kept import (
+    GradientArrivals,
+    Reading,
+    SavedTensors,
+    give_own_weights,
+    read_by,
+    without_hooks,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from torch.autograd.graph import GradientEdge
+
+AT_ONCE = 1 << 25
+"""Of at most so many elements of weights are gradients made in one call of autograd, where they live at once. A call takes a host
+40 us, which the products for more weights than that outlast on any device."""
 
 
 class WeightWork(NamedTuple):
     """What is left for W at a joint."""
 
     joint: Joint
-    arrived: list[torch.Tensor | None]
-    """The gradient at each of its edges."""
+    arrived: Sequence[torch.Tensor | None]
+    """The gradient at each of its edges; where W calls the node itself, all with which it ran in B."""
     versions: list[int | None]
     """How often each had been changed in place when it arrived."""
+    reading: Reading | None
+    """What the node reads, where W calls it itself."""
+
+
+class _FromJoints(torch.autograd.Function):
+    """Begins a backward at the sides of joints: its own backward calls their nodes with what has arrived at them.
+
+    Autograd, asked to run them, would look at all that lies behind each of them, the path to the inputs too: of n layers W would
+    take n² time. In the backward that this function begins, the path is not reached, so a node that is called in it computes what
+    goes to its sides, and nothing else.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, works: Sequence[WeightWork], *sides: torch.Tensor) -> torch.Tensor:
+        ctx.works = works
+        return torch.zeros((), device=sides[0].device)
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        given: list[torch.Tensor | None] = [None]
+        for work in ctx.works:
+            found = work.joint.node(*work.arrived)
+            given += [found[number] for number in work.joint.sides] if isinstance(found, tuple) else [found]
+            for one in work.reading.saved:
+                one.tensor = None
+        return tuple(given)
 
 
 def backward_of_inputs(
@@ -46,14 +83,19 @@ def backward_of_inputs(
     cut = find_cut(roots, sources)
     if cut.functions:
         give_own_weights(cut.functions)
-    asked = [edge for joint in cut.joints if joint.runs_twice or joint.ends for edge in joint.edges]
-    wanted = [*asked, *cut.shared, *sources]
+    seen = {joint.node: reading for joint in cut.joints if joint.sides and (reading := read_by(joint.node, joint.sides))}
+    twice = [joint.node for joint in cut.joints if joint.runs_twice]
+    certain = seen if sources else {}  # to run in B, on the way to an input
+    asked = [edge for joint in cut.joints if joint.ends or (joint.runs_twice and joint.node not in certain) for edge in joint.edges]
+    wanted = [*(GradientEdge(*edge) for edge in asked), *cut.shared, *sources]
     if not wanted:
         saved.release()
         return [], []
     arrivals = GradientArrivals(cut.before, roots, seeds)
-    twice = [joint.node for joint in cut.joints if joint.runs_twice]
-    handles = [*arrivals.listen(), *(handle for node in twice for handle in (arrivals.watch(node), *saved.keep_for(node)))]
+    handles = [*arrivals.listen(), *map(arrivals.watch, twice)]
+    for node in twice:
+        if node not in seen:
+            handles += saved.keep_for(node)
     try:
         with outside_autocast(), without_hooks(cut.shared):
             found: list[torch.Tensor | None] = [
@@ -62,12 +104,13 @@ def backward_of_inputs(
     finally:
         for handle in handles:
             handle.remove()
-    arrived = dict(zip(map(place_of, asked), found, strict=False)) | arrivals.found
+    arrived = dict(zip(asked, found, strict=False)) | arrivals.found
     works = []
     for joint in cut.joints:
-        gradients = [arrived[place_of(edge)] for edge in joint.edges]
+        reading = seen.get(joint.node) if joint.node in arrivals.at else None
+        gradients = arrivals.at[joint.node] if reading else [arrived[edge] for edge in joint.edges]
         versions = [None if gradient is None else arrivals.version(gradient) for gradient in gradients]
-        works.append(WeightWork(joint, gradients, versions))
+        works.append(WeightWork(joint, gradients, versions, reading))
     edges, values = arrived_at(cut.shared, found[len(asked) : len(asked) + len(cut.shared)])
     if edges:
         torch.autograd.backward(edges, values)
@@ -79,17 +122,36 @@ def backward_of_weights(works: Sequence[WeightWork], part: int, shares: Sequence
     """W, or one part of it; the arguments are those of `StageBlock.backward_weight`, and what B has left."""
     if len(shares) > 1:
         works = [works[at] for at in _dealt([one.joint.weights for one in works], shares)[part]]
+    for work in works:
+        if [None if one is None else one._version for one in work.arrived] != work.versions:
+            raise RuntimeError(
+                "a gradient that B has kept for W has been changed in place before W: a function of the user's own gives"
+                " memory that it uses again; let it give new memory, or compile with split_backward = false"
+            )
     with outside_autocast(), GraphExecGroup():  # a checkpointed region runs forward once, not once for each joint in it
-        for joint, arrived, versions in works:
-            if [None if one is None else one._version for one in arrived] != versions:
-                raise RuntimeError(
-                    "a gradient that B has kept for W has been changed in place before W: a function of the user's own gives"
-                    " memory that it uses again; let it give new memory, or compile with split_backward = false"
-                )
-            edges, values = arrived_at(joint.edges, arrived)
+        for group in _groups(work for work in works if work.reading and any(one is not None for one in work.arrived)):
+            sides = [side for work in group if work.reading for side in work.reading.sides]
+            begin = _FromJoints.apply(group, *sides)  # type: ignore[no-untyped-call]
+            torch.autograd.backward(begin, inputs=[leaf for work in group for leaf in work.joint.leaves])
+        for joint, arrived, _, reading in works:
+            edges, values = ([], []) if reading else arrived_at([GradientEdge(*edge) for edge in joint.edges], arrived)
             if edges:
                 # With `inputs`, a node that runs again computes the gradients of these weights alone.
                 torch.autograd.backward(edges, values, inputs=joint.leaves if joint.runs_twice else None)
+
+
+def _groups(works: Iterable[WeightWork]) -> Iterator[list[WeightWork]]:
+    """The works, as many together as have `AT_ONCE` weights, or one with more."""
+    group, size = list[WeightWork](), 0
+    for work in works:
+        own = work.joint.weights
+        if group and size + own > AT_ONCE:
+            yield group
+            group, size = [], 0
+        group.append(work)
+        size += own
+    if group:
+        yield group
 
 
 def _dealt(weights: Sequence[int], shares: Sequence[int]) -> list[list[int]]:

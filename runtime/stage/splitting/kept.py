@@ -5,7 +5,7 @@
 own find the stage's own weights among what they have saved.
 
 Autograd gives the gradient at a node before the node's tensor hooks if it goes on through the node, and after them if it stops
-there. W begins at the node itself and calls the hooks, so it needs the gradient before them: `GradientArrivals` adds up what comes
+there. W calls the hooks of nodes that do not run in B, so it needs the gradient before them: `GradientArrivals` adds up what comes
 to the node from those before it. At a weight that B is asked for, hooks wait until the gradient is added to `.grad`.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.autograd.graph import Node, get_gradient_edge
@@ -33,11 +33,11 @@ class Saved:
 
     __slots__ = ("kept", "read", "tensor", "version")
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(self, tensor: torch.Tensor, kept: bool) -> None:
         self.tensor: torch.Tensor | None = tensor.detach()  # detached: a graph that holds its own output never dies
         self.version = tensor._version
         self.read = False
-        self.kept = False
+        self.kept = kept
 
 
 class SavedTensors:
@@ -73,8 +73,7 @@ class SavedTensors:
         self._in_kept_node = False
 
     def _pack(self, tensor: torch.Tensor) -> Saved:
-        saved = Saved(tensor)
-        saved.kept = _of_a_checkpoint()
+        saved = Saved(tensor, _of_a_checkpoint())
         self._saved.append(saved)
         return saved
 
@@ -88,16 +87,70 @@ class SavedTensors:
         return saved.tensor
 
 
+@cache
+def _fields_of(kind: type[Node]) -> tuple[tuple[str, str], ...]:
+    """Of each tensor that nodes of this kind save, the attributes for what is saved and for the tensor."""
+    raw = "_raw_saved_"
+    return tuple((name, name.replace(raw, "_saved_")) for name in dir(kind) if name.startswith(raw))
+
+
+class Reading(NamedTuple):
+    """What a node reads, as far as that can be seen before it runs, so that W may call it itself."""
+
+    saved: Sequence[Saved]
+    sides: Sequence[torch.Tensor]
+    """For each of its sides a tensor whose gradient goes there: a weight, or what the node has saved."""
+
+
+def read_by(node: Node, sides: Iterable[int]) -> Reading | None:
+    """What one of autograd's own nodes has saved, and reads when it runs; it is kept for W.
+
+    Args:
+        node: of the graph.
+        sides: which of its edges.
+
+    Returns:
+        None where it cannot be seen what the node reads, as in a checkpointed region, or where a side has no tensor.
+    """
+    saved: dict[str, Saved] = {}
+    for raw, name in _fields_of(type(node)):
+        field = getattr(node, raw)
+        packed = getattr(field, "data", field)
+        if isinstance(packed, Saved):
+            saved[name] = packed
+        elif packed is not None and not isinstance(packed, torch.Tensor):  # a number is saved as it is
+            return None
+    found: list[torch.Tensor] = []
+    edges = node.next_functions
+    for number in sides if saved else ():
+        after: Any = edges[number][0]
+        if after.name() == "torch::autograd::AccumulateGrad":
+            found.append(after.variable)
+            continue
+        for name in saved:
+            one = getattr(node, name)
+            if one.grad_fn is after and one.output_nr == edges[number][1]:
+                found.append(one)
+                break
+        else:
+            return None
+    if not found:
+        return None
+    for one in saved.values():
+        one.kept = True
+    return Reading((*saved.values(),), found)
+
+
+_CHECKPOINT = checkpoint.__dict__
+
+
 def _of_a_checkpoint() -> bool:
     """Whether it is torch's checkpoint that saves a tensor now: an argument of its region. No node of the graph has that."""
     frame = sys._getframe(2)
-    for _ in range(2):  # in some versions of torch one of `autograd.Function` lies between
-        if frame.f_globals is checkpoint.__dict__:
-            return True
-        if frame.f_back is None:
-            return False
-        frame = frame.f_back
-    return False
+    if frame.f_globals is _CHECKPOINT:
+        return True
+    before = frame.f_back  # in some versions of torch one of `autograd.Function` lies between
+    return before is not None and before.f_globals is _CHECKPOINT
 
 
 def give_own_weights(functions: Iterable[Node]) -> None:
@@ -158,7 +211,9 @@ class GradientArrivals:
         """
         self._before = before
         self.found: dict[Place, torch.Tensor | None] = dict.fromkeys(before)
-        self._versions: dict[torch.Tensor, int] = {}
+        self._versions: dict[int, int] = {}
+        self.at: dict[Node, Sequence[torch.Tensor | None]] = {}
+        """With what gradients the nodes have run that are watched."""
         for root, seed in zip(roots, seeds, strict=True):
             if place_of(root) in before:
                 self._add(place_of(root), seed)
@@ -172,17 +227,19 @@ class GradientArrivals:
         return [node.register_hook(self._taker(places)) for node, places in edges.items()]
 
     def watch(self, node: Node) -> RemovableHandle:
-        """Note how the gradients are that arrive at a node that runs; remove the handle after the backward."""
-        return node.register_prehook(self._note)
+        """Note the gradients with which a node runs; remove the handle after the backward."""
+
+        def note(gradients: Sequence[torch.Tensor | None]) -> None:
+            self.at[node] = gradients
+            for gradient in gradients:
+                if gradient is not None:
+                    self._versions.setdefault(id(gradient), gradient._version)
+
+        return node.register_prehook(note)
 
     def version(self, gradient: torch.Tensor) -> int:
         """How often the gradient had been changed in place when it first arrived."""
-        return self._versions.get(gradient, gradient._version)
-
-    def _note(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        for gradient in gradients:
-            if gradient is not None:
-                self._versions.setdefault(gradient, gradient._version)
+        return self._versions.get(id(gradient), gradient._version)
 
     def _taker(self, places: Sequence[tuple[int, Place]]) -> Callable[[Sequence[torch.Tensor | None], object], None]:
         def take(gradients: Sequence[torch.Tensor | None], _: object) -> None:
@@ -192,7 +249,8 @@ class GradientArrivals:
         return take
 
     def _add(self, place: Place, gradient: torch.Tensor | None) -> None:
-        self._note([gradient])
+        if gradient is not None:
+            self._versions.setdefault(id(gradient), gradient._version)
         before = self.found[place]
         self.found[place] = gradient if before is None else before if gradient is None else before + gradient
 

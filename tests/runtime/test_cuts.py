@@ -1,0 +1,123 @@
+"""Where B and W part: graphs of one shape are cut once, others anew, and W looks at what is its own alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from runs.stage_blocks import WIDTH, Residual, assert_equal, gradients, run_all
+from torch import nn
+
+from schedc.runtime.stage.block import StageBlock
+from schedc.runtime.stage.splitting import frontier, halves
+
+
+class Branching(nn.Module):
+    """Its graph depends on the data: one of two layers, or both, and sometimes a weight twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kind = int(x.detach().flatten()[0])
+        y = self.one(x) if kind != 1 else self.other(x)
+        if kind >= 2:
+            y = self.other(torch.tanh(y))
+        result: torch.Tensor = self.one(torch.sin(y)) if kind == 3 else y
+        return result
+
+
+def compared(stage: nn.Module, values: list[torch.Tensor], way: str = "B W") -> None:
+    """Gradients of blocks that are all alive at once, against plain backwards."""
+    leaves = [value.clone().requires_grad_() for value in values]
+    for leaf in leaves:
+        stage(leaf).pow(2).sum().backward()
+    expected = [leaf.grad for leaf in leaves] + gradients(stage)
+    stage.zero_grad()
+    blocks = [StageBlock(stage, [value.clone().requires_grad_()], split=True) for value in values]
+    given: list[torch.Tensor | None] = []
+    for block in blocks:
+        (output,) = block.take()
+        assert output is not None
+        given += run_all(block, way, (2 * output.detach(),))
+    assert_equal([*given, *gradients(stage)], expected)
+
+
+def test_microbatches_whose_graphs_differ_are_cut_each_by_its_own_shape() -> None:
+    torch.manual_seed(0)
+    stage = Branching().double()
+    values = [torch.randn(2, WIDTH).double() for _ in range(12)]
+    for number, value in enumerate(values):
+        value[0, 0] = (0, 1, 2, 3, 1, 3)[number % 6] + 0.5
+    compared(stage, values)
+
+
+def test_graphs_of_one_shape_are_cut_once() -> None:
+    torch.manual_seed(0)
+    stage = nn.Sequential(Residual(), nn.Linear(WIDTH, WIDTH)).double()
+    frontier._cut_of.cache_clear()
+    compared(stage, [torch.randn(2 + number, WIDTH).double() for number in range(4)])
+    found = frontier._cut_of.cache_info()
+    assert (found.misses, found.hits) == (1, 3)
+
+
+@pytest.mark.parametrize("at_once", [1, 4 * WIDTH * WIDTH, 1 << 25])
+def test_w_makes_gradients_of_so_many_weights_at_once(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One weight's at least, however large it is, and as few calls of autograd as that allows."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(halves, "AT_ONCE", at_once)
+    sizes: list[int] = []
+    begin: Any = halves._FromJoints.apply
+
+    def counted(works: list[halves.WeightWork], *sides: torch.Tensor) -> Any:
+        sizes.append(sum(one.joint.weights for one in works))
+        return begin(works, *sides)
+
+    monkeypatch.setattr(halves._FromJoints, "apply", counted)
+    stage = nn.Sequential(
+        *(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(8)), nn.Linear(WIDTH, 9 * WIDTH, bias=False)
+    ).double()
+    compared(stage, [torch.randn(3, WIDTH).double()])
+    square = WIDTH * WIDTH
+    assert sizes == {1: [9 * square] + 8 * [square], 4 * square: [9 * square, 4 * square, 4 * square]}.get(at_once, [17 * square])
+
+
+def test_what_a_node_reads_in_w_is_released_with_its_part() -> None:
+    """Not with the last part: a later part's nodes hold those before them."""
+    torch.manual_seed(0)
+    stage = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(3))).double()
+    block = StageBlock(stage, [torch.randn(4, WIDTH).double().requires_grad_()], split=True)
+    block.take()
+    block.backward_input((torch.ones(4, WIDTH).double(),))
+    block.take()
+    readings = [work.reading for work in block._weight_work]
+    for part in range(3):
+        assert [any(one.tensor is None for one in reading.saved) for reading in readings if reading] == [
+            at < part for at in range(3)
+        ]
+        block.backward_weight(part, (1, 1, 1))
+
+
+def test_an_activations_hook_is_called_once_where_w_begins() -> None:
+    torch.manual_seed(0)
+    calls: list[torch.Tensor] = []
+
+    def tripled(gradient: torch.Tensor) -> torch.Tensor:
+        calls.append(gradient)
+        return 3 * gradient
+
+    class Hooked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: Any = self.layer(x)
+            y.register_hook(tripled)
+            result: torch.Tensor = torch.tanh(y)
+            return result
+
+    compared(Hooked().double(), [torch.randn(2, WIDTH).double()])
+    assert len(calls) == 2  # the plain backward's, and B's
