@@ -175,6 +175,7 @@ def without(*terms: Term) -> Callable[[TuneRequest], TuneRequest]:
                 parts=tuple(parts),
                 setting=known.setting,
                 shared_parameters=known.shared_parameters,
+                shared_layer=known.shared_layer,
             )
 
         return reduce(lambda request, term: term.request(request), terms, replace(before, rates=efficiency, costs=costs))

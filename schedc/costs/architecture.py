@@ -272,6 +272,15 @@ def vision_parameters(vision: Vision) -> int:
     return ends + norms + projector + sum(block_parameters(block, vision) for block in vision.blocks)
 
 
+def second_embedding(architecture: Architecture) -> int | None:
+    """Which layer, from the embedding on, has the embedding's matrix, too: a tied head, else the first module for further tokens.
+
+    Megatron-LM gives that module's rank a copy, and sums the gradients of both (`MultiTokenPredictionBlock`).
+    """
+    blocks = len(architecture.blocks) + 1
+    return blocks + len(architecture.further_tokens) if architecture.tied else blocks if architecture.further_tokens else None
+
+
 def further_token_parameters(architecture: Architecture) -> int:
     """Of the multi-token-prediction modules, without the embedding and the head that they share with the model.
 

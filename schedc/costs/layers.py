@@ -222,7 +222,7 @@ def parts_of(architecture: Architecture, setting: Setting) -> tuple[Part, ...]:
             of_block[block] = block_operators(block, architecture, setting)
         parts.append(Part(f"block {number}", kind_of(block), of_block[block], state))
     for number, block in enumerate(architecture.further_tokens):
-        operators = further_token_operators(block, architecture, setting)
+        operators = further_token_operators(block, architecture, setting, held=not (number or architecture.tied))
         # The state that the head reads goes on beside that of the module.
         parts.append(Part(f"further token {number}", f"further token, {kind_of(block)}", operators, 2 * state))
     parts.append(Part("head", "head", head_operators(architecture, setting), 0))

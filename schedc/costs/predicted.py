@@ -7,7 +7,7 @@ from enum import StrEnum
 from numbers import Integral
 from typing import TYPE_CHECKING, TypeVar
 
-from schedc.costs.architecture import Architecture, ContextExchange, Framework, Setting, vision_parameters
+from schedc.costs.architecture import Architecture, ContextExchange, Framework, Setting, second_embedding, vision_parameters
 from schedc.costs.devices import Accelerator, device_named
 from schedc.costs.efficiency import Efficiency, efficiency_of
 from schedc.costs.layers import architecture_of, graph_of, layers_of, merged
@@ -139,11 +139,13 @@ def predicted(
     if not rates.table and rates == efficiency_of(where.name):
         notes.append(f"no products measured on {where.name} are known: which share of the peak they reach is a constant")
     modules, edges = graph_of(architecture, setting)
-    if architecture.tied:
-        first, last = modules[0].layers if modules else 0, sum(layer.repeat for layer in layers) - 1
+    second = second_embedding(architecture)
+    if second is not None:
+        first = modules[0].layers if modules else 0
         size = format_bytes(setting.rows(architecture.vocabulary) * architecture.hidden * GRADIENT_BYTES)
-        keys = f'first = {first}, last = {last}, gradient = "{size}"'
-        notes.append(f"embedding and head share a matrix; where they are on two ranks, the job's [[tied]] has its sum: {keys}")
+        keys = f'first = {first}, last = {first + second}, gradient = "{size}"'
+        who = "head" if architecture.tied else "the module for a further token"
+        notes.append(f"embedding and {who} share a matrix; where they are on two ranks, the job's [[tied]] has its sum: {keys}")
     return Predicted(
         architecture=architecture,
         device=where,

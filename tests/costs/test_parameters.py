@@ -71,13 +71,13 @@ def test_the_module_for_further_tokens() -> None:
 
 @pytest.mark.parametrize("name", known_models())
 def test_operators_hold_the_parameters_of_the_model(name: str) -> None:
-    """What is shared by embedding and head is held by both; nothing is divided on one device."""
+    """What a head or a module for further tokens shares with the embedding is held by both; nothing is divided on one device."""
     architecture = architecture_named(name)
     setting = Setting(sequence_length=64)
     if architecture.vision is not None:
         setting = Setting(sequence_length=4096, images=1, image_size=(896, 896) if "vl" in name else None)
     layers = layers_of(architecture, DEVICES["h100"], setting)
-    twice = architecture.vocabulary * architecture.hidden if architecture.tied else 0
+    twice = architecture.vocabulary * architecture.hidden if architecture.tied or architecture.further_tokens else 0
     held = sum(layer.parameters or 0 for layer in layers)
     assert held == parameters(architecture) + further_token_parameters(architecture) + twice
 

@@ -69,7 +69,7 @@ SETTINGS = st.builds(
 @given(ARCHITECTURES, SETTINGS)
 def test_layers_hold_the_parameters_of_the_model(architecture: Architecture, setting: Setting) -> None:
     layers = layers_of(architecture, DEVICES["a100"], setting)
-    shared = architecture.vocabulary * architecture.hidden if architecture.tied else 0
+    shared = architecture.vocabulary * architecture.hidden if architecture.tied or architecture.further_tokens else 0
     held = sum(layer.parameters or 0 for layer in layers)
     assert held == parameters(architecture) + further_token_parameters(architecture) + shared
 

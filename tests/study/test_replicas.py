@@ -9,6 +9,8 @@ import pytest
 from inputs.tune_jobs import CONFIG, EXPERTS, tiny_request
 
 from schedc.analysis.bounds.lower_bounds import lower_bounds
+from schedc.costs.architecture import further_token_parameters, parameters
+from schedc.costs.layers import known_models
 from schedc.frontend.job import checked_job
 from schedc.frontend.job_source import source_of_table
 from schedc.solvers.common.base import SearchSettings
@@ -25,6 +27,20 @@ from schedc.view.terminal.studies import held_by_ranks
 if TYPE_CHECKING:
     from pathlib import Path
 
+SMALL_V3 = {
+    "num_hidden_layers": 4,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "moe_intermediate_size": 128,
+    "n_routed_experts": 16,
+    "n_group": 4,
+    "topk_group": 2,
+    "num_experts_per_tok": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": 2048,
+    "first_k_dense_replace": 1,
+}
 ALONE = {"ranks": [1], "microbatch_sizes": [1], "recompute": ["none"], "placements": ["unidirectional"]}
 
 
@@ -83,6 +99,25 @@ def test_the_step_ends_with_the_optimizers(tmp_path: Path) -> None:
     measured = tiny_request(tmp_path, sites=(1,), model={"efficiency": 0.5}, tune=ALONE)
     (each,) = candidates(measured.choices)
     assert candidate_problem(measured, each).problem.data_parallel is None, "nothing but FLOPs takes time"
+
+
+@pytest.mark.parametrize(("tied", "second"), [(False, 5), (True, 6)])
+def test_a_second_embedding_is_on_another_rank_only(tmp_path: Path, tied: bool, second: int) -> None:
+    """That of the module for further tokens, or of a tied head: a copy, whose gradient is summed; none beside the embedding."""
+    config = {**known_models()["deepseek-v3-671b"]["config"], **SMALL_V3, "tie_word_embeddings": tied}
+    held, matrix = {}, 2048 * 256
+    for ranks in (1, 2):
+        tune = ALONE | {"ranks": [ranks], "zero_stages": [0], "split_backward": False}
+        request = tiny_request(tmp_path, sites=(ranks,), config=config, tune=tune)
+        (each,) = candidates(request.choices)
+        made = candidate_problem(request, each, [7] if ranks == 1 else [3, 4])
+        held[ranks] = sum(made.static_bytes) - sum(besides.total_bytes for besides in made.besides)
+        assert [tie.layers for tie in made.workload.ties] == [(0, second)]
+        assert made.workload.ties[0].gradient_bytes == 4 * matrix
+        own = [sum(layer.parameters for layer in made.workload.layers[first:last]) for first, last in made.layout.layers_of_stage]
+        assert request.architecture is not None
+        assert sum(own) == parameters(request.architecture) + further_token_parameters(request.architecture) + matrix
+    assert held[2] - held[1] == 18 * matrix
 
 
 def test_a_stage_holds_what_its_backward_works_with_once_for_a_rank(tmp_path: Path) -> None:

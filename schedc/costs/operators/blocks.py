@@ -91,8 +91,11 @@ def norm(architecture: Architecture | Vision, setting: Setting) -> Operator:
     return elementwise("norm", setting, elements, forward=2, backward=backward, kept=1, parameters=parameters)
 
 
-def embedding_operators(architecture: Architecture, setting: Setting) -> Operators:
-    """Each device looks its part of the vocabulary up; then the devices of a tensor-parallel group sum their results."""
+def embedding_operators(architecture: Architecture, setting: Setting, *, held: bool = True) -> Operators:
+    """Each device looks its part of the vocabulary up; then the devices of a tensor-parallel group sum their results.
+
+    The matrix is `held`, or counted elsewhere.
+    """
     hidden, size, tokens = architecture.hidden, setting.element_bytes, setting.tokens
     moved, weights = tokens * hidden, setting.rows(architecture.vocabulary) * hidden
     look_up = Operator(
@@ -101,7 +104,7 @@ def embedding_operators(architecture: Architecture, setting: Setting) -> Operato
         # The gradient is a matrix as large as the weights, written with zeros, then added to the sum: torch's
         # `embedding_dense_backward`.
         backward_weight=OperatorWork(memory_bytes=2 * moved * size + weights * (2 * size + 2 * GRADIENT_BYTES)),
-        parameters=weights + architecture.positions * hidden,
+        parameters=weights + architecture.positions * hidden if held else 0.0,
         kept_for_weight_bytes=tokens * TOKEN_BYTES,
         gradient_bytes=setting.own_tokens * hidden * size,
         working_bytes=(moved + weights) * size,
@@ -143,15 +146,16 @@ def head_operators(architecture: Architecture, setting: Setting, *, held: bool =
     ]
 
 
-def further_token_operators(block: Block, architecture: Architecture, setting: Setting) -> Operators:
+def further_token_operators(block: Block, architecture: Architecture, setting: Setting, *, held: bool) -> Operators:
     """A multi-token-prediction module.
 
-    Norms of the hidden state and of the next token's embedding, a projection of both, a block, and logits with their loss by the
-    model's own head, whose parameters are not counted again.
+    The next token's embedding, whose matrix is `held` as a copy (`second_embedding`) or counted elsewhere, norms of it and of the
+    hidden state, a projection of both, a block, and logits with their loss by the model's own head, whose parameters are not
+    counted again.
     """
     hidden, own = architecture.hidden, setting.own_tokens
     return [
-        elementwise("embedding", setting, own * hidden, forward=2, backward=3),
+        *embedding_operators(architecture, setting, held=held),
         norm(architecture, setting),
         norm(architecture, setting),
         *collective("gather", setting, 2 * hidden),

@@ -93,7 +93,9 @@ class LayerCosts:
     text: str = ""
     """Of the profile that they were read from; empty: it is made of the entries."""
     shared_parameters: int = 0
-    """Of a device, in the matrix that embedding and head share, which both layers count; a rank with both holds it once."""
+    """Of a device, in the embedding's matrix, which another layer counts, too; a rank with both holds it once."""
+    shared_layer: int = 0
+    """That other layer: a tied head, or a module for further tokens."""
 
     @property
     def profile(self) -> str:
@@ -109,6 +111,7 @@ def layer_costs(
     parts: tuple[Part, ...] = (),
     setting: Setting | None = None,
     shared_parameters: int = 0,
+    shared_layer: int = 0,
     text: str = "",
     place: Location | None = None,
 ) -> LayerCosts:
@@ -127,6 +130,7 @@ def layer_costs(
         setting=setting,
         text=text,
         shared_parameters=shared_parameters,
+        shared_layer=shared_layer,
     )
 
 
@@ -155,4 +159,5 @@ def sharded(costs: LayerCosts, split_backward: bool, collectives_ns: Callable[[i
         parts=costs.parts,
         setting=costs.setting,
         shared_parameters=costs.shared_parameters,
+        shared_layer=costs.shared_layer,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from schedc.costs.architecture import Experts
+from schedc.costs.architecture import Experts, second_embedding
 from schedc.costs.efficiency import sustained
 from schedc.costs.layers import architecture_of, parts_of
 from schedc.costs.predicted import DEFAULT_SEQUENCE, predicted
@@ -90,14 +90,15 @@ def _predicted(source: JobSource, file: TuneFile, device: Accelerator) -> ModelC
             split_backward=file.tune.split_backward,
             rates=None if model.efficiency is None else sustained(model.efficiency),
         )
-        shared = made.setting.rows(architecture.vocabulary) * architecture.hidden if architecture.tied else 0
+        second = second_embedding(architecture)
         return layer_costs(
             made.layers,
             split_backward=file.tune.split_backward,
             title=f"{made.title}, predicted",
             parts=parts_of(made.architecture, made.setting),
             setting=made.setting,
-            shared_parameters=shared,
+            shared_parameters=0 if second is None else made.setting.rows(architecture.vocabulary) * architecture.hidden,
+            shared_layer=second or 0,
         )
 
     blocks = (sublayer for block in architecture.blocks for sublayer in block.sublayers)

@@ -130,7 +130,7 @@ def candidate_problem(request: TuneRequest, candidate: TuneCandidate, partition:
             workload = replace(workload, data_parallel=parallel)
         if costs.shared_parameters:
             gradient_bytes = costs.shared_parameters * request.file.memory.gradient_bytes
-            tie = TiedWeight(layers=(0, len(workload.layers) - 1), gradient_bytes=gradient_bytes)
+            tie = TiedWeight(layers=(0, costs.shared_layer), gradient_bytes=gradient_bytes)
             workload = replace(workload, ties=(tie,))
     held = _besides(request, candidate, costs, layout)
     if held:  # said for each stage, as it is in the job that `folder` writes
@@ -154,9 +154,12 @@ def candidate_problem(request: TuneRequest, candidate: TuneCandidate, partition:
 
 
 def _counted_twice(costs: LayerCosts, layout: Layout) -> tuple[int, ...]:
-    """Of each stage's parameters, those that its rank has in another stage or layer, too: the head's, if it has the embedding."""
-    ranks, (first, *_), last = layout.rank_of_stage, layout.paths[0], layout.paths[0][-1]
-    return tuple(costs.shared_parameters if stage == last and ranks[first] == ranks[last] else 0 for stage in range(len(ranks)))
+    """Of each stage's parameters, those that its rank has in another stage or layer, too: a second embedding, say."""
+    rank = layout.rank_of_stage[layout.paths[0][0]]
+    return tuple(
+        costs.shared_parameters if first <= costs.shared_layer < last and of == rank else 0
+        for of, (first, last) in zip(layout.rank_of_stage, layout.layers_of_stage, strict=True)
+    )
 
 
 def _besides(request: TuneRequest, candidate: TuneCandidate, costs: LayerCosts, layout: Layout) -> tuple[Besides, ...]:
