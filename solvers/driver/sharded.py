@@ -19,7 +19,7 @@ from schedc.lower.sharding import placed
 from schedc.solvers.common.base import ignore
 from schedc.solvers.common.incumbent import Candidate, Ended, Incumbent
 from schedc.solvers.common.interruption import OutOfTime
-from schedc.solvers.driver.portfolio import solve
+from schedc.solvers.driver.portfolio import CONSTRUCTIVE_S, solve
 from schedc.spelling import counted
 
 if TYPE_CHECKING:
@@ -45,15 +45,23 @@ def solve_sharded(
         return incumbent
     tries = [(title, each) for title, each in levels_of(problem).items() if not rank_without_room(each)]
     for number, (title, level) in enumerate(tries):
-        left = len(tries) - number
-        limits = settings.limits
+        left, limits = len(tries) - number, settings.limits
+        if incumbent.schedule is not None and limits.time_s is not None and incumbent.seconds > limits.time_s:
+            incumbent.cut_short = True
+            break
         if limits.time_s is not None:
             limits = replace(limits, time_s=max(0.0, limits.time_s - incumbent.seconds) / left)
         if limits.deterministic is not None:
             limits = replace(limits, deterministic=max(0.0, limits.deterministic - incumbent.work) / left)
         bound = simple_bound(level)
         try:
-            of_level = solve(level, replace(settings, limits=limits, report=ignore), bound_ns=bound.value_ns, bound_by=bound.name)
+            of_level = solve(
+                level,
+                replace(settings, limits=limits, report=ignore),
+                bound_ns=bound.value_ns,
+                bound_by=bound.name,
+                least_s=CONSTRUCTIVE_S / len(tries),
+            )
         except (Infeasible, NoPlanFound) as why_not:
             incumbent.candidates.append(Candidate(method=f"with room for {title}", seconds=0.0, why_not=str(why_not)))
             continue

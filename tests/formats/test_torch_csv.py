@@ -11,10 +11,13 @@ from hypothesis import given
 from inputs.few_plans import made_by
 from inputs.plans import one_f_one_b, plan_of, small_plan
 from inputs.problems import make_problem
+from inputs.sharded_problems import plan_that_gathers_again
 from inputs.torch_plans import torch_plans
 from oracles.torch_oracle import act_out
 from suite.example_counts import examples
 
+from schedc.analysis.simulation.memory import peak_bytes
+from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.formats.torch_csv.exporter import CsvFormat, check_expressible, stage_map_path, torch_csv, write_torch_csv
 from schedc.formats.torch_csv.lint.linter import schedule_of_rows, verify_torch_csv
@@ -201,6 +204,27 @@ def test_gathers_stand_in_the_plans_order_before_anything_else() -> None:
     for rank, row in zip(plan.ranks, rows_of(plan), strict=True):
         first_used = list(dict.fromkeys(op.stage for op in rank.compute))
         assert row[: len(first_used)] == [f"{stage}UNSHARD" for stage in first_used]
+
+
+def test_sharded_weights_are_gathered_and_released_where_the_plan_has_it() -> None:
+    plan = plan_that_gathers_again()
+    rows = rows_of(plan)
+    for rank, row in zip(plan.ranks, rows, strict=True):
+        gathers, releases = ([cell for cell in row if name in cell] for name in ("UNSHARD", "RESHARD"))
+        planned = [entry for entry in rank.collectives if entry.kind == "AG"]
+        assert gathers == [f"{entry.stage}UNSHARD" for entry in planned]
+        assert sorted(releases) == sorted(f"{entry.stage}RESHARD" for entry in planned)
+    assert len([entry for entry in plan.ranks[0].collectives if entry.kind == "AG"]) > 6
+    assert verify_torch_csv(rows, plan.problem, "compute_comms") == ()
+    read = schedule_of_rows(rows, plan.problem)
+    assert [[each for each in of_rank if each.kind == "AG"] for of_rank in read.collectives] == [
+        [entry for entry in rank.collectives if entry.kind == "AG"] for rank in plan.ranks
+    ]
+    assert simulate(plan.problem, read).makespan_ns >= plan.certificate.makespan_ns  # torch waits in REDUCE_GRAD
+    assert max(map(int.__sub__, peak_bytes(plan.problem, read), plan.certificate.peak_activation_bytes)) <= 0
+    assert "by a rule of its own" in notes(plan, "compute_only")[0]
+    least = replace(plan.problem, memory_limit_bytes=(0, None))
+    assert {finding.rule for finding in verify_torch_csv(rows, least, "compute_comms")} == {"memory-limit"}
 
 
 # the files

@@ -115,7 +115,7 @@ def test_the_rules_of_places() -> None:
         ),
         "gathered twice": ("AG0@0-4 AG1@0-3 RS1@3-3 AG0@3-4 RS0@4-4", "AG0@3-4: the weights are there until op 4"),
         "for nothing": ("AG0@0-1 AG1@0-3 AG0@1-2 RS1@3-3 AG0@3-4 RS0@4-4", "AG0@1-2: no op needs it"),
-        "reduced too soon": ("AG0@0-1 AG1@0-3 RS1@2-3 AG0@3-4 RS0@4-4", "RS1@2-3: gradients are reduced once, before op 3"),
+        "reduced too soon": ("AG0@0-1 AG1@0-3 RS1@2-3 AG0@3-4 RS0@4-4", "RS1@2-3: gradients are reduced once, not before op 3"),
         "reduced twice": (f"{GOOD} RS0@4-4", "RS0@4-4: gradients are reduced once"),
         "not reduced": ("AG0@0-1 AG1@0-3 AG0@3-4 RS0@4-4", "RS1 is missing"),
         "out of order": ("AG0@0-1 AG1@0-3 AG0@3-4 RS0@4-4 RS1@3-3", "RS1@3-3: is issued behind one that is issued before op 4"),

@@ -10,6 +10,7 @@ from inputs.differing_problems import longest_first
 from inputs.few_plans import made_by
 from inputs.jobs import write_job
 from inputs.problems import make_problem
+from inputs.sharded_problems import plan_that_gathers_again
 from inputs.torch_plans import torch_plans
 from oracles.torch_stock import dump
 from runs import torch_runs
@@ -21,6 +22,7 @@ from schedc.formats.torch_csv.exporter import CsvFormat, torch_csv
 from schedc.formats.torch_csv.lint.actions import layout_of, read_rows
 from schedc.formats.torch_csv.lint.linter import verify_torch_csv
 from schedc.frontend.job import load_job
+from schedc.ir.ops import Kind
 from schedc.solvers.common.base import Limits, SearchSettings
 
 if TYPE_CHECKING:
@@ -140,6 +142,17 @@ def test_sharded_stages(four: Ranks, name: str, tmp_path: Path) -> None:
     method, options = PLANS[name]
     plan = made_by(method, 2, 4, **options)
     for errors in four.run(torch_runs.sharded_in_torch, plan, written(plan, tmp_path)):
+        assert isinstance(errors, list) and max(errors) < 1e-12, errors
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_stages_that_are_gathered_again(four: Ranks, tmp_path: Path, *, split: bool) -> None:
+    """Weights are released between two ops of a stage, and gradients that are not reduced stay, as the plan has it."""
+    plan = plan_that_gathers_again(split=split)
+    assert any(op.kind is Kind.W for op in plan.ranks[0].compute) == split
+    csv = written(plan, tmp_path)
+    assert findings(csv, plan) == set()
+    for errors in four.run(torch_runs.sharded_in_torch, plan, csv):
         assert isinstance(errors, list) and max(errors) < 1e-12, errors
 
 

@@ -51,7 +51,7 @@ def export_torch(
     else:
         write_torch_csv(read, output, layout)
         typer.echo(one_line(f"written to {output} ({layout}), the stage map to {beside}"))
-    _say_notes(notes(read))
+    _say_notes(notes(read, layout))
 
 
 @export_app.command("megatron")
@@ -116,7 +116,7 @@ def _beside_csv(plan: Path, profile: Path, output: Path, text: Callable[[Plan, S
     write_atomically(beside, csv.encode())
     write_atomically(output, lines.encode())
     typer.echo(one_line(f"written to {output} and {beside}"))
-    _say_notes(notes(read))
+    _say_notes(notes(read, "compute_only"))
 
 
 @export_app.command("perfetto")

@@ -43,7 +43,7 @@ def lint_command(
     from schedc.analysis.gap import relative_gap
     from schedc.analysis.simulation.simulate import simulate
     from schedc.formats.torch_csv.lint.actions import layout_of, read_rows
-    from schedc.formats.torch_csv.lint.linter import schedule_of_rows, verify_torch_csv
+    from schedc.formats.torch_csv.lint.linter import schedule_of_rows, timed_as, verify_torch_csv
     from schedc.io.input_file import read_bytes
     from schedc.view.terminal.results import timeline_json
     from schedc.view.terminal.show import show
@@ -59,6 +59,7 @@ def lint_command(
         else:
             _print_findings(csv, chosen, findings)
         raise typer.Exit(1)
+    problem = timed_as(problem, chosen)
     schedule = schedule_of_rows(rows, problem)
     timeline, bound = simulate(problem, schedule), best_bound(problem)
     objective_ns = timeline.objective_ns(problem.objective)

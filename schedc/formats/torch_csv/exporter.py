@@ -11,7 +11,8 @@ r. `compute_comms` is what torch executes, action by action: compute, sends, rec
 - REDUCE_GRAD after a stage's last W or B and what these send: it scales the gradients by 1 / microbatches, and FSDP reduces there.
   The rank computes nothing meanwhile, which the plan may do; a note of the stage map says so.
 - UNSHARD of each stage once at the start, in the order of first use, RESHARD after its REDUCE_GRAD: parameters are gathered once
-  a step, as the cost model has it. Modules that are not FSDP's take no notice of either.
+  a step, as the cost model has it; where the plan shards weights, at the places that it gives to gathers. Modules that are not
+  FSDP's take no notice of either.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from schedc.errors import Unsupported
 from schedc.formats.torch_csv.stage_map import plan_microbatches, stage_map
 from schedc.io.outputs import write_atomically
 from schedc.io.tables import pretty_json
-from schedc.ir import WHOLE, Kind, Op, Plan, token
+from schedc.ir import WHOLE, Kind, Op, Plan, RankPlan, token
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
@@ -116,38 +117,42 @@ def _action(op: Op, number: Mapping[int, int], name: str = "") -> str:
 
 
 def _compute_comms(plan: Plan, number: Mapping[int, int]) -> list[list[str]]:
-    rows: list[list[str]] = []
-    left: dict[int, int] = {}
-    reducible: list[list[int]] = []
-    for rank in plan.ranks:
-        gathered = [entry.stage for entry in rank.collectives if entry.kind == "AG"]
-        stages = list(dict.fromkeys([*gathered, *(op.stage for op in rank.compute)]))
-        rows.append([f"{stage}UNSHARD" for stage in stages])
-        reducible.append([])
-        left |= dict.fromkeys(stages, plan.problem.microbatches)
-
-    def reduce(rank: int) -> None:
-        for stage in reducible[rank]:
-            rows[rank] += [f"{stage}REDUCE_GRAD", f"{stage}RESHARD"]
-        reducible[rank].clear()
-
+    rows: list[list[str]] = [[] for _ in plan.ranks]
+    of_stages = [_of_stages(rank, sharded=plan.problem.is_sharded) for rank in plan.ranks]
+    at = [0] * len(rows)
     for entry in common_order(plan):
         if isinstance(entry, Op):
-            rank_index = plan.problem.rank_of(entry)
-            reduce(rank_index)
-            rows[rank_index].append(_action(entry, number))
-            if entry.kind in (Kind.W, Kind.BW):
-                left[entry.stage] -= 1
-                if not left[entry.stage]:
-                    reducible[rank_index].append(entry.stage)
+            rank = plan.problem.rank_of(entry)
+            rows[rank] += of_stages[rank].get(at[rank], ())
+            rows[rank].append(_action(entry, number))
+            at[rank] += 1
             continue
         forward = entry.op.kind is Kind.F
         to = entry.op._replace(stage=entry.op.stage + (1 if forward else -1))
         rows[entry.source].append(_action(entry.op, number, "SEND_F" if forward else "SEND_B"))
         rows[entry.destination].append(_action(to, number, "RECV_F" if forward else "RECV_B"))
-    for rank_index in range(len(rows)):
-        reduce(rank_index)
-    return rows
+    for rank, row in enumerate(rows):
+        row += of_stages[rank].get(at[rank], ())
+    return [of_rank[-1] + row for of_rank, row in zip(of_stages, rows, strict=True)]
+
+
+def _of_stages(rank: RankPlan, *, sharded: bool) -> dict[int, list[str]]:
+    """Per index of the rank's compute queue, what stands before that op, but for sends of the one before; at -1, before all.
+
+    Of one place first what gives room: reductions, each with its release, then releases, then gathers.
+    """
+    last = {op.stage: at + 1 for at, op in enumerate(rank.compute) if op.kind in (Kind.W, Kind.BW)}
+    found: dict[int, list[str]] = {-1: []}
+    for stage, at in sorted(last.items(), key=lambda each: each[1]):
+        found.setdefault(at, []).extend((f"{stage}REDUCE_GRAD", f"{stage}RESHARD"))
+    gathers = [entry for entry in rank.collectives if entry.kind == "AG"]
+    for entry in gathers if sharded else ():
+        if entry.until < last[entry.stage]:  # else its reduction releases it
+            found.setdefault(entry.until, []).append(f"{entry.stage}RESHARD")
+    first = dict.fromkeys([*(entry.stage for entry in gathers), *(op.stage for op in rank.compute)])
+    for stage, before in ((entry.stage, entry.before or -1) for entry in gathers) if sharded else ((stage, -1) for stage in first):
+        found.setdefault(before, []).append(f"{stage}UNSHARD")
+    return found
 
 
 def common_order(plan: Plan) -> list[Op | Transfer]:

@@ -49,13 +49,18 @@ def stage_map(plan: Plan, csv_name: str, layout: str) -> dict[str, Any]:
             f'schedule._load_csv({csv_name!r}, format="{layout}")',
         ],
         "torchtitan": torchtitan_options(plan, csv_name, layout),
-        "notes": list(notes(plan)),
+        "notes": list(notes(plan, layout)),
     }
 
 
-def notes(plan: Plan) -> tuple[str, ...]:
-    """What is different in torch from what the plan's costs say."""
+def notes(plan: Plan, layout: str = "") -> tuple[str, ...]:
+    """What is different in torch from what the plan's costs say; `layout` is the CSV's."""
     said = []
+    if plan.problem.is_sharded and layout == "compute_only":
+        said.append(
+            "torch gathers and releases weights by a rule of its own, up to three stages of a rank at once, not as the plan does;"
+            " load compute_comms for the plan's memory"
+        )
     split = {op.stage for rank in plan.ranks for op in rank.compute if op.kind is Kind.B}
     if 0 in split and any(plan.problem.stages[0].backward_input_ns):
         said.append(

@@ -48,8 +48,8 @@ def check_sharding(problem: Problem, schedule: Schedule) -> Found:
                 problem_with = f"the weights are there until op {there[each.stage]}"
             elif each.kind == "AG" and not any(op.stage == each.stage for op in order[each.before : each.until]):
                 problem_with = "no op needs it"
-            elif each.kind == "RS" and (each.stage in reduced or each.before != last.get(each.stage)):
-                problem_with = f"gradients are reduced once, before op {last.get(each.stage)}, behind the stage's last W or BW"
+            elif each.kind == "RS" and (each.stage in reduced or each.before < last.get(each.stage, len(order))):
+                problem_with = f"gradients are reduced once, not before op {last.get(each.stage)}, behind the stage's last W or BW"
             if problem_with:
                 yield at, f"{each.token}: {problem_with}"
                 continue

@@ -7,13 +7,14 @@ the job says. It knows nothing of how schedc writes such a CSV. What a sound CSV
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from schedc.errors import Unsupported
 from schedc.formats.torch_csv.lint import rules
-from schedc.formats.torch_csv.lint.actions import COMPUTE, Finding, Lists, check_cells, check_rows, read_actions
+from schedc.formats.torch_csv.lint.actions import COMPUTE, Action, Finding, Lists, check_cells, check_rows, read_actions
 from schedc.formats.torch_csv.lint.deadlock import check_compute_deadlock, check_deadlock
-from schedc.ir import Kind, Op, Problem, Schedule
+from schedc.ir import Collective, Kind, Op, Problem, Schedule, with_whole_weights
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def verify_torch_csv(rows: Sequence[Sequence[str]], problem: Problem, layout: st
     if len(filled) == problem.ranks:
         findings += _of_actions(filled, problem, layout)
     if not findings:
-        findings += _of_schedule(filled, problem)
+        findings += _of_schedule(filled, timed_as(problem, layout))
     return tuple(sorted(findings, key=lambda one: (one.row or 0, one.cell or 0)))
 
 
@@ -66,9 +67,14 @@ def check_job(problem: Problem) -> None:
         raise Unsupported(f"{problem.name}: torch cannot run this job: its stages are not one chain from 0 on")
 
 
+def timed_as(problem: Problem, layout: str) -> Problem:
+    """The problem that the CSV's schedule is of: where torch places gathers itself, weights are taken as whole."""
+    return with_whole_weights(problem) if layout == "compute_only" else problem
+
+
 def schedule_of_rows(rows: Sequence[Sequence[str]], problem: Problem) -> Schedule:
-    """What the rows of a sound CSV compute."""
-    return _schedule(_ops(rows, problem))
+    """What the rows of a sound CSV compute; of sharded weights with UNSHARD, RESHARD and REDUCE_GRAD, in which a rank waits."""
+    return _schedule(rows, _ops(rows, problem), problem)
 
 
 def _of_actions(rows: Sequence[Sequence[str]], problem: Problem, layout: str) -> list[Finding]:
@@ -93,7 +99,7 @@ def _of_actions(rows: Sequence[Sequence[str]], problem: Problem, layout: str) ->
 def _of_schedule(rows: Sequence[Sequence[str]], problem: Problem) -> Iterator[Finding]:
     """What the verifier of schedules says of it: memory, and backwards that the job does not split."""
     ops = _ops(rows, problem)
-    for violation in verify_schedule(problem, _schedule(ops)):
+    for violation in verify_schedule(problem, _schedule(rows, ops, problem)):
         place = _PLACE.fullmatch(violation.place)
         rank, index = (int(place[1]), int(place[2])) if place else (None, None)
         cell = None if rank is None or index is None else ops[rank][index][1]
@@ -107,8 +113,25 @@ def _of_schedule(rows: Sequence[Sequence[str]], problem: Problem) -> Iterator[Fi
         )
 
 
-def _schedule(ops: Sequence[Sequence[tuple[Op, int]]]) -> Schedule:
-    return Schedule(orders=tuple(tuple(op for op, _ in row) for row in ops))
+def _schedule(rows: Sequence[Sequence[str]], ops: Sequence[Sequence[tuple[Op, int]]], problem: Problem) -> Schedule:
+    collectives = tuple(map(_collectives, read_actions(rows, problem))) if problem.is_sharded else ()
+    return Schedule(orders=tuple(tuple(op for op, _ in row) for row in ops), collectives=collectives)
+
+
+def _collectives(row: Sequence[Action]) -> tuple[Collective, ...]:
+    """Those of a rank, by how many ops are before them."""
+    count, found, gathered = 0, list[Collective](), dict[int, int]()
+    for action in row:
+        if action.kind == "UNSHARD":
+            gathered[action.stage] = len(found)
+            found.append(Collective("AG", action.stage, count, count))
+        elif action.kind == "RESHARD" and action.stage in gathered:
+            at = gathered.pop(action.stage)
+            found[at] = replace(found[at], until=count)
+        elif action.kind == "REDUCE_GRAD":
+            found.append(Collective("RS", action.stage, count, count))
+        count += action.kind in COMPUTE
+    return tuple(found)
 
 
 def _ops(rows: Sequence[Sequence[str]], problem: Problem) -> list[list[tuple[Op, int]]]:
