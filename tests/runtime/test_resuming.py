@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from inputs.asynchronous_plans import period_plan
 from inputs.few_plans import made_by
 from runs import resume_runs
+from torch import bfloat16, float32
 
 from schedc.ir import Versions
 from schedc.lower.run import run_of
@@ -73,6 +74,16 @@ def goes_on(ranks: dict[int, Ranks], saved: dict[str, Path], before: str, after:
 @pytest.mark.parametrize(("before", "after"), ROUND)
 def test_another_plan_goes_on(two: Ranks, four: Ranks, saved: dict[str, Path], before: str, after: str) -> None:
     goes_on({2: two, 4: four}, saved, before, after)
+
+
+def test_shards_that_are_wider_than_weights(four: Ranks, tmp_path: Path) -> None:
+    """Weights in bfloat16, their shards in float32: other layers on the ranks cut them elsewhere, and go on bit by bit."""
+    one, other = (made_by("1f1b", 2, 2, counts=counts, zero=1) for counts in ([3, 3], [2, 4]))
+    narrow: dict[str, Any] = {"dtype": bfloat16, "grad_dtype": float32}
+    going_on = four.run(resume_runs.resumed, one, range(STEPS), **narrow)
+    four.run(resume_runs.resumed, one, range(BEFORE + 2), path=tmp_path / "saved", **narrow)
+    after = four.run(resume_runs.resumed, other, range(BEFORE, STEPS), after=tmp_path / "saved", **narrow)
+    assert after == [losses[BEFORE:] for losses in going_on]
 
 
 @pytest.mark.slow

@@ -149,7 +149,7 @@ def train_on(rank: int, plans: Sequence[Plan], folder: str, steps: int, every: i
                         half += "found no .metadata" in str(error)
             if last is not None:
                 first, path = last
-                load_checkpoint(pipe, path, optimizer)
+                load_checkpoint(pipe, path, optimizer, convert=True)  # layers have migrated
             for step in range(first, steps):
                 if len(plans) > 1 and (migration is None or migration.state != "running"):
                     other = plans[1] if pipe.plan == plans[0] else plans[0]

@@ -82,6 +82,7 @@ def resumed(
     after: Path | str | None = None,
     path: Path | str | None = None,
     fsdp: bool = False,
+    dtype: torch.dtype = torch.float64,
     **options: Any,
 ) -> list[float]:
     """The losses of these steps, from a checkpoint on, with another written beside the last but one; processes share the batch.
@@ -92,7 +93,7 @@ def resumed(
     pipelines, zero = dist.get_world_size() // plan.problem.ranks, parallel is not None and parallel.zero_stage == 1
     share = parallel.size if parallel is not None else pipelines if fsdp else 1  # of 1 all train the same, knowing of none
     pipeline, replicas = grid(pipelines, plan.problem.ranks)
-    stages = dict(schedc.runtime.build_stages(layers(int(after is not None)), plan, pipeline.rank()))
+    stages = dict(schedc.runtime.build_stages([layer.to(dtype) for layer in layers(int(after is not None))], plan, pipeline.rank()))
     given: dict[str, Any] = {"pipeline_group": pipeline, "seed": SEED, **options}
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
     for layer in (layer for stage in stages.values() for layer in stage) if fsdp else ():
