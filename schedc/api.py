@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from schedc.errors import CheckFailed, Defect, Infeasible, InvalidInput, NoPlanFound, SchedcError, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from os import PathLike
 
     from schedc.adapt.node_mapping import Assignment
@@ -542,7 +542,7 @@ def repartition_plan(
 
 
 def time_to_loss(
-    candidates: Sequence[LossCandidate],
+    candidates: Iterable[LossCandidate],
     *,
     convergence: StrPath | ConvergenceConstants | None = None,
     error: float | None = None,

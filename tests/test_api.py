@@ -265,7 +265,7 @@ def test_time_to_a_loss(tmp_path: Path) -> None:
         schedc.LossCandidate(name="late", period_ns=90, delays=(1, 0)),
     ]
     constants = schedc.ConvergenceConstants(initial_loss=1.0, smoothness=1.0, second_moment=1.0)
-    by_theory = schedc.time_to_loss(ways, convergence=constants, learning_rate=0.25, error=0.5)
+    by_theory = schedc.time_to_loss(iter(ways), convergence=constants, learning_rate=0.25, error=0.5)
     assert isinstance(by_theory, schedc.TimeToLoss)
     assert [(row.candidate.name, row.updates) for row in by_theory.rows] == [("now", 16), ("late", 19)]
     path = tmp_path / "convergence.json"

@@ -127,7 +127,8 @@ class Beginning:
         `ending` are the ranks that compute losses, by `loss_fns` as far as this rank knows; `cut_by_name` cuts batches where stages
         are a graph, and any rank may have some.
         """
-        self._starting, self._ending = sorted({problem.stages[stage].rank for stage in starts_of(problem)}), {*ending}
+        self._first_stages, self._ending = starts_of(problem), {*ending}
+        self._starting = sorted({problem.stages[stage].rank for stage in self._first_stages})
         self._stage_count, self._loss_fns = len(problem.stages), loss_fns
         self._cut_by_name = cut_by_name
         self._everybody = range(problem.ranks)
@@ -222,7 +223,9 @@ class Beginning:
             from schedc.runtime.stage.named import by_microbatch, by_stage, check_loss_kwargs
 
             how = partial(by_microbatch, microbatches=count // parts, samples=of, even=self._even)
-            whole = whole._replace(kwargs=by_stage(given.kwargs, self._stages, self._stage_count, rank, how))
+            first = whole.inputs[0] if whole.inputs else ()
+            inputs = dict.fromkeys(self._first_stages, len(first) if isinstance(first, tuple) else 1)
+            whole = whole._replace(kwargs=by_stage(given.kwargs, self._stages, self._stage_count, rank, inputs, how))
             if given.loss_kwargs and (rank in self._ending or rank in self._starting):  # as targets
                 whole = whole._replace(loss_kwargs=how(given.loss_kwargs, "loss_kwargs", rank))
                 check_loss_kwargs(given.loss_kwargs, self._loss_fns, rank)

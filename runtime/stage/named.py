@@ -25,22 +25,24 @@ Named = Mapping[str, Any]
 OF_RUNTIME = "inputs", "targets", "state"
 """What stages get from the runtime under these names."""
 
-_NAMES: WeakKeyDictionary[Callable[..., Any], set[str] | None] = WeakKeyDictionary()
-"""Of a forward, the names that it takes; None: all. Layers ask in each microbatch, and a signature takes longer than they may."""
+_NAMES: WeakKeyDictionary[Callable[..., Any], tuple[list[str], set[str] | None]] = WeakKeyDictionary()
+"""Of a forward, the names that it takes, those by position in order and all; None: any. Layers ask in each microbatch, and a
+signature takes longer than they may."""
 
 
-def takes(module: nn.Module, name: str) -> bool:
-    """Whether a stage or layer takes a keyword argument of this name; of layers of `build_stages`, whether one does."""
+def takes(module: nn.Module, name: str, inputs: int = 1) -> bool:
+    """Whether a stage or layer takes this name besides so many inputs; of layers of `build_stages`, whether one does."""
     if isinstance(module, nn.Sequential):
         return type(module).forward is not nn.Sequential.forward and any(takes(layer, name) for layer in module)
     forward = getattr(module.forward, "__func__", module.forward)
     if forward not in _NAMES:
         parameters = inspect.signature(module.forward).parameters.values()
         anything = any(one.kind is one.VAR_KEYWORD for one in parameters)
-        named = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
-        _NAMES[forward] = None if anything else named
-    names = _NAMES[forward]
-    return names is None or name in names
+        by_position = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+        named = {*by_position, *(one.name for one in parameters if one.kind is one.KEYWORD_ONLY)}
+        _NAMES[forward] = by_position, None if anything else named
+    by_position, names = _NAMES[forward]
+    return name not in by_position[:inputs] and (names is None or name in names)
 
 
 def taken_by(layer: nn.Module, named: Named) -> dict[str, Any]:
@@ -53,11 +55,13 @@ def by_stage(
     stages: Mapping[int, nn.Module],
     stage_count: int,
     rank: int,
+    inputs: Mapping[int, int],
     cut: Callable[[Named, str, int], Sequence[Named]],
 ) -> dict[int, Sequence[Named]]:
     """Of each stage of a rank that gets some, the arguments by microbatch, as `cut` makes them.
 
-    Those by stage may have stages of other ranks, too, of the `stage_count` of the plan: these are for others to look at.
+    Those by stage may have stages of other ranks, too, of the `stage_count` of the plan: these are for others to look at. `inputs`
+    are how many tensors stages get by position, where that is known; others get one at least.
 
     Raises:
         InvalidInput: no stage takes one, or there is no such stage.
@@ -72,9 +76,10 @@ def by_stage(
             check_dict(value, f"kwargs of stage {key} are", rank)
             named, among = (value or {}) if key in stages else {}, [key]
         for name, one in named.items():
-            takers = [stage for stage in among if isinstance(name, str) and takes(stages[stage], name)]
+            takers = [stage for stage in among if isinstance(name, str) and takes(stages[stage], name, inputs.get(stage, 1))]
             if name in OF_RUNTIME or not takers:
-                raise InvalidInput(f"rank {rank}: kwargs: no stage of {among} takes {name!r}; expected a name that its forward has")
+                expected = "a name that its forward has and no input fills"
+                raise InvalidInput(f"rank {rank}: kwargs: no stage of {among} takes {name!r}; expected {expected}")
             for stage in takers:
                 found.setdefault(stage, {})[name] = one
     return {stage: cut(named, f"kwargs of stage {stage}", rank) for stage, named in found.items()}

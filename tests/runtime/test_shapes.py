@@ -76,6 +76,10 @@ def test_outputs_whose_shapes_do_not_follow_from_the_inputs(two: Ranks) -> None:
         ({"weights": ["one"] * 4}, "rank 0: weights, divide_by or scale: could not convert string to float: 'one'; expected"),
         ({"outputs": []}, "rank 0: outputs is of type list, expected a dict, to get them by microbatch"),
         ({"kwargs": {9: {"a": 1}}}, "rank 0: kwargs: found stage 9, expected stages 0 to 1, or names"),
+        (
+            {"kwargs": {"x": 1}},
+            "rank 0: kwargs: no stage of [0] takes 'x'; expected a name that its forward has and no input fills",
+        ),
         ({"kwargs": {0: 5}}, "rank 0: kwargs of stage 0 are of type int, expected a dict by name"),
         ({"loss_kwargs": 5}, "rank 0: loss_kwargs are of type int, expected a dict by name"),
         ({"loss_kwargs": {"a": 1}}, "rank 0: loss_kwargs: loss_fn: got an unexpected keyword argument 'a'; expected what it takes"),
@@ -146,6 +150,7 @@ def test_which_arguments_layers_take() -> None:
             return super().forward(*bias)
 
     assert takes(All(2, 2), "scale") and not takes(Biased(2, 2), "scale")  # of methods of one class each has its own
+    assert not takes(Biased(2, 2), "x") and not takes(Biased(2, 2), "bias", 2)  # an input has them
     assert takes(layers, "bias") and not takes(layers, "scale") and not takes(nn.Sequential(*layers), "bias")
     first, middle, last = layers
     assert torch.equal(layers(x, bias=2.0), last(middle(first(x, 2.0)), 2.0))

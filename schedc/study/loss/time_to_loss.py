@@ -17,7 +17,7 @@ from schedc.study.loss.convergence import ConvergenceConstants, estimated_consta
 from schedc.units import format_duration_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from schedc.ir import Plan
@@ -212,7 +212,7 @@ def theory_of(
     return Theory(constants=constants, learning_rate=learning_rate, error=error, measured=said)
 
 
-def times_to_loss(candidates: Sequence[LossCandidate], rule: Theory | Measurements) -> TimeToLoss:
+def times_to_loss(candidates: Iterable[LossCandidate], rule: Theory | Measurements) -> TimeToLoss:
     """How long each candidate takes.
 
     Args:
@@ -222,6 +222,7 @@ def times_to_loss(candidates: Sequence[LossCandidate], rule: Theory | Measuremen
     Raises:
         InvalidInput: there is no candidate, two have one name, or a value is wrong; by the theory, two have other tokens.
     """
+    candidates = [*candidates]
     _check(candidates)
     if isinstance(rule, Theory) and len({each.tokens for each in candidates}) > 1:
         other = next(each for each in candidates if each.tokens != candidates[0].tokens)
