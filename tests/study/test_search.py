@@ -82,6 +82,8 @@ def test_what_is_pruned_could_not_be_the_best(sections: dict[str, dict[str, obje
     }
     for row in pruned.rows:
         step_ns = step_of[row.candidate]
+        first_ns = simple_bound_ns(request, row.candidate, costs_of(request, row.candidate).totals)
+        assert step_ns is None or step_ns >= first_ns
         if row.state is CandidateState.BOUNDED:
             assert row.bound_ns is not None
             assert pruned.best.step_ns is not None

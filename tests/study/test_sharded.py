@@ -99,6 +99,32 @@ def test_first_bounds_hold_and_jobs_are_those_planned(config: dict[str, object] 
         assert (job.workload, job.layout, job.problem) == (made.workload, made.layout, made.problem)
 
 
+def test_activations_hold_memory_until_their_backward_and_so_bound_the_step(tmp_path: Path) -> None:
+    """Where a rank has room for little more than one microbatch, that is the largest of the first bounds; plans are above it."""
+    binding = 0
+    nothing: dict[str, object] = {"weight": "0 B", "gradient": "0 B", "optimizer": "0 B", "reserve": "0 B"}
+    tune_keys: dict[str, object] = {
+        "ranks": [4],
+        "microbatch_sizes": [1],
+        "recompute": ["none"],
+        "batch": 16,
+        "placements": ["unidirectional"],
+    }
+    for capacity in (114, 130, 200):
+        request = tiny_request(tmp_path, sites=(4,), tune=tune_keys, memory=nothing | {"capacity": f"{capacity} MB"})
+        found = tune(request, SearchSettings(method="greedy{n_sub=1}"), prune=False)
+        for row in found.rows:
+            totals = costs_of(request, row.candidate).totals
+            layers = request.costs(row.candidate.degrees, 1, False).layers
+            times = [layer.forward_ns[0] + min(layer.backward_input_ns[0], layer.backward_ns[0]) for layer in layers]
+            held = sum(layer.activation_bytes * sum(times[at:]) for at, layer in enumerate(layers))
+            assert totals.held_byte_ns == held
+            first_ns = simple_bound_ns(request, row.candidate, totals)
+            binding += first_ns > max(totals.path_ns(row.candidate), 16 * totals.work_ns(row.candidate) // 4)
+            assert row.step_ns is None or row.step_ns >= first_ns
+    assert binding
+
+
 def test_all_degrees_that_fill_the_devices_are_tried(tmp_path: Path) -> None:
     """Counted by trying all tuples of numbers: Megatron-LM's conditions, and what the model's dimensions can be divided by."""
     job = {"batch": 8, "microbatch_sizes": [1, 2], "zero_stages": [1], "recompute": ["none"], "placements": ["unidirectional"]}

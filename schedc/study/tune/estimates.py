@@ -25,7 +25,7 @@ MOST_TIMES = 16
 
 
 def simple_bound_ns(request: TuneRequest, candidate: TuneCandidate, totals: Totals) -> int:
-    """No schedule of the candidate has a shorter step: some rank's work, the path of one microbatch, some rank's collectives.
+    """No schedule of the candidate has a shorter step: some rank's work or collectives, a microbatch's path, or what memory lets.
 
     Where steps overlap, a period has a step's work of each rank and its updates: on some rank no less than on average. What updates
     take bends upwards, so the average is no less than that of a rank with the average of the parameters, but for what is rounded.
@@ -33,11 +33,19 @@ def simple_bound_ns(request: TuneRequest, candidate: TuneCandidate, totals: Tota
     work_ns = candidate.microbatches * totals.work_ns(candidate) // candidate.ranks
     if candidate.versions is not None:
         updates_ns = _collectives_ns(request, candidate, totals) + update_bound_ns(request, candidate, totals)
-        return work_ns + max(0, updates_ns - ROUNDED_NS)
+        return max(work_ns + max(0, updates_ns - ROUNDED_NS), _memory_bound_ns(request, candidate, totals))
     collectives_ns = _collectives_ns(request, candidate, totals)
     if candidate.ranks == 1:  # nothing runs beside them
         return work_ns + max(0, collectives_ns + update_bound_ns(request, candidate, totals) * (request.loss is None) - ROUNDED_NS)
-    return max(work_ns, totals.path_ns(candidate), collectives_ns)
+    return max(work_ns, totals.path_ns(candidate), collectives_ns, _memory_bound_ns(request, candidate, totals))
+
+
+def _memory_bound_ns(request: TuneRequest, candidate: TuneCandidate, totals: Totals) -> int:
+    """What all microbatches' activations hold of bytes × time, over the bytes that all ranks have for them."""
+    free_bytes = candidate.ranks * request.room_bytes - int(static_bytes(request, candidate, totals))
+    if candidate.recompute == "full" or free_bytes <= 0:
+        return 0
+    return candidate.microbatches * totals.held_byte_ns // free_bytes
 
 
 def update_bound_ns(request: TuneRequest, candidate: TuneCandidate, totals: Totals) -> int:
@@ -79,11 +87,18 @@ def undelayed_ns(problem: Problem) -> int:
 
 
 def about_ns(request: TuneRequest, candidate: TuneCandidate, totals: Totals) -> int:
-    """The step of 1F1B with equal stages, and collectives that nothing overlaps; only for the order of candidates."""
+    """The step of 1F1B with equal stages, and collectives that nothing overlaps; only for the order of candidates.
+
+    Where a rank has room for fewer microbatches than it has in flight, it waits for them.
+    """
     if candidate.versions is not None:
         return simple_bound_ns(request, candidate, totals)
     rounds = candidate.microbatches + (candidate.ranks - 1) / candidate.chunks
     step_ns = rounds * totals.work_ns(candidate) / candidate.ranks
+    if candidate.recompute != "full":
+        in_flight = min(candidate.microbatches, candidate.ranks + (candidate.ranks - 1) * (1 - 1 / candidate.chunks))
+        free_bytes = candidate.ranks * request.room_bytes - static_bytes(request, candidate, totals)
+        step_ns *= max(1.0, in_flight * totals.activation_bytes / max(1.0, free_bytes))
     return round(step_ns) + _collectives_ns(request, candidate, totals)
 
 

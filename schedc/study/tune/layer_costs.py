@@ -39,6 +39,8 @@ class Totals:
     again_ns: int
     """Of the forwards that run again where all stages recompute."""
     activation_bytes: int
+    held_byte_ns: int
+    """Of each layer's activations, how long any plan holds them at least: while the forwards and backwards run from it on."""
     parameters: int
     """But those of experts."""
     expert_parameters: int
@@ -57,14 +59,15 @@ class Totals:
 
 def totals_of(layers: Sequence[Layer], *, split_backward: bool, shared_parameters: int = 0) -> Totals:
     """The sums; without split backwards there is only the fused one. `shared_parameters` are in two layers, of one rank perhaps."""
-    forward_ns = gradient_ns = backward_ns = again_ns = activation_bytes = parameters = experts = 0
-    for layer in layers:
+    forward_ns = gradient_ns = backward_ns = again_ns = activation_bytes = held_byte_ns = parameters = experts = 0
+    for layer in reversed(layers):
         (fused_ns,), (input_ns,), (weight_ns,) = layer.backward_ns, layer.backward_input_ns, layer.backward_weight_ns
         forward_ns += layer.forward_ns[0]
         gradient_ns += min(input_ns, fused_ns) if split_backward else fused_ns
         backward_ns += min(input_ns + weight_ns, fused_ns) if split_backward else fused_ns
         again_ns += (layer.forward_again_ns or layer.forward_ns)[0]
         activation_bytes += layer.activation_bytes
+        held_byte_ns += layer.activation_bytes * (forward_ns + gradient_ns)
         parameters += layer.parameters - layer.expert_parameters
         experts += layer.expert_parameters
     return Totals(
@@ -73,6 +76,7 @@ def totals_of(layers: Sequence[Layer], *, split_backward: bool, shared_parameter
         backward_ns=backward_ns,
         again_ns=again_ns,
         activation_bytes=activation_bytes,
+        held_byte_ns=held_byte_ns,
         parameters=parameters - shared_parameters,
         expert_parameters=experts,
     )
