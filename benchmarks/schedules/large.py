@@ -1,7 +1,7 @@
 """Large problems: how near the best schedule is to the best bound, within a time limit on this machine.
 
 M70's costs (CrossPipe) on a pipeline whose middle link is slow or not; activations are half released by B, half by W. Cheap methods
-run first; where their gap is above the target, the search that suits the problem gets the rest of the time. Every schedule is
+run first; where their gap is above the target, the searches of `auto` get the rest of the time. Every schedule is
 verified and timed by the simulator; bounds are the analytic ones.
 
 Run it as `python benchmarks/schedules/large.py [part of an instance's name]`.
@@ -18,15 +18,14 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from schedc.analysis.bounds.lower_bounds import lower_bounds
+from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.gap import relative_gap
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
-from schedc.solvers.common.base import Limits
-from schedc.solvers.exact.cpsat import solve_cpsat
+from schedc.solvers.common.base import Limits, SearchSettings
+from schedc.solvers.driver.portfolio import solve
 from schedc.solvers.heuristics.greedy import Greedy, GreedySpread
 from schedc.solvers.heuristics.in_turn import InTurn
-from schedc.solvers.search.periodic import periodic
 from schedc.solvers.templates import TEMPLATES
 from schedc.study.bench.pipelines import LinkTimes, both_ways, pipeline
 from schedc.verify.schedule.checks import verify_schedule
@@ -91,19 +90,11 @@ INSTANCES = (
 )
 
 
-def searched(problem: Problem, incumbent: Schedule, seconds: float) -> tuple[str, Callable[[], Schedule]]:
-    """The search that suits the problem: waves where there are many microbatches, CP-SAT on the whole problem where not."""
-    limits = Limits(time_s=seconds)
-    if problem.microbatches >= 16 * problem.ranks:
-        return "periodic", lambda: periodic(problem, limits=limits)
-    return "cpsat", lambda: solve_cpsat(problem, incumbent, limits=limits).schedule
-
-
-def solve(instance: Instance, table: Table, console: Console) -> None:
+def row(instance: Instance, table: Table, console: Console) -> None:
     """One row for each method tried."""
     problem = instance.problem()
     begun = time.perf_counter()
-    bound = max(lower_bounds(problem), key=lambda each: each.value_ns)
+    bound = best_bound(problem)
     bound_ns, bound_name = bound.value_ns, bound.name
     best: tuple[int, Schedule] | None = None
 
@@ -131,7 +122,10 @@ def solve(instance: Instance, table: Table, console: Console) -> None:
         if gap > instance.target:
             gap = min(gap, judge(method, partial(construct, problem)))
     if gap > instance.target and best is not None:
-        judge(*searched(problem, best[1], instance.seconds * 0.95 - (time.perf_counter() - begun)))
+        known, limits = [(best[1], "known")], Limits(time_s=instance.seconds * 0.95 - (time.perf_counter() - begun))
+        found = solve(problem, SearchSettings(limits=limits), bound_ns=bound_ns, bound_by=bound_name, known=known)
+        bound_ns, bound_name = found.bound_ns, found.bound_by
+        judge(found.found_by, lambda: found.schedule or known[0][0])
 
 
 def main() -> None:
@@ -147,7 +141,7 @@ def main() -> None:
         table.add_column(name, justify="left" if name in ("instance", "method") else "right")
     console = Console(stderr=True)
     for instance in wanted:
-        solve(instance, table, console)
+        row(instance, table, console)
     output = Console()
     (output if output.is_terminal else Console(width=140)).print(table)
 

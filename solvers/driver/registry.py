@@ -25,6 +25,8 @@ Kind = TypeVar("Kind", bound=Method)
 
 FOLDERS = ("templates", "heuristics", "search", "exact", "layout")
 """Of `schedc.solvers`."""
+GONE = {"periodic": "greedy or in-turn"}
+"""Methods that were taken out, and what to use instead."""
 
 
 def methods(kind: type[Kind]) -> dict[str, type[Kind]]:
@@ -127,6 +129,8 @@ def _method(text: str) -> Method:
     name, brace, rest = text.partition("{")
     found = method_named(name)
     if found is None:
+        if (instead := GONE.get(name)) is not None:
+            raise InvalidInput(f"method {name!r} is no longer there; use {instead}, which found better schedules")
         known = ("auto", *methods(Method))
         raise InvalidInput(f"method {name!r} is unknown{nearest(name, known)}; expected {', '.join(known)}")
     location = Location(f"method {text!r}")

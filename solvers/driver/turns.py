@@ -41,7 +41,8 @@ TURNS: dict[str, tuple[Turn, ...]] = {
         Turn("fused-ranges{rounds=12}", 0.3, RANGES),
         Turn("local{rounds=4}", 0.4, RULES),
         Turn("polish{rounds=4}", 0.3, ORDERS),
-        Turn("periodic", 1.0, "waves of microbatches that repeat"),
+        Turn("local{rounds=12}", 0.5, RULES),
+        Turn("polish{rounds=12}", 0.5, ORDERS),
     ),
     # The searches find more than CP-SAT does. Polishing comes before the rules, which would leave it little time, and after them.
     "one stage on a rank, and BW cheaper than B and W": (

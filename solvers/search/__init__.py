@@ -1,1 +1,1 @@
-"""Searches from a known schedule: over rules, over orders, over periodic schedules."""
+"""Searches from a known schedule: over rules, over orders."""

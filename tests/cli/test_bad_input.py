@@ -168,6 +168,7 @@ COMMANDS = {
     "a job that is a plan": Row("bounds plan.json", 2, "plan.json: line 1, column 1: found text that is not TOML (Invalid statement), expected TOML; this looks like JSON, and a job is TOML"),
     "a job that nobody writes": Row("bounds pipe", 2, "pipe: found a pipe that nobody has written to, expected a file"),
     "an unknown method": Row("compile job.toml -o new.json --method 1f1", 2, "--method: method '1f1' is unknown; did you mean '1f1b'?; expected " + KNOWN_METHODS),
+    "a method that was taken out": Row("compile job.toml -o new.json --method periodic{x=1}", 2, "--method: method 'periodic' is no longer there; use greedy or in-turn, which found better schedules"),
     "an empty method": Row("compile job.toml -o new.json --method ''", 2, "--method: method '' is unknown; expected " + KNOWN_METHODS),
     "options for auto": Row("compile job.toml -o new.json --method 'auto{x=1}'", 2, "--method: method 'auto{x=1}': auto has no options; give them to one of the methods that it tries"),
     "auto with braces": Row("compile job.toml -o new.json --method 'auto{}'", 2, "--method: method 'auto{}': auto has no options; give them to one of the methods that it tries"),

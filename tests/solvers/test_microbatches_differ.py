@@ -23,7 +23,6 @@ from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.exact.milp import solve_milp
 from schedc.solvers.exact.refute import refute
 from schedc.solvers.heuristics.greedy import Greedy
-from schedc.solvers.search.periodic import periodic
 from schedc.solvers.search.polish import polish_schedule
 from schedc.verify.schedule.checks import verify_schedule
 
@@ -127,11 +126,6 @@ def test_chains_are_groups_and_what_enters_in_order() -> None:
         (c[0].stage, c[0].kind, tuple(op.microbatch for op in c)) for c in blocks_of(replace(problem, in_order=True), GRID).chains
     }
     assert in_order == chains - {(0, Kind.F, (0, 2)), (0, Kind.F, (1,))} | {(0, Kind.F, (0, 1, 2))}
-
-
-def test_periodic_refuses_them() -> None:
-    with pytest.raises(Unsupported, match="microbatches that all take the same time"):
-        periodic(scaled(make_problem(2, 3), [1, 2, 1]))
 
 
 GRID = TimeGrid(1, True)

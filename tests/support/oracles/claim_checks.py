@@ -45,7 +45,6 @@ SEARCHES = (
     "polish{rounds=1,evaluations=60}",
     "fused-ranges{rounds=1,evaluations=40}",
     "microbatch-order{rounds=1,evaluations=40}",
-    "periodic",
 )
 WORK = 0.1
 """The deterministic limit of each search."""

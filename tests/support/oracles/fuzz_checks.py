@@ -83,7 +83,6 @@ CONSTRUCTIVE = (
 SEARCHES = (
     "local{rounds=1,evaluations=40}",
     "polish{rounds=1,evaluations=40}",
-    "periodic",
     "cpsat",
     "refute",
     "milp",
