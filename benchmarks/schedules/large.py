@@ -44,6 +44,7 @@ CHEAP: dict[str, Callable[[Problem], Schedule]] = {
     "greedy": Greedy(),
     "greedy, W in 8": Greedy(n_sub=8),
     "greedy, W in 32": Greedy(n_sub=32),
+    "greedy, W in 32, early": Greedy(n_sub=32, weights_first=2),
     "greedy, spread": GreedySpread(),
     "in-turn": InTurn(),
     "in-turn, W in 32": InTurn(n_sub=32),

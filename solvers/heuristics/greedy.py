@@ -59,6 +59,9 @@ class GreedyRule:
     """With several stages on a rank: F of the earlier stage go first, else of the later."""
     deep_backward: bool = False
     """With several stages on a rank: B of the later stage go first, else of the earlier."""
+    weights_first: int = 0
+    """On this many of the first stages of a path F and W go before B: few wait for their gradients, or none. Where memory is full,
+    the next F then waits for the W of a B that has run, not for another B, which takes longer."""
     look_ahead: float = 0.0
     """How long a rank may wait for an op of higher priority, in units of the longest F."""
     fused: Literal["none", "first", "steady", "all"] = "none"
@@ -70,11 +73,13 @@ class GreedyRule:
         count, depth = len(problem.stages), depth_by_stage(problem)
         trips = round_trip_in_flight(problem, whole_period=self.whole_period)
         fused = None if self.fused == "none" or not problem.split_backward else self._fused(problem, depth)
+
+        def priority(at: int) -> tuple[int, int, int]:
+            forward, backward = at if self.shallow_forward else count - at, -2 * count - (at if self.deep_backward else count - at)
+            return (forward - 6 * count, backward, -4 * count) if at < self.weights_first else (forward, backward, 2 * count)
+
         return Rule(
-            priority=tuple(
-                (at if self.shallow_forward else count - at, -2 * count - (at if self.deep_backward else count - at), 2 * count)
-                for at in depth
-            ),
+            priority=tuple(map(priority, depth)),
             in_flight=tuple(None if self.in_flight is None else trip + self.in_flight for trip in trips),
             weight_lag=tuple(int(self.weight_lag * (max(trips) - trip)) for trip in trips),
             look_ahead_ns=int(self.look_ahead * max(max(stage.forward_ns) for stage in problem.stages)),
@@ -109,6 +114,8 @@ class Greedy(Constructive, frozen=True):
     """Whether a rank runs F before B after a B."""
     weight_lag: Share | Literal["auto"] = "auto"
     """How many W stages leave waiting (`GreedyRule.weight_lag`); ZB-H1 is 1, W as soon as possible 0."""
+    weights_first: Annotated[int, Meta(ge=0, le=2**20)] | Literal["auto"] = "auto"
+    """On how many of the first stages F and W go before B (`GreedyRule.weights_first`)."""
     look_ahead: Share | Literal["auto"] = "auto"
     """How long a rank may wait for an op of higher priority, in units of the longest F."""
     fused: Literal["none", "first", "steady", "all", "slack"] = "none"
@@ -125,7 +132,7 @@ class Greedy(Constructive, frozen=True):
         if problem.num_ops < LARGE_OPS:
             yield from ("greedy{n_sub=1}", "greedy{n_sub=2}", "greedy{n_sub=8}")
             if not is_small:
-                yield "greedy{n_sub=32}"  # no search has the time to do better
+                yield from ("greedy{n_sub=32}", "greedy{n_sub=32,weights_first=2}")  # no search has the time to do better
         saves_time = fusing_saves_time(problem)
         if saves_time:
             yield "greedy{fused=all,n_sub=1}"  # where all are fused, there is nothing to cut
@@ -140,7 +147,7 @@ class Greedy(Constructive, frozen=True):
         Raises:
             Unsupported: a rank's memory limit does not hold one microbatch.
         """
-        chosen = {name: getattr(self, name) for name in ("in_flight", "alternate", "weight_lag", "look_ahead")}
+        chosen = {name: getattr(self, name) for name in ("in_flight", "alternate", "weight_lag", "weights_first", "look_ahead")}
         given = {name: None if value == "memory" else value for name, value in chosen.items() if value != "auto"}
         by_slack = self.fused == "slack"
 
@@ -298,6 +305,7 @@ def _options(problem: Problem) -> list[tuple[dict[str, Any], ...]]:
         tuple({"in_flight": extra, "whole_period": whole} for whole in (False, True) for extra in (0, 1, 2)),
         ({"weight_lag": 0.5}, {"weight_lag": 1.0}) if problem.split_backward else (),
         ({"alternate": True},),
+        tuple({"weights_first": count} for count in (1, 2, 4)) if problem.split_backward else (),
         chunks if several else (),
         ({"look_ahead": 0.25}, {"look_ahead": 0.5}),
     ]
