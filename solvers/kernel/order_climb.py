@@ -14,6 +14,7 @@ import numpy as np
 from schedc.compiled.compiler import compiled
 from schedc.compiled.kernel import kernel, variant
 from schedc.ir import Problem
+from schedc.solvers.kernel.critical_path import Critical, block_of, critical_of, trace
 from schedc.solvers.kernel.draws import Draws, below, draw, fraction
 from schedc.solvers.kernel.joints import takes_joints
 from schedc.solvers.kernel.order_evaluator import (
@@ -42,7 +43,7 @@ def _example() -> tuple[Any, ...]:
     sampled = unsampled(np.zeros((4, 1, 1), np.int64))
     orders, stop = Orders(np.zeros((1, 1), np.int64), row), np.zeros(1, np.bool_)
     given = facts, sampled.duration[0], sampled
-    return *given, orders, orders, orders, workspace_of(facts), row, (0,) * 3, 0, draw(0, 1), 0.0, stop
+    return *given, orders, orders, orders, workspace_of(facts), row, critical_of(orders), (0,) * 3, 0, draw(0, 1), 0.0, stop
 
 
 @kernel(_example, lean=True)
@@ -55,6 +56,7 @@ def polish(
     best: Orders,
     scratch: Workspace,
     before: Any,
+    critical: Critical,
     ranges: Any,
     evaluations: int,
     draws: Draws,
@@ -66,19 +68,21 @@ def polish(
     The value is `value_of`'s. Where there are samples it is told beforehand what would be good enough, so that not all of them need
     be timed; without them a number is drawn only where it decides.
 
-    `current` and `best` are room for orders, `before` for one rank's. `ranges` has 2, how far an op may be moved, and one in how
-    many changes fuses or splits a backward, 0 for none; from outside, as numba would compile `below` anew for each number written
-    here. `stop[0]` set to true, by another thread, ends it after the change at hand.
+    `current` and `best` are room for orders, `before` for one rank's, `critical` for a path. `ranges` has 2,
+    how far an op may be moved, and one in how many changes fuses or splits a backward, 0 for none; from outside, as numba would
+    compile `below` anew for each number written here. `stop[0]` set to true, by another thread, ends it after the change at hand.
     """
     samples = len(sampled.share)
     current_ns = value_of(facts, duration, sampled, orders, scratch, 1.0 * STRANDED)
     best_ns = current_ns
     copy_orders(orders, current)
     copy_orders(orders, best)
+    if samples == 0:
+        trace(facts, duration, current, scratch, critical)
     for number in range(evaluations):
         if stop[0]:
             break
-        change = change_at_random(current, before, ranges, draws)
+        change = change_at_random(current, before, critical, ranges, draws)
         if change[0] < 0:
             continue
         limit_ns = current_ns
@@ -93,6 +97,8 @@ def polish(
             and fraction(draws) < math.exp((current_ns - moved_ns) / (warm * best_ns))
         ):
             current_ns = moved_ns
+            if samples == 0:
+                trace(facts, duration, current, scratch, critical)
             if moved_ns < best_ns:
                 best_ns = moved_ns
                 copy_orders(current, best)
@@ -112,12 +118,15 @@ def polish_kernel(problem: Problem) -> Callable[..., Any]:
 
 
 @kernel(inline=True)
-def change_at_random(orders: Orders, before: Any, ranges: Any, draws: Draws) -> Any:
+def change_at_random(orders: Orders, before: Any, critical: Critical, ranges: Any, draws: Draws) -> Any:
     """Move one op of one rank, or fuse or split a backward; `take_back` undoes what this returns.
+
+    Half of the changes are of an op of the critical path, which leaves its block or becomes its first or last op.
 
     Args:
         orders: changed.
         before: room for one rank's order, as it was where a backward is fused or split.
+        critical: the path of the orders; where it has no ops, all changes are of any op.
         ranges: as of `polish`.
         draws: random numbers.
 
@@ -127,20 +136,24 @@ def change_at_random(orders: Orders, before: Any, ranges: Any, draws: Draws) -> 
     """
     two, reach, exchanges = ranges
     codes, lengths = orders
-    rank = below(len(lengths), draws)
+    if critical.count[0] > 0 and below(two, draws) == 0:
+        rank, source, first, last = block_of(critical, below(critical.count[0], draws), codes.shape[1])
+    else:
+        rank = below(len(lengths), draws)
+        source = first = last = below(lengths[rank], draws)
     length = lengths[rank]
     if length < 2:
         return -1, False, length, 0, 0
-    source = below(length, draws)
     if exchanges > 0 and below(exchanges, draws) == 0:
         for position in range(length):
             before[position] = codes[rank, position]
         if exchange(orders, rank, source, below(two, draws), below(reach, draws)):
             return rank, True, length, source, source
     distance = 1 + below(reach, draws)
-    if below(two, draws) == 0:
-        distance = -distance
-    target = min(length - 1, max(0, source + distance))
+    if below(two, draws) == 0:  # before its block, or as its last op sooner
+        target = max(0, (first + 1 if first < source < last else source) - distance)
+    else:
+        target = min(length - 1, max(source, last - 1) + distance)
     if source == target:
         return -1, False, length, 0, 0
     move_op(codes, rank, source, target)
@@ -243,8 +256,8 @@ class OrderClimber:
     def climb(self, orders: Orders, evaluations: int, seed: int, heat: float, stop: NDArray[np.bool_]) -> float:
         """The best value of that many changes of the orders, which become the best."""
         rooms, draws = (orders.copy(), orders.copy()), draw(seed, DRAWS * evaluations)
-        before = np.empty_like(orders.codes[0])
+        before, critical = np.empty_like(orders.codes[0]), critical_of(orders)
         value_ns: float = self._polish(
-            *self._given, orders, *rooms, self._room, before, self._ranges, evaluations, draws, heat, stop
+            *self._given, orders, *rooms, self._room, before, critical, self._ranges, evaluations, draws, heat, stop
         )
         return value_ns

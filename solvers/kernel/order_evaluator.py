@@ -129,6 +129,8 @@ class Workspace(NamedTuple):
     """[F or B, stage, microbatch]: how many of its needs are not met; of graphs and slices, as the next."""
     arrival_ns: Any
     """Per hop: when the last message arrived."""
+    ends_ns: Any
+    """[rank, position]: when the op there ended."""
 
 
 def workspace_of(facts: ProblemArrays) -> Workspace:
@@ -136,7 +138,8 @@ def workspace_of(facts: ProblemArrays) -> Workspace:
     ranks, stages, microbatches = len(facts.limit), len(facts.stage_rank), facts.microbatches
     of_all = 2, stages, microbatches
     sizes = of_all, (stages, microbatches), *(stages,) * 3, *(ranks,) * 6, len(facts.gathered)
-    joined = of_all if facts.slices else (1, 1, 1), len(facts.hop_to)
+    width = 3 * int(np.bincount(facts.stage_rank, facts.count).max())
+    joined = of_all if facts.slices else (1, 1, 1), len(facts.hop_to), (ranks, width)
     return Workspace(*(np.zeros(size, np.int64) for size in (*sizes, *joined)))
 
 
@@ -236,7 +239,7 @@ def time_orders(facts: ProblemArrays, duration: Any, orders: Orders, scratch: Wo
             return STRANDED
         if placed[rank] == 0:
             begun_ns[rank] = end_ns - duration[kind, stage, differ * microbatch]
-        free_ns[rank] = end_ns
+        free_ns[rank] = scratch.ends_ns[rank, placed[rank]] = end_ns
         placed[rank] += 1
         way = 0 if kind == F else 1
         neighbour = -1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -18,12 +18,13 @@ from suite.example_counts import examples
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
-from schedc.ir.ops import BLOCKS, Kind
+from schedc.ir.ops import BLOCKS, Kind, Op
 from schedc.ir.problem import Objective
 from schedc.ir.schedule import Parts, Schedule
 from schedc.solvers.common.base import Climbing
 from schedc.solvers.common.incumbent import mixture_of
 from schedc.solvers.driver.registry import constructive
+from schedc.solvers.kernel.critical_path import critical_of, trace
 from schedc.solvers.kernel.order_evaluator import problem_arrays_of, time_orders, value_of, workspace_of
 from schedc.solvers.kernel.tables import NEVER as STRANDED
 from schedc.solvers.search.polish import durations_ns_of, packed_orders, polish_schedule, sampled_of
@@ -129,7 +130,7 @@ def test_it_mixes_where_the_fused_backward_is_cheaper(start: str) -> None:
 
 
 def test_the_start_that_leads_furthest_need_not_be_the_best() -> None:
-    """4 ranks, wave, a slow link: of ZB-V, mixed, and Hanayo with every backward fused, the worse one leads to the optimum."""
+    """4 ranks, wave, a slow link: ZB-V, mixed, and Hanayo, all fused, which is worse, lead further than the better one."""
     links = {(1, 2): (38, 9), (2, 1): (38, 9)}
     problem = with_fused_backward(
         make_problem(4, 16, placement="wave", chunks=2, costs_ns=(38, 46, 20), in_flight=8, links=links), 121, 134
@@ -138,7 +139,7 @@ def test_the_start_that_leads_furthest_need_not_be_the_best() -> None:
     assert [mixture_of(better), mixture_of(worse)] == ["mixed", "fused"]
     ends_ns = {name: simulate(problem, start).makespan_ns for name, start in (("better", better), ("worse", worse))}
     assert ends_ns["better"] < ends_ns["worse"]
-    climbing = Climbing(rounds=4)
+    climbing = Climbing(rounds=8)
     alone, both = polish_schedule(problem, [better], climbing), polish_schedule(problem, [better, worse], climbing)
     assert both.end_ns < alone.end_ns < ends_ns["better"]
     assert polish_schedule(problem, [worse, better], climbing).end_ns < alone.end_ns
@@ -196,3 +197,42 @@ def test_it_reaches_the_best_mixture_of_tiny_problems(seeds: range) -> None:
         assert reached_ns(found.schedule) == best_ns
         compared += 1
     assert compared > len(seeds) // 2
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_what_takes_longer_on_the_critical_path_makes_all_end_later(fused: bool) -> None:
+    """An op of the path takes 1 ns more, and the simulator ends later; another one's nanosecond often goes unnoticed."""
+    unnoticed = 0
+    for seed in range(12):
+        links = {(0, 1): (9, 3), (1, 2): (0, 11)}
+        problem = make_problem(3, 4, placement="wave", chunks=2, costs_ns=(30 + seed, 41, 17), links=links)
+        problem = with_fused_backward(problem, 9, 10) if fused else problem
+        schedule = constructive("hanayo" if fused else "greedy{n_sub=1}")(problem)
+        facts, room = problem_arrays_of(problem), workspace_of(problem_arrays_of(problem))
+        orders = packed_orders(problem, facts, schedule, exchanges=False)
+        end_ns, critical = time_orders(facts, durations_ns_of(problem), orders, room), critical_of(orders)
+        trace(facts, durations_ns_of(problem), orders, room, critical)
+        places = critical.place[: critical.count[0]].tolist()
+        for rank, order in enumerate(schedule.orders):
+            for at, op in enumerate(order):
+                later_ns = simulate(_slower(problem, op), schedule).makespan_ns
+                assert end_ns <= later_ns
+                if rank * orders.codes.shape[1] + at in places:
+                    assert later_ns > end_ns, (seed, op)
+                else:
+                    unnoticed += later_ns == end_ns
+    assert unnoticed > 100
+
+
+def _slower(problem: Problem, op: Op) -> Problem:
+    """The problem where this op takes 1 ns more."""
+
+    def more(durations_ns: tuple[int, ...]) -> tuple[int, ...]:
+        every = durations_ns * (problem.microbatches // len(durations_ns))
+        return tuple(each_ns + (at == op.microbatch) for at, each_ns in enumerate(every))
+
+    name = {Kind.F: "forward_ns", Kind.B: "backward_input_ns", Kind.W: "backward_weight_ns", Kind.BW: "backward_ns"}[op.kind]
+    stages = list(problem.stages)
+    slower: dict[str, Any] = {name: more(getattr(stages[op.stage], name))}
+    stages[op.stage] = replace(stages[op.stage], **slower)
+    return replace(problem, stages=tuple(stages))
