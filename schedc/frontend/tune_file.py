@@ -58,6 +58,10 @@ class ModelSection(Section, frozen=True, kw_only=True):
         Annotated[float, Meta(ge=0.001, le=1)] | None,
         Meta(description="This share of the device's peak for all FLOPs, and nothing else takes time. Default: the roofline."),
     ] = None
+    table: Annotated[
+        Text | None,
+        Meta(description="The path of a [table measured on the device](measuring.md#a-devices-table). Default: the device's own."),
+    ] = None
 
 
 class TuneSection(Section, frozen=True, kw_only=True):
@@ -253,6 +257,8 @@ class TuneFile(Section, frozen=True, kw_only=True):
         if loss is not None and loss.convergence is not None and set(self.tune.step_microbatches or ("all",)) != {"all"}:
             expected = '["all"] with loss.convergence, as the theory does not say what a larger batch gains'
             yield "tune.step_microbatches", show(self.tune.step_microbatches), expected
+        if model.table is not None and model.device is None:
+            yield "model.table", "a table without model.device", "the known device that it is of"
         if profiles is not None:
             for name in ("tp", "cp", "ep", "etp"):
                 if isinstance(getattr(model, name), tuple):
@@ -262,5 +268,7 @@ class TuneFile(Section, frozen=True, kw_only=True):
         elif (model.name is None) == (model.config is None):
             found = "neither name nor config" if model.name is None else "both name and config"
             yield "model", found, "one of them, or tune.profiles instead"
+        elif model.table is not None and model.efficiency is not None:
+            yield "model.table", "a table beside model.efficiency", "one of them"
         elif model.device is None:
             yield "model.device", "nothing", 'a known device such as "h100"'

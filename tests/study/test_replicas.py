@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from inputs.tune_jobs import CONFIG, EXPERTS, tiny_request
 from schedc.analysis.bounds.lower_bounds import lower_bounds
 from schedc.costs.architecture import further_token_parameters, parameters
 from schedc.costs.layers import known_models
+from schedc.errors import InvalidInput
 from schedc.frontend.job import checked_job
 from schedc.frontend.job_source import source_of_table
 from schedc.solvers.common.base import SearchSettings
@@ -118,6 +120,22 @@ def test_a_second_embedding_is_on_another_rank_only(tmp_path: Path, tied: bool, 
         assert request.architecture is not None
         assert sum(own) == parameters(request.architecture) + further_token_parameters(request.architecture) + matrix
     assert held[2] - held[1] == 18 * matrix
+
+
+def test_tune_takes_a_table_that_was_measured(tmp_path: Path) -> None:
+    """For the layers, the collectives of gradients, and the optimizer's passes over the memory."""
+    keys = {"format": "schedc.operators", "version": 1, "device": "h100", "constants": {"memory": 0.4, "link": 0.5, "matrix": 0.1}}
+    (tmp_path / "table.json").write_text(json.dumps(keys))
+    plain = tiny_request(tmp_path, tune=ALONE)
+    measured = tiny_request(tmp_path, tune=ALONE, model={"table": "table.json"})
+    assert tmp_path / "table.json" in measured.files
+    assert (measured.rates.memory, measured.rates.link) == (0.4, 0.5)
+    assert measured.optimizer.own == pytest.approx(2 * plain.optimizer.own)
+    slow, fast = (request.costs(request.choices.degrees[0], 1, False).totals for request in (measured, plain))
+    assert slow.forward_ns > 3 * fast.forward_ns
+    for key, value in (("efficiency", 0.5), ("device", "a100")):
+        with pytest.raises(InvalidInput):
+            tiny_request(tmp_path, tune=ALONE, model={"table": "table.json", key: value})
 
 
 def test_a_stage_holds_what_its_backward_works_with_once_for_a_rank(tmp_path: Path) -> None:

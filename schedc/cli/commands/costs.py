@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,7 +11,7 @@ from typer import Argument, Option
 
 from schedc.cli.options import ContextOption, ExpertOption, JsonOption, MicrobatchOption, TensorOption, output_to
 from schedc.errors import InvalidInput
-from schedc.io.location import show as shown
+from schedc.io.location import one_line, show as shown
 from schedc.io.outputs import check_outputs, write_output
 
 
@@ -48,6 +49,12 @@ def costs_command(
     table: Annotated[
         Path | None, Option(metavar="TABLE", help="Measured products of the device, as schedc profile --operators writes them.")
     ] = None,
+    measured: Annotated[
+        Path | None, Option(metavar="PROFILE", help="Measured layers, which take the place of those of their kinds.")
+    ] = None,
+    bias: Annotated[
+        float, Option(min=0.1, max=10, metavar="X", help="With --measured: what a layer takes in a model, of what it takes alone.")
+    ] = 1.0,
     operators: Annotated[bool, Option("--operators", help="Print what each operator of each kind of layer costs, too.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -55,6 +62,7 @@ def costs_command(
     from schedc.costs.architecture import expert_parameters, parameters
     from schedc.costs.efficiency import sustained
     from schedc.costs.layers import is_known
+    from schedc.costs.measured import with_measured
     from schedc.costs.predicted import predicted
     from schedc.view.terminal import profile
     from schedc.view.terminal.show import show
@@ -62,7 +70,8 @@ def costs_command(
     if table is not None and efficiency is not None:
         raise InvalidInput("found --efficiency and --table, expected one of them")
     path = None if is_known(model) else Path(model)
-    check_outputs({"-o": output}, [each for each in (path, table) if each and each.exists()], standard=True, as_json=as_json)
+    read = [each for each in (path, table, measured) if each and each.exists()]
+    check_outputs({"-o": output}, read, standard=True, as_json=as_json)
     made = predicted(
         model,
         device,
@@ -81,6 +90,10 @@ def costs_command(
         rates=None if efficiency is None else sustained(efficiency),
         table=table,
     )
+    if measured is not None:
+        of_layers, said = with_measured(made.layers, measured, bias=bias)
+        title = f"{made.title}, with the layers of {one_line(measured.name)}"
+        made = replace(made, title=title, layers=of_layers, notes=(*made.notes, *said))
     architecture, layers = made.architecture, made.layers
     write_output(output, made.profile_json().encode())
     total, of_experts = parameters(architecture), expert_parameters(architecture)

@@ -6,7 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from schedc.costs.architecture import Experts, second_embedding
-from schedc.costs.efficiency import sustained
+from schedc.costs.efficiency import efficiency_of, sustained
 from schedc.costs.layers import architecture_of, parts_of
 from schedc.costs.predicted import DEFAULT_SEQUENCE, predicted
 from schedc.errors import InvalidInput, Unsupported
@@ -64,6 +64,8 @@ def _predicted(source: JobSource, file: TuneFile, device: Accelerator) -> ModelC
     model, at = file.model, source.place / "model"
     path = None if model.config is None else source.directory / model.config
     named, sizes = model.name or str(path), file.tune.microbatch_sizes or MICROBATCH_SIZES
+    table = None if model.table is None else source.directory / model.table
+    rates = efficiency_of(device.name, table) if model.efficiency is None else sustained(model.efficiency)
     try:
         architecture = architecture_of(named)
     except InvalidInput as error:
@@ -88,7 +90,7 @@ def _predicted(source: JobSource, file: TuneFile, device: Accelerator) -> ModelC
             sequence=sequence,
             selective_recompute=selective or model.recompute == "selective",
             split_backward=file.tune.split_backward,
-            rates=None if model.efficiency is None else sustained(model.efficiency),
+            rates=rates,
         )
         second = second_embedding(architecture)
         return layer_costs(
@@ -112,7 +114,7 @@ def _predicted(source: JobSource, file: TuneFile, device: Accelerator) -> ModelC
             refused = refused or error
     if not degrees:
         raise at.error(str(refused)) from refused
-    return ModelCosts(of, tuple(degrees), sizes, sequence, architecture, () if path is None else (path,))
+    return ModelCosts(of, tuple(degrees), sizes, sequence, architecture, tuple(each for each in (path, table) if each))
 
 
 def _measured(source: JobSource, file: TuneFile) -> ModelCosts:

@@ -163,8 +163,9 @@ def read_request(source: JobSource) -> TuneRequest:
     if tune.recompute is None and tune.semantics is not Semantics.TORCH:
         recompute = (*recompute, "full")
     own = () if source.path is None else (source.path,)
+    table = None if model.table is None else source.directory / model.table
     loss, of_loss = _loss(source, file, sequence, root)
-    rates = ROOFLINE if device is None else efficiency_of(device.name)
+    rates = ROOFLINE if device is None else efficiency_of(device.name, table)
     if model.efficiency is not None:  # nothing but FLOPs takes time; bytes take what the links say
         rates = replace(rates, link=1.0, collective_s=0.0)
     parameters = sum(layer.parameters for layer in of_first[0].layers)
