@@ -108,6 +108,11 @@ def test_tied_weights_and_weights_without_a_gradient(two: Ranks, tmp_path: Path)
         assert error < 1e-9
 
 
+def test_weights_and_no_more(two: Ranks, tmp_path: Path) -> None:
+    """A checkpoint without a layout may be of any; steps go on from what the job says."""
+    assert two.run(checkpoint_runs.bare, made_by("1f1b", 2, counts=[2, 4]), str(tmp_path / "bare")) == [(4, True)] * 2
+
+
 def test_beside_steps(two: Ranks, tmp_path: Path) -> None:
     """What is written while the next step runs has the weights of before it; what is not whole, or not written, is said."""
     for said in two.run(checkpoint_runs.beside, made_by("1f1b", 2, counts=[2, 4]), str(tmp_path)):

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from inputs.asynchronous_plans import period_plan
 from inputs.few_plans import made_by
+from inputs.plans import plan_of
+from inputs.problems import make_problem
 from runs import resume_runs
 from torch import bfloat16, float32
 
 from schedc.ir import Versions
 from schedc.lower.run import run_of
+from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,6 +88,21 @@ def test_shards_that_are_wider_than_weights(four: Ranks, tmp_path: Path) -> None
     four.run(resume_runs.resumed, one, range(BEFORE + 2), path=tmp_path / "saved", **narrow)
     after = four.run(resume_runs.resumed, other, range(BEFORE, STEPS), after=tmp_path / "saved", **narrow)
     assert after == [losses[BEFORE:] for losses in going_on]
+
+
+def test_slices_draw_by_themselves(two: Ranks, tmp_path: Path) -> None:
+    """Under other layouts the slices of a microbatch draw the same, too; a sequence of 3 tokens is in two."""
+    plans: list[Plan] = []
+    layouts: list[tuple[list[int], dict[str, Any]]] = [([2, 4], {}), ([1, 2, 2, 1], {"placement": "wave", "chunks": 2})]
+    for counts, more in layouts:
+        problem = replace(make_problem(2, 2 * resume_runs.MICROBATCHES, costs_ns=(10, 12, 9), **more), slices=(1, 2))
+        ends = list(accumulate(counts, initial=0))
+        stages = [replace(stage, layers=bounds) for stage, bounds in zip(problem.stages, pairwise(ends), strict=True)]
+        problem = replace(problem, stages=tuple(stages))
+        plans.append(plan_of(problem, constructive("greedy")(problem)))
+    going_on = two.run(resume_runs.resumed, plans[0], range(STEPS), path=tmp_path / "saved", recompute=True)
+    for losses in two.run(resume_runs.resumed, plans[1], range(STEPS - 2, STEPS), after=tmp_path / "saved"):
+        assert losses == pytest.approx(going_on[0][-2:], rel=1e-12, abs=0)
 
 
 @pytest.mark.slow

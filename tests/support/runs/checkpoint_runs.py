@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.checkpoint.state_dict_saver import save
 
 import schedc.runtime
 from runs.harness import TOKENS, WIDTH, Layer, Run, grid, load, loss_fn, make_batch, noting, relative_error, weights_of
@@ -16,6 +18,7 @@ from runs.loss_runs import Tempered
 from schedc.errors import SchedcError
 from schedc.runtime.replicas.copies import weights_digest
 from schedc.runtime.training.checkpoint import last_checkpoint, load_checkpoint, save_checkpoint
+from schedc.runtime.training.model_state import layers_of
 
 if TYPE_CHECKING:
     from schedc.ir.plan import Plan
@@ -183,6 +186,20 @@ def refused(rank: int, plan: Plan, way: str, path: str) -> str:
         assert way == "changed" or all(map(torch.equal, before, weights))
         raise
     return f"loaded {[weights_digest(module) for module in stages.values()]}"
+
+
+def bare(rank: int, plan: Plan, path: str) -> tuple[int, bool]:
+    """A checkpoint of weights alone, as torch writes it: how many steps have been made then, and whether weights are its own."""
+    found = []
+    for seed in (0, 1):
+        run = run_of(plan, layers(seed))
+        with run.load(first_step=4) as pipe:
+            if seed:
+                found.append(load_checkpoint(pipe, path))
+            else:
+                save({"model": get_model_state_dict(layers_of(pipe))}, checkpoint_id=path)
+                saved = [weight.detach().clone() for weight in weights_of(run.stages)]
+    return found[0], all(map(torch.equal, saved, weights_of(run.stages)))
 
 
 def beside(rank: int, plan: Plan, path: str) -> list[str]:

@@ -25,7 +25,9 @@ COUNT, SEED, MICROBATCHES = 6, 7, 4
 
 
 class Dropping(Layer):
-    """A layer that draws random numbers, in two ways."""
+    """A layer that draws random numbers, in two ways; it computes each token by itself."""
+
+    takes_state = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         noisy = nn.functional.dropout(super().forward(x), 0.2, self.training)
