@@ -9,7 +9,9 @@
 Each rank's monitor says what that rank has measured. One rank, the leader, has a proposer: a process of its own that makes a plan
 for what all ranks have measured, and verifies it. Where the predicted gain pays (`Hysteresis`), the leader publishes the plan's
 bytes in the job's store; every rank takes them, checks their digest, and offers the plan (`Pipe.swap`). All of that is done by a
-thread of each process, also while a step runs, so the thread of the step neither schedules nor verifies nor waits.
+thread of each process, also while a step runs, so the thread of the step neither schedules nor verifies nor waits. Another one
+waits for the next plan: the store answers once, when there is one, so it is asked ten times a second by the leader alone, however
+many ranks there are.
 
 The leader publishes a plan only once the one before it is settled, so no two are under way at once. A plan that does not come
 whole is refused by all ranks. If the proposer dies or hangs, training goes on with the plan that it has.
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from schedc.runtime.session.swap import SwapGroup
 
 LOOK_S = 0.1
-"""How often each rank's thread looks at the job's store."""
+"""How often each rank's thread looks at what there is to do, and the leader's at the job's store."""
 GRACE = 1.5
 """In looks: conditions must stay what they are for this long before a plan for them is published. A link changes both ways at
 once, and two ranks find that."""
@@ -111,7 +113,7 @@ def adapting(
             reads it; others may give it or not.
         leader: the rank that has the proposer.
         hysteresis: when a move pays; None: `Hysteresis()`.
-        look_s: how often the job's store is looked at.
+        look_s: how often the leader looks at the job's store.
         patience_s: how long the proposer may take for a plan before it counts as stuck.
 
     Raises:
@@ -183,6 +185,12 @@ class Adaptation:
 
             self.proposer = Proposer(pipe.plan, patience_s, known, pipe.hooks.pipelines)
         pipe.moving = "adapting"
+        self._published = 0
+        """How many plans have been published."""
+        self._lost: RuntimeError | None = None
+        """Why the store is lost."""
+        self._watcher = threading.Thread(target=self._watch, name="schedc plans", daemon=True)
+        self._watcher.start()
         self._thread = threading.Thread(target=self._run, name="schedc adapting", daemon=True)
         self._thread.start()
 
@@ -210,7 +218,7 @@ class Adaptation:
             warnings.warn(f"no more adapting: {self.ended}; plan {self._pipe.plan.name!r} goes on", RuntimeWarning, stacklevel=2)
 
     def close(self) -> None:
-        """End the thread, and the proposer with it. Closing again does nothing."""
+        """End the threads, and the proposer with them. Closing again does nothing."""
         was_open = not self._stop.is_set()
         self._stop.set()
         if self._changed is not None:
@@ -218,6 +226,10 @@ class Adaptation:
         if self.proposer is not None:
             self.proposer.close()
         self._thread.join()
+        with suppress(RuntimeError):  # the job's store is lost, and the watcher ends by itself
+            while self._watcher.is_alive():
+                self._plan_store.wake(self._pipe.groups.rank, self._published + 1)
+                self._watcher.join(self._look_s)
         if was_open:
             self._pipe.moving = None
 
@@ -228,6 +240,15 @@ class Adaptation:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """End it."""
         self.close()
+
+    def _watch(self) -> None:
+        """Wait for plans."""
+        try:
+            while not self._stop.is_set():
+                self._plan_store.wait_for(self._published + 1)
+                self._published += not self._stop.is_set()
+        except RuntimeError as error:
+            self._lost = error
 
     def _run(self) -> None:
         """What this rank's thread does."""
@@ -247,7 +268,9 @@ class Adaptation:
                         self.ended, leading = leading.ended, None
                         assert self.proposer is not None
                         self.proposer.close()
-                if self._plan_store.newest() > taken:  # by one: all ranks have settled those before
+                if self._lost is not None:
+                    raise self._lost
+                if self._published > taken:  # by one: all ranks have settled those before
                     taken += 1
                     self._received = self._take(taken)
                 if self._received is not None:

@@ -3,8 +3,8 @@
 When a move to another plan pays is a pure rule (`Hysteresis`), so that plans do not change with every tremor of a link.
 
 The `PlanStore` is what a pipeline's ranks have in the job's store: plans that one of them publishes, and what each has measured. No
-call waits for another rank. A plan is cut into pieces, as stores limit their values, and is named by its number; the number of the
-newest is increased once all pieces are there. Whoever takes a plan checks the digest of its bytes.
+call but `wait_for` waits for another rank. A plan is cut into pieces, as stores limit their values, and is named by its number;
+once all pieces are there each rank is woken. Whoever takes a plan checks the digest of its bytes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import math
 import pickle
 from dataclasses import dataclass, fields
+from datetime import timedelta
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from schedc.runtime.adapt.proposer import Proposer, ProposerAnswer
 
 PIECE_BYTES = 1 << 18
+FOREVER = timedelta(days=365)
 MOST_REFUSALS = 3
 """After this many refused plans in a row there are no more: the next would most likely be refused, too."""
 
@@ -104,6 +106,7 @@ class PlanStore:
         self._store = store
         self._rank = rank
         self._size = size
+        self._waiting: Store | None = None
         self._posts = 0
         self._posted: dict[int, Conditions] = {}
 
@@ -116,12 +119,23 @@ class PlanStore:
         for key, value in values.items():
             self._store.set(key, value)  # type: ignore[arg-type]  # bytes are as good as text
         self._store.wait(list(values))  # `set` returns before the store has it
-        self._store.add("newest", 1)
+        for rank in range(self._size):
+            self.wake(rank, number)
         return notice
 
-    def newest(self) -> int:
-        """The number of the newest plan; 0: there is none yet."""
-        return self._store.add("newest", 0)
+    def wake(self, rank: int, number: int) -> None:
+        """Let this rank's `wait_for` return."""
+        self._store.set(f"wake/{rank}/{number}", "")
+
+    def wait_for(self, number: int) -> None:
+        """Wait until the plan of this number is published, or this rank's own `wake`; in a thread that may be blocked.
+
+        It asks the store once, which answers when it is so: ranks that ask again and again are too many for one store.
+        """
+        if self._waiting is None:  # a connection of its own, as others wait for what goes over the same
+            self._waiting = self._store.clone()  # type: ignore[attr-defined]  # which torch's stubs do not know
+        self._waiting.wait([f"wake/{self._rank}/{number}"], FOREVER)
+        self._waiting.delete_key(f"wake/{self._rank}/{number}")
 
     def take(self, number: int) -> tuple[StoredPlan, bytes]:
         """A published plan and its bytes.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -13,9 +14,11 @@ from inputs.problems import make_problem
 from runs import adapt_runs
 from runs.adapt_runs import Fault
 from runs.processes import DEAD, Ranks, rank_processes
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from schedc.adapt.replan import replan
 from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState
+from schedc.runtime.adapt.leading import PlanStore
 from schedc.solvers.common.base import SearchSettings
 from schedc.solvers.driver.registry import constructive
 from schedc.study.robust.family import compile_family
@@ -188,3 +191,34 @@ def test_plans_that_the_ranks_refuse(two: Ranks) -> None:
     assert results[0]["warnings"][3:] == [
         "RuntimeWarning: no more adapting: the ranks have refused 3 plans in a row; plan 'test' goes on"
     ]
+
+
+def test_ranks_that_wait_for_plans_ask_the_store_once() -> None:
+    """However long no plan comes: many ranks would be too many for one store."""
+
+    class Counting:
+        def __init__(self, store: Any) -> None:
+            self.store, self.calls = store, list[str]()
+
+        def clone(self) -> Any:
+            return self
+
+        def __getattr__(self, name: str) -> Any:
+            self.calls.append(name)
+            return getattr(self.store, name)
+
+    server: Any = TCPStore("127.0.0.1", 0, is_master=True)
+    stores = [Counting(PrefixStore("job", server if rank == 0 else server.clone())) for rank in range(3)]
+    given: list[Any] = list(stores)
+    plans = [PlanStore(store, rank, 3) for rank, store in enumerate(given)]
+    threads = [threading.Thread(target=plans[rank].wait_for, args=(1,)) for rank in (1, 2)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.3)
+    assert [store.calls for store in stores] == [[], ["wait"], ["wait"]]
+    plans[0].publish(1, b"content")
+    for thread in threads:
+        thread.join()
+    assert plans[1].take(1)[1] == b"content"
+    plans[0].wake(0, 2)
+    plans[0].wait_for(2)  # ends without a plan
