@@ -36,7 +36,8 @@ WIRE = Wire(
 class Job:
     """Two ranks, each with a device and a thread, and a wire between them."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: TensorMeta = KIND) -> None:
+        self.kind = kind
         self.devices = FakeDevice(), FakeDevice()
         self.groups: list[Any] = list(FakeNccl.pair(*self.devices))
         self.lines: list[Any] = list(FakeLane.pair())
@@ -66,16 +67,18 @@ class Job:
                 self.failing(rank, error)
 
     def send(self, fails_before: int | None) -> None:
-        sender = Sender(WIRE, self.ends(0), BoundaryMeta({(0, 0): (KIND,)}), WAIT_S, lambda _, error: self.failing(0, error))
+        sender = Sender(WIRE, self.ends(0), BoundaryMeta({(0, 0): (self.kind,)}), WAIT_S, lambda _, error: self.failing(0, error))
         for number in range(COUNT):
             if number == fails_before:
                 self.fail(0)
-            sender.send(number, (self.devices[0].computed(number + 1.0, KIND),))
+            sender.send(number, (self.devices[0].computed(number + 1.0, self.kind),))
         self.settle(0)
         sender.flush()
 
     def receive(self, fails_before: int | None, ahead: int) -> None:
-        receiver = Receiver(WIRE, self.ends(1), BoundaryMeta({(0, 0): (KIND,)}), WAIT_S, lambda _, error: self.failing(1, error))
+        receiver = Receiver(
+            WIRE, self.ends(1), BoundaryMeta({(0, 0): (self.kind,)}), WAIT_S, lambda _, error: self.failing(1, error)
+        )
         receiver.begin()
         for number in range(COUNT):
             receiver.post(min(number + ahead, COUNT) - 1)
@@ -83,7 +86,7 @@ class Job:
                 self.fail(1)
             (value,) = receiver.take(number, Op(Kind.F, 1, number))
             assert value is not None
-            address = self.devices[1].memory.address(value).view(torch.float32)
+            address = self.devices[1].memory.address(value).view(self.kind.dtype)
             self.devices[1].compute.put(lambda address=address: self.seen.append(address.tolist()))  # type: ignore[misc]
             del value
         self.settle(1)
@@ -131,6 +134,16 @@ def test_a_communicator_that_fails(culprit: int | None, at: int, ahead: int) -> 
         assert job.seen == [[number + 1.0] * 3 for number in range(COUNT)]
     else:
         assert job.found[culprit] and len(job.seen) == COUNT
+
+
+@pytest.mark.parametrize("at", [0, COUNT // 2])
+def test_indices_that_do_not_come_are_zeros(at: int) -> None:
+    """What lies in memory by chance would be out of bounds: a device-side assert ends the process's CUDA context."""
+    job = Job(TensorMeta(torch.int64, (3,)))
+    job.run(lambda: job.send(None), lambda: job.receive(at, COUNT))
+    assert job.errors == [] and job.found[1] and len(job.seen) == COUNT
+    for number, seen in enumerate(job.seen):
+        assert seen in ([0] * 3, [number + 1] * 3)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

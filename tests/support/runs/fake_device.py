@@ -73,7 +73,7 @@ class _Block:
     """A piece of a device's memory."""
 
     def __init__(self, nbytes: int, owner: FakeStream) -> None:
-        self.bytes = np.zeros(nbytes, dtype=np.uint8)
+        self.bytes = np.full(nbytes, FakeMemory.POISON, dtype=np.uint8)
         self.user = owner
         """The stream whose work so far has to pass before others may get the memory."""
 
