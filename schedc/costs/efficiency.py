@@ -133,21 +133,28 @@ def _nearest(name: str, engine: Engine, phase: str, shape: ProductShape) -> floa
     return sum(weight * share for weight, (_, share) in zip(weights, near, strict=True)) / sum(weights) if near else None
 
 
-def collective_s(work: OperatorWork, device: Accelerator, efficiency: Efficiency) -> float:
-    """Seconds of a phase's collectives.
+def measured_s(efficiency: Efficiency, kind: CollectiveKind, group: int, sent_bytes: float) -> float | None:
+    """Seconds of a collective in which each of the group sends this much, by the table; None: it has none such.
 
-    By the table's measurements of the kind among as many devices, between whose sizes it interpolates: below the least a collective
-    takes as long as that one, above the largest the last rate goes on. Else by the links' bandwidth, its share, and a fixed time.
+    Between the sizes that were measured it interpolates; below the least a collective takes as long as that one, above the largest
+    the last rate goes on.
     """
-    table = _table(efficiency.table) if efficiency.table and work.collectives else None
-    known = None if table is None else table.collectives.get(work.collective, {}).get(work.spans)
-    if known:
-        each = work.link_bytes / work.collectives
-        sizes = [size for size, _ in known]
-        at = min(max(bisect_left(sizes, each), 1), len(known) - 1)
-        (low, low_s), (high, high_s) = known[max(0, at - 1)], known[at]
-        rate = (high_s - low_s) / (high - low) if high > low else high_s / high if high else 0.0
-        return work.collectives * max(known[0][1], low_s + rate * (each - low))
+    table = _table(efficiency.table) if efficiency.table else None
+    known = None if table is None else table.collectives.get(kind, {}).get(group)
+    if not known:
+        return None
+    at = min(max(bisect_left([size for size, _ in known], sent_bytes), 1), len(known) - 1)
+    (low, low_s), (high, high_s) = known[max(0, at - 1)], known[at]
+    rate = (high_s - low_s) / (high - low) if high > low else high_s / high if high else 0.0
+    return max(known[0][1], low_s + rate * (sent_bytes - low))
+
+
+def collective_s(work: OperatorWork, device: Accelerator, efficiency: Efficiency) -> float:
+    """Seconds of a phase's collectives: as measured, else by the links' bandwidth, its share, and a fixed time for each."""
+    if work.collectives:
+        each_s = measured_s(efficiency, work.collective, work.spans, work.link_bytes / work.collectives)
+        if each_s is not None:
+            return work.collectives * each_s
     links = device.link_bytes_per_s if work.spans <= device.group else device.network_bytes_per_s
     reached = efficiency.exchange if work.collective is CollectiveKind.EXCHANGE else efficiency.link
     return work.link_bytes / (links * reached) + work.collectives * efficiency.collective_s

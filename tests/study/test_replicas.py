@@ -138,6 +138,23 @@ def test_tune_takes_a_table_that_was_measured(tmp_path: Path) -> None:
             tiny_request(tmp_path, tune=ALONE, model={"table": "table.json", key: value})
 
 
+def test_gradients_take_what_collectives_of_the_table_took(tmp_path: Path) -> None:
+    """Of as many neighbours; tensor parallelism puts replicas apart, and other sizes of a group were not measured."""
+    rows = [["reduce-scatter", 4, 3e6, 1e-3], ["reduce-scatter", 4, 6e6, 3e-3], ["all-gather", 4, 1.5e6, 7e-3]]
+    keys = {"format": "schedc.operators", "version": 1, "device": "h100", "collectives": rows}
+    (tmp_path / "table.json").write_text(json.dumps(keys))
+    keyed: dict[str, object] = {"table": "table.json"}
+    measured = tiny_request(tmp_path, tune=ALONE, model=keyed)
+    (each,) = candidates(measured.choices)
+    assert collectives_ns(measured, each, 1_500_000, 0) == (2_000_000, 10_500_000)  # 4.5 MB of 6 MB, and 2.25 of 3 MB
+    for tensor_parallel in (2, 1):
+        plain, measured = (
+            tiny_request(tmp_path, sites=(8,), tune=ALONE, model={"tp": tensor_parallel, **more}) for more in ({}, keyed)
+        )
+        (each,) = candidates(measured.choices)
+        assert collectives_ns(measured, each, 1_500_000, 0) == collectives_ns(plain, each, 1_500_000, 0)
+
+
 def test_a_stage_holds_what_its_backward_works_with_once_for_a_rank(tmp_path: Path) -> None:
     request = tiny_request(
         tmp_path, sites=(2,), tune=ALONE | {"ranks": [2], "placements": ["loop"]}, model={"framework": "megatron-te"}

@@ -29,6 +29,8 @@ from fractions import Fraction
 from math import ceil
 from typing import TYPE_CHECKING
 
+from schedc.costs.efficiency import measured_s
+from schedc.costs.operators.operator import CollectiveKind
 from schedc.ir import MessageCost
 from schedc.study.tune.layer_costs import LayerCosts, sharded
 
@@ -116,11 +118,11 @@ def _both_ns(request: TuneRequest, candidate: TuneCandidate, others: int, expert
     """Reducing and gathering these parameters of a device, once."""
     memory = request.file.memory
 
-    def of(bytes_of_each: int) -> int:
-        total_ns = _among_ns(request, candidate, others * bytes_of_each, experts=False)
-        return total_ns + (_among_ns(request, candidate, experts * bytes_of_each, experts=True) if experts else 0)
+    def of(kind: CollectiveKind, bytes_of_each: int) -> int:
+        total_ns = _among_ns(request, candidate, kind, others * bytes_of_each, experts=False)
+        return total_ns + (_among_ns(request, candidate, kind, experts * bytes_of_each, experts=True) if experts else 0)
 
-    return of(memory.gradient_bytes), of(memory.weight_bytes)
+    return of(CollectiveKind.SCATTER, memory.gradient_bytes), of(CollectiveKind.GATHER, memory.weight_bytes)
 
 
 def optimizer_ns(request: TuneRequest, candidate: TuneCandidate, others: int, experts: int) -> int:
@@ -138,10 +140,11 @@ def optimizer_ns(request: TuneRequest, candidate: TuneCandidate, others: int, ex
     return ceil(request.optimizer.own * own + request.optimizer.every * every)
 
 
-def _among_ns(request: TuneRequest, candidate: TuneCandidate, size_bytes: int, *, experts: bool) -> int:
+def _among_ns(request: TuneRequest, candidate: TuneCandidate, kind: CollectiveKind, size_bytes: int, *, experts: bool) -> int:
     """Among the replicas of a stage's weights, or of its experts.
 
-    Groups that have different weights are beside each other, so each has its part of what connects sites.
+    Groups that have different weights are beside each other, so each has its part of what connects sites. Of neighbours in one site
+    the device's table may have it measured.
     """
     degrees = candidate.degrees
     replicas_of = degrees.expert_replicas if experts else degrees.replicas
@@ -153,6 +156,9 @@ def _among_ns(request: TuneRequest, candidate: TuneCandidate, size_bytes: int, *
         between = shared(request.between, beside)
     within, device = request.within, request.device
     if device is not None and request.file.topology.within.bytes_per_second is None:
+        sent_bytes = size_bytes * (members[0] - 1) / members[0]
+        if between is None and apart == 1 and (took_s := measured_s(request.rates, kind, members[0], sent_bytes)) is not None:
+            return round(took_s * 1e9)
         within = replace(within, bytes_per_second=round(_ring_rate(request, max(members), apart) * request.rates.link))
     fixed_ns = round(request.rates.collective_s * 1e9) if sum(members) > 1 and device is not None else 0
     return fixed_ns + one_way_ns(members, within, between, size_bytes)
