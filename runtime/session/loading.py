@@ -271,7 +271,13 @@ def load(
 
 def _channels_of(plan: Plan, said: Sequence[Agreement], rank: int, device: torch.device) -> ChannelsOf:
     """What connects this rank's wires, from what all ranks request."""
-    connected = connection([one.request for one in said if one.request is not None], rank, device)
+    requests = [one.request for one in said if one.request is not None]
+    connected = connection(requests, rank, device)
+    own = requests[rank]
+    if own.channels == "auto" and own.hardware.serial is not None:
+        from schedc.runtime.transports.gpus import warn_of_serial
+
+        warn_of_serial(own.hardware.serial, stacklevel=4)
     pairs = [(wire.source, wire.destination) for wire in wires_of(plan)]
     over_nccl = sum(connected(*pair)[0].name == "NCCL" for pair in pairs if rank in pair)
     if over_nccl:

@@ -137,3 +137,5 @@ class Hardware:
     """The GPU's identity, the same in all processes; None for a CPU."""
     nccl: bool = False
     """Whether its PyTorch has NCCL."""
+    serial: str | None = None
+    """A setting with which the GPU begins one thing after another, so that a wire over NCCL may wait for itself."""

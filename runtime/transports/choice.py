@@ -5,6 +5,7 @@ All ranks take the same choice from the same reports, so that the ends of each w
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
@@ -57,8 +58,10 @@ def hardware_of(device: torch.device) -> Hardware:
     """The report of this rank."""
     if device.type == "cpu":
         return Hardware(device="cpu")
+    from schedc.runtime.transports.gpus import serial_setting
+
     identity = str(torch.cuda.get_device_properties(device).uuid)
-    return Hardware(device=str(device), gpu=identity, nccl=dist.is_nccl_available())
+    return Hardware(device=str(device), gpu=identity, nccl=dist.is_nccl_available(), serial=serial_setting(os.environ))
 
 
 def check_requests(requests: Sequence[TransportRequest], pairs: Iterable[tuple[int, int]]) -> None:
@@ -102,7 +105,8 @@ def ways(channels: Channels, source: Hardware, destination: Hardware) -> tuple[C
         return (channels,)
     if source.gpu is None:
         return ("gloo",)
-    return ("nccl", "delegate") if source.gpu != destination.gpu and source.nccl and destination.nccl else ("delegate",)
+    both = all(one.nccl and one.serial is None for one in (source, destination))
+    return ("nccl", "delegate") if source.gpu != destination.gpu and both else ("delegate",)
 
 
 def connection(requests: Sequence[TransportRequest], rank: int, device: torch.device) -> ChannelsOf:

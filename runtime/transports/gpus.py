@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from torch.distributed.distributed_c10d import _world
 
 from schedc.errors import InvalidInput, Unsupported
+from schedc.runtime.transports.streams import STREAMS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -32,6 +33,11 @@ def check_devices(channels: str, ranks: Sequence[Hardware], pairs: Iterable[tupl
         )
     if channels == "gloo" and on_gpu:
         raise InvalidInput(f"channels='gloo' carries tensors of the CPU, rank {on_gpu[0]}'s stages are on a GPU; use 'auto'")
+    pairs = [*pairs]
+    for rank in on_gpu:
+        wires = sum(rank in pair for pair in pairs)
+        if wires > STREAMS:
+            raise Unsupported(f"rank {rank} has {wires} wires, each with a CUDA stream of its own, of which PyTorch has {STREAMS}")
     if channels != "nccl":
         return
     if on_cpu:
@@ -39,11 +45,30 @@ def check_devices(channels: str, ranks: Sequence[Hardware], pairs: Iterable[tupl
     lacking = next((rank for rank, hardware in enumerate(ranks) if not hardware.nccl), None)
     if lacking is not None:
         raise Unsupported(f"channels='nccl': rank {lacking}'s PyTorch is built without NCCL; use 'delegate', or another build")
+    serial = next((rank for rank, hardware in enumerate(ranks) if hardware.serial is not None), None)
+    if serial is not None:
+        raise Unsupported(
+            f"channels='nccl': rank {serial} has {ranks[serial].serial}, with which a receive that is posted early may keep back"
+            " the send for which its peer waits; change it, or use 'auto' or 'delegate' (docs/gpu.md)"
+        )
     for source, destination in pairs:
         if ranks[source].gpu == ranks[destination].gpu:
             raise InvalidInput(
                 f"channels='nccl': ranks {source} and {destination} have the same GPU, which NCCL does not connect; use 'auto'"
             )
+
+
+def serial_setting(environment: Mapping[str, str]) -> str | None:
+    """The setting with which a GPU begins one thing after another; None: there is none."""
+    if environment.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
+        return f"CUDA_LAUNCH_BLOCKING={environment['CUDA_LAUNCH_BLOCKING']}"
+    return "CUDA_DEVICE_MAX_CONNECTIONS=1" if environment.get("CUDA_DEVICE_MAX_CONNECTIONS", "").strip() == "1" else None
+
+
+def warn_of_serial(setting: str, *, stacklevel: int) -> None:
+    """Warn that a setting takes NCCL from `auto`."""
+    said = f"found {setting}, with which NCCL may deadlock: tensors go through the host instead (docs/gpu.md)"
+    warnings.warn(said, RuntimeWarning, stacklevel=stacklevel)
 
 
 def warn_of_settings(wires: int, *, stacklevel: int) -> None:

@@ -14,8 +14,11 @@ import math
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from weakref import WeakValueDictionary
 
 import torch
+
+from schedc.errors import Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +28,12 @@ if TYPE_CHECKING:
 
 _COMPUTE: dict[torch.device, torch.cuda.Stream] = {}
 """The stream of the compute on each GPU, as last seen in the thread of the steps; helper threads send again what it computed."""
+
+
+STREAMS = 32
+"""So many PyTorch has for a GPU; then it gives the first ones again."""
+_IN_USE: WeakValueDictionary[tuple[torch.device, int], CudaSide] = WeakValueDictionary()
+"""Whose each stream is: two wires on one would wait for each other."""
 
 
 class Mark(Protocol):
@@ -41,12 +50,22 @@ class CudaSide:
     """A stream of a GPU beside the compute's, which is the one that is current in the thread of the steps."""
 
     def __init__(self, device: torch.device) -> None:
-        """Make a stream of this GPU."""
+        """Take a stream of this GPU.
+
+        Raises:
+            Unsupported: all are in use.
+        """
         self._device = device
-        make: Any = torch.cuda.Stream  # PyTorch has no types for it
-        self._stream = make(device)
         self._thread = threading.get_ident()
-        self._compute()
+        compute = self._compute()
+        make: Any = torch.cuda.Stream  # PyTorch has no types for it
+        for _ in range(STREAMS):
+            self._stream = make(device)
+            key = device, self._stream.cuda_stream
+            if key not in _IN_USE and self._stream != compute:
+                _IN_USE[key] = self
+                return
+        raise Unsupported(f"{device}: more than {STREAMS} wires, or other users of streams; expected a stream for each wire")
 
     def use(self) -> AbstractContextManager[object]:
         """Device work in this context goes to this stream."""

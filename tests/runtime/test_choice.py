@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,8 @@ from schedc.runtime.transports.choice import (
     stage_device,
     ways,
 )
-from schedc.runtime.transports.gpus import missing_settings
+from schedc.runtime.transports.gpus import missing_settings, serial_setting, warn_of_serial
+from schedc.runtime.transports.streams import CudaSide
 
 CPU = Hardware(device="cpu")
 FIRST = Hardware(device="cuda:0", gpu="GPU-1", nccl=True)
@@ -26,6 +28,7 @@ SAME = Hardware(device="cuda:0", gpu="GPU-1", nccl=True)
 SECOND = Hardware(device="cuda:0", gpu="GPU-2", nccl=True)
 """In another process, or on another host, the second may have the first's name."""
 BARE = Hardware(device="cuda:1", gpu="GPU-3")
+SERIAL = Hardware(device="cuda:0", gpu="GPU-4", nccl=True, serial="CUDA_LAUNCH_BLOCKING=1")
 
 
 @pytest.mark.parametrize(
@@ -36,6 +39,8 @@ BARE = Hardware(device="cuda:1", gpu="GPU-3")
         (FIRST, SAME, ("delegate",)),
         (FIRST, BARE, ("delegate",)),
         (BARE, FIRST, ("delegate",)),
+        (SERIAL, FIRST, ("delegate",)),
+        (FIRST, SERIAL, ("delegate",)),
     ],
 )
 def test_auto(source: Hardware, destination: Hardware, expected: tuple[str, ...]) -> None:
@@ -59,6 +64,7 @@ def check(channels: Any, *ranks: Hardware, queues: Any = 2) -> None:
         ("delegate", (FIRST, SAME)),
         ("auto", (FIRST, SAME)),
         ("auto", (BARE, BARE)),
+        ("auto", (FIRST, SERIAL)),
     ],
 )
 def test_accepted(channels: str, ranks: tuple[Hardware, ...]) -> None:
@@ -71,6 +77,7 @@ def test_accepted(channels: str, ranks: tuple[Hardware, ...]) -> None:
         ("nccl", (CPU, CPU), InvalidInput, "channels='nccl' carries tensors of GPUs, rank 0's stages are on the CPU"),
         ("nccl", (FIRST, SAME), InvalidInput, "ranks 0 and 1 have the same GPU"),
         ("nccl", (FIRST, BARE), Unsupported, "rank 1's PyTorch is built without NCCL"),
+        ("nccl", (FIRST, SERIAL), Unsupported, "channels='nccl': rank 1 has CUDA_LAUNCH_BLOCKING=1, with which a receive"),
         ("gloo", (FIRST, SECOND), InvalidInput, "channels='gloo' carries tensors of the CPU, rank 0's stages are on a GPU"),
         ("auto", (FIRST, CPU), Unsupported, "rank 1's stages are on the CPU, rank 0's on a GPU"),
         ("rdma", (CPU, CPU), InvalidInput, "channels='rdma'; expected one of 'auto', 'nccl', 'gloo', 'delegate'"),
@@ -80,6 +87,53 @@ def test_refused(channels: str, ranks: tuple[Hardware, ...], kind: type[SchedcEr
     with pytest.raises(kind) as error:
         check(channels, *ranks)
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("environment", "serial"),
+    [
+        ({}, None),
+        ({"CUDA_LAUNCH_BLOCKING": "0", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}, None),
+        ({"CUDA_LAUNCH_BLOCKING": "1"}, "CUDA_LAUNCH_BLOCKING=1"),
+        ({"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, "CUDA_DEVICE_MAX_CONNECTIONS=1"),  # as Megatron sets it
+    ],
+)
+def test_settings_that_serialize_a_gpu(environment: dict[str, str], serial: str | None) -> None:
+    assert serial_setting(environment) == serial
+    if serial is not None:
+        with pytest.warns(RuntimeWarning, match=f"found {serial}, with which NCCL may deadlock: tensors go through the host"):
+            warn_of_serial(serial, stacklevel=1)
+
+
+def test_each_wire_has_a_stream() -> None:
+    requests = [TransportRequest(channels="auto", queues=2, hardware=hardware) for hardware in (FIRST, SECOND)]
+    check_requests(requests, [(0, 1)] * 32)
+    with pytest.raises(Unsupported, match="rank 0 has 33 wires, each with a CUDA stream of its own, of which PyTorch has 32"):
+        check_requests(requests, [(0, 1)] * 33)
+
+
+def test_no_two_wires_share_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch gives its 32 streams in turn, to whoever asks, so the next may be one that a wire has."""
+
+    class Stream:
+        made = 0
+
+        def __init__(self, _: torch.device) -> None:
+            self.cuda_stream = Stream.made % 32
+            Stream.made += 1
+
+    compute = SimpleNamespace(cuda_stream=99)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: compute)
+    device = torch.device("cuda", 7)
+    sides = [CudaSide(device) for _ in range(20)]
+    Stream.made += 15  # of others
+    sides += [CudaSide(device) for _ in range(12)]
+    assert len({side._stream.cuda_stream for side in sides}) == 32
+    with pytest.raises(Unsupported, match="cuda:7: more than 32 wires"):
+        CudaSide(device)
+    freed = sides.pop(5)._stream.cuda_stream
+    assert CudaSide(device)._stream.cuda_stream == freed
 
 
 def test_queues() -> None:
