@@ -60,13 +60,14 @@ _of_thread = threading.local()
 """The asker of each thread that runs tasks, one after another."""
 
 
-def run_tasks(tasks: Mapping[str, CompileTask], executor: LocalExecutor | DaskExecutor) -> Generator[Rows]:
+def run_tasks(tasks: Mapping[str, CompileTask], executor: LocalExecutor | DaskExecutor, *, keep: bool = False) -> Generator[Rows]:
     """The rows by their tasks' keys, in the order in which they come, and now and then none; closing it takes back the others.
 
     Args:
         tasks: by key.
         executor: `submit` gives the future of a task's row; `row_of` the row of one that is done, None where it is not, after all;
             `check` is called after each wait, and raises where nothing will come any more; `cancel` takes back what is not done.
+        keep: the executor is for further tasks once all these are done.
 
     Raises:
         SchedcError: the executor cannot be used.
@@ -99,7 +100,8 @@ def run_tasks(tasks: Mapping[str, CompileTask], executor: LocalExecutor | DaskEx
             executor.check(is_quiet=not rows)
             yield tuple(rows)
     finally:
-        executor.cancel(futures.values())
+        if futures or not keep:
+            executor.cancel(futures.values())
 
 
 class Stopped(Exception):

@@ -15,14 +15,17 @@ from schedc import __version__
 from schedc.compile.driver import Compiled, compile_job, compile_problem
 from schedc.compile.settings import search_settings
 from schedc.errors import Infeasible, InvalidInput, NoPlanFound, SchedcError, Unsupported
+from schedc.formats.plan.plan_file import plan_json
 from schedc.io.child import forget_peak_memory, own_peak_memory_bytes, peak_memory_bytes
-from schedc.ir import Problem
+from schedc.io.outputs import write_atomically
+from schedc.ir import Plan, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from schedc.frontend.job_source import Override
     from schedc.solvers.common.base import SearchSettings
+    from schedc.solvers.common.incumbent import Failure
 
 GRACE_S = 60.0
 """How long a task may take beyond twice its time limit: methods look at the clock between their steps only."""
@@ -91,6 +94,10 @@ class CompileTask:
     """Search threads."""
     kill_after_s: float | None
     """How long it may take before its process is killed; None: as long as it likes."""
+    plan_path: str | None = None
+    """Where the plan is written, of a problem; None: nowhere, its row is all that is asked for."""
+    maker: Callable[[Problem, SearchSettings, list[Failure]], Plan] | None = None
+    """Of a problem: what makes the plan, and adds the failures of methods; None: the compiler."""
     version: str = __version__
     """Of schedc."""
 
@@ -135,7 +142,7 @@ def row_of(task: CompileTask) -> CompileRow:
     forget_peak_memory()
     begun_s, begun_processor_s = time.perf_counter(), _processor_s()
     try:
-        row = _unlike(task) or _planned(_compiled(task))
+        row = _unlike(task) or _row_of(task)
     except SchedcError as error:
         row = CompileRow(status=_status_of(error), error=str(error))
     return replace(
@@ -167,6 +174,20 @@ def _unlike(task: CompileTask) -> CompileRow | None:
     return CompileRow(status=Status.UNLIKE, error=error) if error else None
 
 
+def _row_of(task: CompileTask) -> CompileRow:
+    failures: list[Failure] = []
+    if task.maker is not None:
+        assert isinstance(task.source, ProblemSource)
+        plan, ended = task.maker(task.source.problem, task.source.settings, failures), ""
+    else:
+        compiled = _compiled(task)
+        plan, ended = compiled.plan, str(compiled.ended)
+        failures += compiled.failures
+    if task.plan_path is not None:
+        write_atomically(Path(task.plan_path), plan_json(plan))
+    return _planned(plan, ended, failures)
+
+
 def _compiled(task: CompileTask) -> Compiled:
     source = task.source
     if isinstance(source, ProblemSource):
@@ -187,8 +208,8 @@ def _compiled(task: CompileTask) -> Compiled:
     return compile_job(job, settings)
 
 
-def _planned(compiled: Compiled) -> CompileRow:
-    certificate, made_by = compiled.plan.certificate, compiled.plan.made_by
+def _planned(plan: Plan, ended: str, failures: Iterable[Failure]) -> CompileRow:
+    certificate, made_by = plan.certificate, plan.made_by
     return CompileRow(
         status=Status.PLANNED,
         won_by=made_by.method,
@@ -200,8 +221,8 @@ def _planned(compiled: Compiled) -> CompileRow:
         scope=certificate.scope,
         gap=certificate.gap,
         reproducible=made_by.reproducible,
-        ended=compiled.ended,
-        error="; ".join(map(str, compiled.failures)),
+        ended=ended,
+        error="; ".join(map(str, failures)),
     )
 
 

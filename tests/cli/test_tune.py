@@ -270,5 +270,11 @@ def test_the_command_line_alone_is_a_job(
     assert run("tune", "tune.toml", "-o", "b", *FAST, "--why", "ranks=2") == 0
     printed = capsys.readouterr().out
     assert re.search("the best beside 2 ranks × 2 pipelines.*\ncause +best +other +more\n", printed)
+    assert not (tmp_path / "b" / "kept").exists()
+    auto = ("--set", "tune.ranks=[1, 2]", "--set", "tune.placements=['wave']", "--set", "tune.microbatch_sizes=[2]")
+    assert run("tune", "tune.toml", "-o", "c", "--time-limit", "0 s", *auto) == 0
+    assert "the same command goes on from kept" in capsys.readouterr().out and (tmp_path / "c" / "kept").is_dir()
+    assert run("tune", "tune.toml", "-o", "c", "--candidate-time", "0 s", *auto) == 0
+    assert "goes on" not in capsys.readouterr().out and not (tmp_path / "c" / "kept").exists()
     assert run("tune", "tune.toml", "-o", "b", *FAST, "--why", "ranks") == 2
     assert "--why: found 'ranks', expected columns of the table and their values" in capsys.readouterr().err

@@ -181,7 +181,7 @@ def test_where_no_baseline_has_room_auto_may_find_a_plan(tmp_path: Path, monkeyp
     def nothing(*_: object) -> Plan:
         raise NoPlanFound("greedy{n_sub=1}: holds too much")
 
-    monkeypatch.setattr("schedc.study.tune.search.baseline_of", nothing)
+    monkeypatch.setattr("schedc.study.tune.planner.baseline_of", nothing)
     alone = {"ranks": [2], "microbatch_sizes": [2], "recompute": ["none"], "placements": ["unidirectional"]}
     found = tune(tiny_request(tmp_path, tune=alone), SearchSettings(), candidate_s=0.0)
     assert (found.best.state, found.best.why_not) == (CandidateState.BEST, "")

@@ -13,6 +13,9 @@ from schedc.errors import InvalidInput
 from schedc.io.location import Location
 from schedc.io.outputs import is_standard
 
+ON_CLUSTER = 8
+"""Candidates that are planned at the same time on a cluster."""
+
 
 def tune_command(
     output: Annotated[Path, output_to("FOLDER", "Where the table goes, and the best as job, profile and plan.")],
@@ -36,6 +39,13 @@ def tune_command(
     why: Annotated[
         str | None,
         Option("--why", metavar="COLUMN=VALUE,...", help="Say, by cause, why the best is faster than the best of these."),
+    ] = None,
+    processes: Annotated[
+        int | None,
+        Option(metavar="N", min=1, help="Candidates at the same time on this machine, or on --cluster. Default: 1, or 8."),
+    ] = None,
+    cluster: Annotated[
+        str | None, Option(metavar="ADDRESS", help="Plan on the workers of this Dask scheduler, tcp://HOST:PORT.")
     ] = None,
     gap: options.GapOption = None,
     seed: options.SeedOption = None,
@@ -72,6 +82,7 @@ def tune_command(
         from schedc.solvers.common.base import Limits, SearchSettings
         from schedc.solvers.driver.registry import check_method
         from schedc.study.tune.folder import prepared_folder, write_folder
+        from schedc.study.tune.planner import KEPT, Planner
         from schedc.study.tune.request import read_request
         from schedc.study.tune.search import tune
         from schedc.view.terminal import studies as view
@@ -97,7 +108,8 @@ def tune_command(
             workers=workers,
         )
         hidden = quiet or as_json
-        with prepared_folder(output, request.files):
+        at_once = processes or (1 if cluster is None else ON_CLUSTER)
+        with prepared_folder(output, request.files), Planner(output / KEPT, processes=at_once, cluster=cluster) as planner:
             say(f"{request.name}: Ctrl-C keeps the best plan so far", hidden=hidden)
             with working("reading candidates", hidden=hidden) as progress:
                 tuned = tune(
@@ -105,9 +117,12 @@ def tune_command(
                     SearchSettings(method=chosen, limits=limits, interruption=interruption),
                     candidate_s=candidate_s,
                     against=_columns(why),
+                    planner=planner,
                     report=lambda known: progress(view.progress_line(known), 0),
                 )
         write_folder(output, request, tuned)
+        if tuned.is_done:
+            planner.forget()
         options.say_defects(tuned.failures, "no plan rests on it")
         if as_json:
             show(view.tuned_json(tuned))

@@ -250,7 +250,7 @@ def sorted_rows(rows: Sequence[LossRow]) -> tuple[LossRow, ...]:
 def _said(row: LossRow) -> str:
     assert row.time_ns is not None
     period, all_of_it = format_duration_ns(row.candidate.period_ns), long_duration(row.time_ns)
-    return f"{row.candidate.name} ({row.updates:,} updates of {period}, {all_of_it})"
+    return f"{row.candidate.name} ({row.updates:,} update{'s' * (row.updates != 1)} of {period}, {all_of_it})"
 
 
 def long_duration(time_ns: int) -> str:

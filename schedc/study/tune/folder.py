@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -56,7 +56,8 @@ def prepared_folder(folder: Path, inputs: Sequence[Path]) -> Iterator[None]:
         yield
     except BaseException:
         if made:
-            folder.rmdir()  # nothing was written yet
+            with suppress(OSError):  # but for plans that were kept, nothing was written yet
+                folder.rmdir()
         raise
 
 

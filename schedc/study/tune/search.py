@@ -11,6 +11,7 @@ a candidate is refused where neither would be the best of its kind, so that the 
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
@@ -19,14 +20,15 @@ from typing import TYPE_CHECKING
 from schedc.analysis.bounds.lower_bounds import cheap_bound_ns
 from schedc.analysis.bounds.residency import rank_without_room
 from schedc.analysis.gap import relative_gap
-from schedc.compile.driver import checks_s, compile_problem
+from schedc.compile.driver import checks_s
 from schedc.errors import InvalidInput, NoPlanFound, Unsupported
 from schedc.solvers.driver.registry import is_auto, method_named
 from schedc.study.loss.time_to_loss import LossCandidate, TimeToLoss, sorted_rows
 from schedc.study.tune.candidates import CandidateState, TuneRow, candidates
 from schedc.study.tune.causes import Compared, causes_ns
 from schedc.study.tune.estimates import undelayed_ns, work_bound_ns
-from schedc.study.tune.first_plans import baseline_of, best_period_of, rated
+from schedc.study.tune.first_plans import best_period_of, rated
+from schedc.study.tune.planner import Planner
 from schedc.study.tune.prepare import prepare, reached_by
 from schedc.study.tune.problems import candidate_problem
 from schedc.study.tune.sums import check_sums, sums_of
@@ -35,7 +37,7 @@ from schedc.study.tune.work import Work
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from schedc.ir import Plan, Problem
     from schedc.solvers.common.base import SearchSettings
@@ -69,6 +71,7 @@ class _Search:
     prune: bool
     report: Callable[[Progress], None]
     works: list[Work]
+    planner: Planner
     begun_s: float = field(default_factory=time.perf_counter)
     leaders: dict[bool, Work] = field(default_factory=dict)
     """The best of those without delay (False), and of those with some; steps that overlap may have none."""
@@ -125,33 +128,41 @@ class _Search:
         works.sort(key=lambda work: work.about_ns * LARGE ** (work.ops // FEW_OPS).bit_length())
         firsts = {work.kind: id(work) for work in reversed(works)}
         works.sort(key=lambda work: id(work) != firsts[work.kind])  # where the time ends soon, the verdicts have all kinds
-        for done, work in enumerate(works):
-            if self.is_over(1.0 if by_name else BASELINES_SHARE):
-                break
-            self.tell("baselines", done)
-            tries = self.tries.get(work.kind, 0)
-            # Each bound costs more than the one before it.
-            refuses = partial(self.refuses, work, of_kind=True)
-            if not refuses() and (problem := self._problem(work)) is not None and not refuses():
-                work.raise_bound(cheap_bound_ns(problem))
-            if refuses():
-                self.bound_out((work,), of_kind=True)
-            elif work.row.state is CandidateState.NOT_REACHED:
-                self._plan(work, candidate_s, baseline=not by_name or not self._is_for(work))
-            self.tries[work.kind] = -1 if tries < 0 or work.plan is not None else tries + 1
+        waiting = deque(works)
+        while waiting and not self.is_over(1.0 if by_name else BASELINES_SHARE):
+            self.tell("baselines", len(works) - len(waiting))
+            asked: list[tuple[Work, float, bool]] = []
+            while waiting and len(asked) < self.planner.at_once:
+                work = waiting.popleft()
+                # Each bound costs more than the one before it.
+                refuses = partial(self.refuses, work, of_kind=True)
+                if not refuses() and (problem := self._problem(work)) is not None and not refuses():
+                    work.raise_bound(cheap_bound_ns(problem))
+                if refuses():
+                    self.bound_out((work,), of_kind=True)
+                elif work.row.state is CandidateState.NOT_REACHED:
+                    asked.append((work, candidate_s, not by_name or not self._is_for(work)))
+                if work.plan is None and self.tries.get(work.kind, 0) >= 0:
+                    self.tries[work.kind] = self.tries.get(work.kind, 0) + 1
+            self._plan_all(asked)
 
     def second_pass(self, candidate_s: float) -> None:
         """`auto` on those whose bound is below the best step: the shortest step first, then those without a baseline."""
         works = [work for work in self.works if work.row.state in (CandidateState.PLANNED, CandidateState.NO_PLAN)]
         works.sort(key=lambda work: (self.value_ns(work.row), self.bound_ns(work.row) or 0))
-        for done, work in enumerate(works):
+        waiting = deque(works)
+        while waiting and not self.is_over():
             left_s = self.left_s()
-            if self.is_over() or (left_s is not None and left_s <= 0):
+            if left_s is not None and left_s <= 0:
                 break
-            if self.refuses(work) or (left_s is not None and left_s < work.row.seconds):
-                continue  # the second: there is no time to do again even what the baselines did
-            self.tell("searching", done)
-            self._plan(work, candidate_s if left_s is None else min(candidate_s, left_s), baseline=False)
+            self.tell("searching", len(works) - len(waiting))
+            asked: list[tuple[Work, float, bool]] = []
+            while waiting and len(asked) < self.planner.at_once:
+                work = waiting.popleft()
+                if self.refuses(work) or (left_s is not None and left_s < work.row.seconds):
+                    continue  # the second: there is no time to do again even what the baselines did
+                asked.append((work, candidate_s if left_s is None else min(candidate_s, left_s), False))
+            self._plan_all(asked)
 
     def verdict_pass(self, candidate_s: float) -> None:
         """The baselines on what may be the best with a pipeline, where the best has none, or the other way round."""
@@ -241,28 +252,36 @@ class _Search:
         work.raise_bound(work_bound_ns(made.problem))
         return made.problem
 
+    def _plan_all(self, asked: Sequence[tuple[Work, float, bool]]) -> None:
+        """Plans of candidates, each with its limit and whether the baselines are enough; at the same time where others help."""
+        problems = [(work.made.problem, limit_s, baseline) for work, limit_s, baseline in asked if work.made is not None]
+        apart = [(each, self._settings(each, limit_s, first), first) for each, limit_s, first in problems if each.updates is None]
+        self.planner.ahead(apart, self.failures)
+        for work, limit_s, baseline in asked:
+            self._plan(work, limit_s, baseline=baseline)
+
+    def _settings(self, problem: Problem, limit_s: float, baseline: bool) -> SearchSettings:
+        if not baseline:
+            limit_s = max(limit_s, 1.1 * checks_s(problem))  # a limit below what checks take leaves nothing for a search
+        return replace(self.settings, limits=replace(self.settings.limits, time_s=limit_s))
+
     def _plan(self, work: Work, limit_s: float, *, baseline: bool) -> None:
         """The baselines, or the method, on a candidate; the plan and its bound, each if it is better than what is known of it."""
         assert work.made is not None
         problem, row, begun_s = work.made.problem, work.row, time.perf_counter()
-        if not baseline:
-            limit_s = max(limit_s, 1.1 * checks_s(problem))  # a limit below what checks take leaves nothing for a search
-        settings = replace(self.settings, limits=replace(self.settings.limits, time_s=limit_s))
+        settings = self._settings(problem, limit_s, baseline)
         try:
             if baseline and work.overlaps:
                 plan = best_period_of(
                     problem, settings, self.failures, lambda at_ns, delays: reached_by(self.request, work, at_ns, delays)
                 )
-            elif baseline:
-                plan = baseline_of(problem, settings, self.failures)
             else:
-                compiled = compile_problem(problem, settings)
-                plan = compiled.plan
-                self.failures += compiled.failures
+                plan = self.planner.plan(problem, settings, self.failures, baseline=baseline)
         except (NoPlanFound, Unsupported) as error:
             if work.plan is None:
                 work.end(CandidateState.NO_PLAN, str(error))
             return
+        self.tries[work.kind] = -1
         row.seconds += time.perf_counter() - begun_s
         if not plan.certificate.bound.is_solvers:  # a solver's says nothing of schedules that cut other blocks
             work.raise_bound(plan.certificate.lower_bound_ns)
@@ -300,6 +319,7 @@ def tune(
     candidate_s: float = 20.0,
     prune: bool = True,
     against: Mapping[str, str] | None = None,
+    planner: Planner | None = None,
     report: Callable[[Progress], None] = lambda _: None,
 ) -> Tuned:
     """The best candidate, with its plan, and what became of the others.
@@ -311,6 +331,7 @@ def tune(
         candidate_s: for one candidate in the second pass.
         prune: False: search also what a bound refuses; the result is the same.
         against: by columns of the table, what the candidate has that the best is compared with; it gets a plan, if it can.
+        planner: makes the plans, or knows them; None: here, one after the other.
         report: is called with what is known, now and then.
 
     Raises:
@@ -328,7 +349,7 @@ def tune(
             f" batch of {choices.batch}, and microbatches that divide the rest"
         )
         raise (request.source.place / "tune").refuse("no way to divide the devices and the batch", expected)
-    search = _Search(request, settings, prune, report, works)
+    search = _Search(request, settings, prune, report, works, planner or Planner())
     wanted = search.wanted(against or {})
     prepare(request, works)
     search.first_pass(candidate_s)
@@ -358,6 +379,7 @@ def tune(
         bound_ns=least_bound_ns(rows, search.bound_ns) or 0,
         sums=sums,
         failures=tuple(search.failures),
+        is_done=not search.is_over(),
         compared=None if request.loss is not None else search.compared(best, rows, wanted),
         pipelines=pipeline_verdict(best.row, rows, search.value_ns, search.bound_ns),
         times=None if request.loss is None else TimeToLoss(rows=reached, source=request.loss.source),

@@ -39,6 +39,8 @@ class Tuned:
     """Of the best's plan, over the cluster."""
     failures: tuple[Failure, ...]
     """Of methods that ended with an exception of their own, which are defects of schedc. No plan rests on them."""
+    is_done: bool
+    """Whether the search ended by itself, before its time was up and without an interruption."""
     pipelines: str = ""
     """Whether a pipeline pays, and by how much, on one line; empty: all candidates have one, or none has."""
     compared: Compared | None = None

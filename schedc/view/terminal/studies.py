@@ -13,6 +13,7 @@ from schedc.study.loss.time_to_loss import long_duration
 from schedc.study.robust.scenarios import MEAN, percentile_of
 from schedc.study.tune.candidates import OF_LOSS, CandidateState, TuneRow
 from schedc.study.tune.folder import JOB, PLAN, TABLE
+from schedc.study.tune.planner import KEPT
 from schedc.view.document import Block, Column, Line, Table, duration, left, number, picked, plain, right, size
 from schedc.view.terminal.results import certificate_lines, written_to
 
@@ -140,7 +141,8 @@ def shown_tuned(tuned: Tuned, folder: Path, *, interrupted: bool) -> Iterator[Bl
         what = f"{states} of states, {activations} of activations, {besides} besides"
         moment = f"; most in the {most.moment}" if most.moment else ""
         yield Line(f"fullest rank: {most.rank}, with {size(most.bytes, 1)} on a device: {what}{moment}", soft=True)
-    yield Line(f"{folder}: {TABLE}, {JOB} with its profile, {PLAN}{'; interrupted' if interrupted else ''}", soft=True)
+    rest = "" if tuned.is_done else f"; the same command goes on from {KEPT}"
+    yield Line(f"{folder}: {TABLE}, {JOB} with its profile, {PLAN}{'; interrupted' if interrupted else ''}{rest}", soft=True)
 
 
 def _shown_causes(tuned: Tuned) -> Iterator[Block]:
