@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from schedc.ir import WHOLE, Kind, Op, Problem, Schedule
 from schedc.models.blocks import followers_of
+from schedc.models.cpsat.sharding import hint_stays
 from schedc.models.start_windows import with_late_begins
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ def add_hint(variables: CpSatVariables, schedule: Schedule, timeline: Timeline, 
         name = move.op._replace(kind=Kind.B) if move.op.kind is Kind.BW and move.op not in variables.send else move.op
         if name in variables.send:
             model.add_hint(variables.send[name], grid.ticks(move.start_ns))
+    if variables.stays:
+        hint_stays(variables, schedule, timeline, grid)
     model.add_hint(variables.objective, grid.ticks(objective_ns))
 
 

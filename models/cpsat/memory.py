@@ -32,12 +32,13 @@ def add_memory_limit(variables: CpSatVariables, problem: Problem, horizon: int) 
         stages = problem.stages_on(rank)
         microbatches = [microbatch for microbatch in range(problem.microbatches) if set(stages) & set(problem.path(microbatch))]
         whole_bytes = len(microbatches) * sum(problem.stages[s].most_bytes for s in stages)
-        if limit_bytes is None or limit_bytes >= max(whole_bytes, most_bytes(problem, variables.blocks, rank)):
+        besides_bytes = sum(size_bytes for _, size_bytes in variables.besides[rank])
+        if limit_bytes is None or limit_bytes >= max(whole_bytes, most_bytes(problem, variables.blocks, rank)) + besides_bytes:
             continue
         chains, again_bytes = of_stage[stages[0]], problem.stages[stages[0]].recomputed_bytes
         in_order = len(stages) == 1 and len(chains) == len({chain[0].kind for chain in chains})
         in_order &= not problem.slices and all(problem.rank_of(value.consumer) != rank for value in variables.blocks.waiting)
-        if in_order and not (again_bytes and problem.split_backward):
+        if in_order and not besides_bytes and not (again_bytes and problem.split_backward):
             forwards = next(chain for chain in chains if chain[0].kind is Kind.F)
             _add_precedences(variables, problem, stages[0], [op.microbatch for op in forwards], limit_bytes - again_bytes)
         else:
@@ -173,6 +174,9 @@ def _add_cumulative(variables: CpSatVariables, problem: Problem, rank: int, limi
                 length = model.new_int_var(0, horizon, "")
                 intervals.append(model.new_interval_var(begin, length, variables.start[value.consumer], ""))
                 demands.append(value.held_bytes)
+    for interval, size_bytes in variables.besides[rank]:
+        intervals.append(interval)
+        demands.append(size_bytes)
     limit_bytes = min(limit_bytes, sum(demands))
     unit = unit_bytes(demands, limit_bytes, most=max(1, min(MOST_UNITS, MOST_ENERGY // max(1, horizon))))
     model.add_cumulative(intervals, [held // unit for held in demands], limit_bytes // unit)

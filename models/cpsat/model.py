@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from schedc.ir import Kind, Objective, Op, Problem, Resource
 from schedc.models.cpsat.memory import add_memory_limit
+from schedc.models.cpsat.sharding import add_sharding
 from schedc.models.cpsat.variables import CpSatVariables, variables_of
 
 if TYPE_CHECKING:
@@ -45,8 +46,11 @@ def build(problem: Problem, blocks: Blocks, windows: Windows, lower: int, upper:
     add_transfers(variables, windows, shared)
     add_ready_order(variables)
     add_microbatch_order(variables)
+    if problem.is_sharded:
+        add_sharding(variables, problem, windows.end, shared)
+    else:
+        add_collectives(variables, problem, windows.end, shared)
     add_memory_limit(variables, problem, windows.end)
-    add_collectives(variables, problem, windows.end, shared)
     for intervals in shared.values():
         model.add_no_overlap(intervals)
     add_objective(variables, problem, windows)

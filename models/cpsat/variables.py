@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from schedc.ir import Kind, Op
@@ -14,6 +15,23 @@ if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
     from schedc.models.start_windows import Windows
+
+
+@dataclass(frozen=True, slots=True)
+class Stays:
+    """When a stage's weights are there, and when its gradients are reduced."""
+
+    begin: list[cp_model.IntVar]
+    """Per stay, in the order of time, when its gather begins."""
+    until: list[cp_model.IntVar]
+    there: list[cp_model.IntVar]
+    """Whether there is such a stay."""
+    of_op: dict[Op, list[cp_model.IntVar]]
+    """Per op and stay, whether it runs in that one."""
+    first: cp_model.IntVar
+    """No later than the first W or BW."""
+    reduction: cp_model.IntVar
+    """When the reduction begins."""
 
 
 @dataclass(slots=True)
@@ -28,6 +46,10 @@ class CpSatVariables:
     fused: dict[Op, cp_model.IntVar]
     """Per B that may be fused: whether it is. Its W then starts at a moment of its own, takes no time, and keeps nobody waiting."""
     objective: cp_model.IntVar
+    besides: defaultdict[int, list[tuple[cp_model.IntervalVar, int]]] = field(default_factory=lambda: defaultdict(list))
+    """Per rank, what it holds beside activations: when, and how many bytes."""
+    stays: dict[int, Stays] = field(default_factory=dict)
+    """Per stage, where weights are sharded."""
 
     def end(self, op: Op) -> cp_model.LinearExprT:
         """The end of the op, whichever it takes."""

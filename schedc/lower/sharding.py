@@ -57,6 +57,11 @@ def placed(problem: Problem, schedule: Schedule) -> Schedule | None:
     return None if best is None else best[1]
 
 
+def with_collectives(problem: Problem, schedule: Schedule) -> Schedule | None:
+    """The schedule of any problem, with collectives where weights are sharded; None: they have no room."""
+    return placed(problem, schedule) if problem.is_sharded else schedule
+
+
 @dataclass(slots=True, kw_only=True)
 class _Stay:
     """Weights of a stage that are there for some ops."""

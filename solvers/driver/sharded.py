@@ -8,25 +8,34 @@ they make has its collectives placed within the true limits (`schedc.lower.shard
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.lower_bounds import simple_bound
 from schedc.analysis.bounds.residency import rank_without_room
-from schedc.errors import Infeasible, NoPlanFound
-from schedc.ir import Problem, with_whole_weights
+from schedc.errors import Infeasible, NoPlanFound, Unsupported
+from schedc.ir import Objective, Problem, with_whole_weights
 from schedc.lower.sharding import placed
 from schedc.solvers.common.base import ignore
 from schedc.solvers.common.incumbent import Candidate, Ended, Incumbent
 from schedc.solvers.common.interruption import OutOfTime
 from schedc.solvers.driver.portfolio import CONSTRUCTIVE_S, solve
+from schedc.solvers.driver.registry import is_auto
+from schedc.solvers.exact.cpsat import CpSat
+from schedc.solvers.heuristics.greedy import ONE_RULE
 from schedc.spelling import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from schedc.ir import BoundName, Schedule
-    from schedc.solvers.common.base import SearchSettings
+    from schedc.solvers.common.base import Limits, SearchSettings
+
+LEVELS_SHARE = 0.6
+"""Of the limits, for orders without gathers; CP-SAT has the rest, which decides on both together."""
+MOST_OPS = 1_000
+"""Up to this many compute ops CP-SAT gets the problem with its gathers: it has a Boolean for each op and stay."""
 
 
 def solve_sharded(
@@ -43,16 +52,41 @@ def solve_sharded(
         incumbent.offer_valid(schedule, found_by)
     if incumbent.schedule is not None and incumbent.gap <= settings.limits.gap:
         return incumbent
-    tries = [(title, each) for title, each in levels_of(problem).items() if not rank_without_room(each)]
+    by_cpsat = settings.method.partition("{")[0] == CpSat.name
+    if by_cpsat and not _for_cpsat(problem):
+        raise Unsupported(f"{problem.name}: cpsat is for the makespan of sharded weights in up to {MOST_OPS} compute ops; use auto")
+    _by_levels(incumbent, replace(settings, method=ONE_RULE) if by_cpsat else settings)
+    limits = _left(incumbent, 1.0)
+    is_over = incumbent.ended is Ended.INTERRUPTED or limits.time_s == 0 or limits.deterministic == 0
+    if incumbent.whole is not None and not is_over and (by_cpsat or (is_auto(settings.method) and _for_cpsat(problem))):
+        settings.on_method(CpSat.name)
+        with incumbent.alarm(settings.limits.clock_s), suppress(OutOfTime):
+            incumbent.fails(CpSat.name, lambda: CpSat().improve(incumbent, limits))
+    incumbent.end(Ended.OUT_OF_TIME if incumbent.cut_short else Ended.DONE, interrupted=incumbent.ended is Ended.INTERRUPTED)
+    return incumbent
+
+
+def _for_cpsat(problem: Problem) -> bool:
+    """Whether CP-SAT gets the problem with its gathers."""
+    return problem.num_ops <= MOST_OPS and problem.objective is Objective.MAKESPAN
+
+
+def _left(incumbent: Incumbent, share: float) -> Limits:
+    """The limits of what is left, or of this share of it."""
+    limits, work = incumbent.limits, incumbent.limits.deterministic
+    time_s = None if limits.time_s is None else share * max(0.0, limits.time_s - incumbent.seconds)
+    return replace(limits, time_s=time_s, deterministic=None if work is None else share * max(0.0, work - incumbent.work))
+
+
+def _by_levels(incumbent: Incumbent, settings: SearchSettings) -> None:
+    """Let the method work with each amount of room that is kept, all together in their share of the limits."""
+    tries = [(title, each) for title, each in levels_of(incumbent.problem).items() if not rank_without_room(each)]
+    together = LEVELS_SHARE if is_auto(settings.method) and _for_cpsat(incumbent.problem) else 1.0
     for number, (title, level) in enumerate(tries):
-        left, limits = len(tries) - number, settings.limits
-        if incumbent.schedule is not None and limits.time_s is not None and incumbent.seconds > limits.time_s:
+        if incumbent.schedule is not None and incumbent.limits.clock_s is not None and incumbent.seconds > incumbent.limits.clock_s:
             incumbent.cut_short = True
-            break
-        if limits.time_s is not None:
-            limits = replace(limits, time_s=max(0.0, limits.time_s - incumbent.seconds) / left)
-        if limits.deterministic is not None:
-            limits = replace(limits, deterministic=max(0.0, limits.deterministic - incumbent.work) / left)
+            return
+        limits = _left(incumbent, together / (1 + together * (len(tries) - number - 1)))
         bound = simple_bound(level)
         try:
             of_level = solve(
@@ -69,15 +103,16 @@ def solve_sharded(
             incumbent.cut_short = True
             if incumbent.schedule is None:
                 raise
-            break
+            return
         incumbent.work += of_level.work
         incumbent.cut_short |= of_level.cut_short
         incumbent.failures += of_level.failures
         _take(incumbent, of_level, title)
-        if incumbent.schedule is not None and (incumbent.gap <= limits.gap or of_level.ended is Ended.INTERRUPTED):
-            break
-    incumbent.end(Ended.OUT_OF_TIME if incumbent.cut_short else Ended.DONE, interrupted=False)
-    return incumbent
+        if of_level.ended is Ended.INTERRUPTED:
+            incumbent.ended = Ended.INTERRUPTED
+            return
+        if incumbent.schedule is not None and incumbent.gap <= settings.limits.gap:
+            return
 
 
 def _take(incumbent: Incumbent, known: Incumbent, title: str) -> None:

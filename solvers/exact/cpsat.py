@@ -16,6 +16,7 @@ from schedc.analysis.simulation.memory import exceeded_limit
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Defect
 from schedc.ir import BoundName, Objective, Problem, Schedule
+from schedc.lower.sharding import with_collectives
 from schedc.models.blocks import NothingAtMost, blocks_of, grid_of
 from schedc.models.cpsat.cut_weights import build_cut
 from schedc.models.cpsat.extract import add_hint, schedule_of_cpsat
@@ -142,10 +143,11 @@ def solve_cpsat(
     status, ended_by = run(solver, variables.model, _listener(variables, problem, on_schedule))
     name = solver.status_name(status)
     if name in (SolverStatus.OPTIMAL, SolverStatus.FEASIBLE):
-        found = schedule_of_cpsat(variables, problem, solver.value)
-        found_ns = simulate(problem, found).objective_ns(problem.objective)
-        if found_ns < best_ns and not verify_schedule(problem, found) and exceeded_limit(problem, found) is None:
-            best, best_ns = found, found_ns
+        found = with_collectives(problem, schedule_of_cpsat(variables, problem, solver.value))
+        if found is not None:
+            found_ns = simulate(problem, found).objective_ns(problem.objective)
+            if found_ns < best_ns and not verify_schedule(problem, found) and exceeded_limit(problem, found) is None:
+                best, best_ns = found, found_ns
         name = SolverStatus(name).of_schedule(int(solver.objective_value) * grid.tick_ns, best_ns)
     if name == SolverStatus.INFEASIBLE:
         bound_ns = bound_of_nothing_ns()
@@ -170,7 +172,7 @@ def solve_cpsat(
 
 def may_cut_weights(problem: Problem) -> bool:
     """Whether there is a model of the schedules that cut W alone: of chains of whole microbatches, for the makespan."""
-    chain = not (problem.edges or problem.slices or problem.updates)
+    chain = not (problem.edges or problem.slices or problem.updates or problem.is_sharded)
     return chain and problem.objective is Objective.MAKESPAN and problem.split_backward and problem.cut_blocks
 
 
@@ -277,6 +279,8 @@ def _listener(
 
     class Listener(cp_model.CpSolverSolutionCallback):
         def on_solution_callback(self) -> None:
-            on_schedule(schedule_of_cpsat(variables, problem, self.value))
+            found = with_collectives(problem, schedule_of_cpsat(variables, problem, self.value))
+            if found is not None:
+                on_schedule(found)
 
     return Listener()

@@ -120,3 +120,33 @@ def least_ns(problem: Problem, schedule: Schedule) -> int | None:
     limits = problem.memory_limit_bytes
     of_ranks = [list(all_places(problem, order, limit)) for order, limit in zip(schedule.orders, limits, strict=True)]
     return min((makespan_ns(problem, replace(schedule, collectives=each)) for each in product(*of_ranks)), default=None)
+
+
+def all_orders(problem: Problem) -> set[tuple[tuple[Op, ...], ...]]:
+    """Every list of orders of whole blocks that some execution could have."""
+    found: set[tuple[tuple[Op, ...], ...]] = set()
+    blocks = [(stage, microbatch) for microbatch in range(problem.microbatches) for stage in problem.path(microbatch)]
+    for ways in product((True, False) if problem.split_backward else (True,), repeat=len(blocks)):
+        fused = dict(zip(blocks, ways, strict=True))
+        pending: dict[Op, list[Op]] = {}
+        for stage, microbatch in blocks:
+            path = problem.path(microbatch)
+            at = path.index(stage)
+            back = [Op(Kind.BW if fused[each, microbatch] else Kind.B, each, microbatch) for each in path]
+            forward = Op(Kind.F, stage, microbatch)
+            pending[forward] = [Op(Kind.F, path[at - 1], microbatch)] if at else []
+            pending[back[at]] = [forward, *back[at + 1 : at + 2]]
+            if not fused[stage, microbatch]:
+                pending[Op(Kind.W, stage, microbatch)] = [back[at]]
+        waiting: set[tuple[tuple[Op, ...], ...]] = {((),) * problem.ranks}
+        for _ in pending:  # one more op each time
+            waiting = {
+                (*orders[:rank], (*orders[rank], op), *orders[rank + 1 :])
+                for orders in waiting
+                for done in [{op for order in orders for op in order}]
+                for op, needs in pending.items()
+                if op not in done and done.issuperset(needs)
+                for rank in [problem.stages[op.stage].rank]
+            }
+        found |= waiting
+    return found
