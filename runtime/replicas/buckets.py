@@ -163,10 +163,10 @@ class Bucket:
         """
         given = [[gradients.pop(weight) for weight in same] for same in self._weights]
         first = self._weights[0][0]
-        used = torch.tensor([any(each is not None for each in same) for same in given], device="cpu")
-        flat = torch.cat([*map(_flat_sum, self._weights, given), used.to(first.device, gradient_type(first))])
+        used = [any(each is not None for each in same) for same in given]
+        flat = torch.cat([*map(_flat_sum, self._weights, given), _flags(used, first)])
         del given
-        return GradientSum(flat, [own_part(same[0]).shape for same in self._weights], self._partners, self._doing)
+        return GradientSum(flat, [own_part(same[0]).shape for same in self._weights], self._partners, self._doing, used)
 
     def finish(self) -> None:
         """Wait for the sum, and give it to the weights."""
@@ -192,9 +192,11 @@ class Bucket:
 class GradientSum:
     """One all-reduce of a bucket's gradients, under way; behind them goes for each how many processes have one."""
 
-    def __init__(self, flat: torch.Tensor, shapes: Sequence[torch.Size], partners: Partners, doing: str) -> None:
-        """Start it; as `Bucket.sum_of`."""
-        self._flat, self._shapes, self._partners, self._doing = flat, shapes, partners, doing
+    def __init__(
+        self, flat: torch.Tensor, shapes: Sequence[torch.Size], partners: Partners, doing: str, used: Sequence[bool]
+    ) -> None:
+        """Start it; as `Bucket.sum_of`. `used` are the weights that have a gradient here."""
+        self._flat, self._shapes, self._partners, self._doing, self._used = flat, shapes, partners, doing, used
         self._work = partners.start(lambda: partners.group.allreduce([flat]), doing)
 
     def has_come(self) -> bool:
@@ -209,8 +211,17 @@ class GradientSum:
         """
         self._partners.wait(self._work, self._doing)
         *sums, used = torch.split(self._flat, [*(shape.numel() for shape in self._shapes), len(self._shapes)])
-        some = (used > 0).tolist()
+        some = self._used if all(self._used) else (used > 0).tolist()  # to look, the host waits for the device
         return [total.view(shape) if any_ else None for total, shape, any_ in zip(sums, self._shapes, some, strict=True)]
+
+
+def _flags(used: Sequence[bool], like: torch.Tensor) -> torch.Tensor:
+    """Of each weight whether it is used, beside its gradient, which is of the type for `like`; a copy would wait for the device."""
+    flags = torch.ones(len(used), dtype=gradient_type(like), device=like.device)
+    for number, is_used in enumerate(used):
+        if not is_used:
+            flags[number] = 0
+    return flags
 
 
 def _flat_sum(same: Sequence[nn.Parameter], gradients: Sequence[torch.Tensor | None]) -> torch.Tensor:
@@ -296,6 +307,8 @@ class ShardedBucket:
                 weight = nn.Parameter(self._master[start - begin : stop - begin])
                 self.shards.append(Shard(stage=stage, name=name, start=start - at, stop=stop - at, weight=weight, whole=parameter))
         self._sum: tuple[torch.Tensor, dist.Work] | None = None
+        self._used: list[bool] = []
+        """Of each weight whether it has a gradient here."""
         self._gathering: dist.Work | None = None
 
     def begin(self) -> None:
@@ -325,6 +338,7 @@ class ShardedBucket:
         group = self._partners.group
         kind, device, size = gradient_type(self._parameters[0]), self._whole.device, group.size()
         flat = torch.zeros(size, self._chunk + len(self._parameters), dtype=kind, device=device)
+        self._used = [parameter.grad is not None for parameter in self._parameters]
         for number, (parameter, at) in enumerate(zip(self._parameters, self._places, strict=True)):
             if parameter.grad is not None:
                 values = parameter.grad.reshape(-1)
@@ -345,7 +359,7 @@ class ShardedBucket:
         share, work = self._sum
         self._partners.wait(work, f"{self._rank} sums the gradients of {self._stage}")
         self._sum = None
-        used = (share[self._chunk :] > 0).tolist()
+        used = self._used if all(self._used) else (share[self._chunk :] > 0).tolist()  # as in `GradientSum.wait`
         for shard, (number, start, stop) in zip(self.shards, self._pieces, strict=True):
             total, before = share[start:stop], shard.weight.grad
             if used[number]:
