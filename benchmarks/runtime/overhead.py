@@ -1,11 +1,12 @@
 """What the runtime itself costs: time per op where the stages compute nothing, on the CPU path, and memory over many steps.
 
-Four measurements, each with B and W apart (ZB-H1) and fused (1F1B), in microseconds per op of the compute queue:
+Five measurements, each with B and W apart (ZB-H1) and fused (1F1B), in microseconds per op of the compute queue:
 
 - the executor's loop alone, several stages on one rank, ops that compute nothing;
 - the same with transfers, over gloo on the loopback interface;
 - a whole `Pipe.step` of empty stages on one rank: PyTorch's autograd, the losses and the batch come to it;
-- the same with transfers.
+- the same with a seed, which each F sets once for its layer;
+- the former with transfers.
 
 `wall` is by the clock and holds the waiting for other ranks, of which there is much in a pipeline that computes nothing.
 `thread` is the processor time of the thread that runs the step, of which `compute` goes to the ops themselves (PyTorch's modules
@@ -21,6 +22,7 @@ import argparse
 import os
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,10 +63,11 @@ def measured(function: Callable[..., Any], plan: Plan, steps: int, repeats: int,
 
 def times(steps: int, repeats: int, profile: bool) -> bool:
     """Print the table; whether all rows keep the limit."""
-    rows = [
+    rows: list[tuple[str, Callable[..., Any], int, int]] = [
         ("executor alone, 1 rank", timed_runs.executor_alone, 1, 4),
         ("executor with transfers, 2 ranks", timed_runs.executor_alone, 2, 2),
         ("empty stages, 1 rank", timed_runs.empty_stages, 1, 4),
+        ("empty stages with a seed, 1 rank", partial(timed_runs.empty_stages, seed=1), 1, 4),
         ("empty stages with transfers, 2 ranks", timed_runs.empty_stages, 2, 2),
     ]
     print(f"us per op, on {os.cpu_count()} cores; {steps} steps, best of {repeats} runs; the rank with the larger thread time")

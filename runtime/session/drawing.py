@@ -40,21 +40,23 @@ class Drawing:
             )
         self._drawn: tuple[int, int] | None = None
         """Of the forward under way the step, and the microbatch, counted over all pipelines; None: it is not for training."""
-        self._of_step, self._layer_of = 1, dict[int, int]()
+        self._of_step, self._whole = 1, dict[int, int]()
         self._hooks: list[RemovableHandle] = []
 
     def use(self, plan: Plan, stages: Mapping[int, nn.Module]) -> None:
         """Take the layers of a plan. A stage that is not as `build_stages` makes it, or is compiled whole, counts as its first."""
         self.close()
+        self._whole.clear()
         updates = plan.problem.updates
         self._of_step = plan.problem.microbatches if updates is None else updates.microbatches
         for stage, module in stages.items():
-            bounds = plan.problem.stages[stage].layers
-            self._layer_of[stage] = stage if bounds is None else bounds[0]
             try:
                 layers = {} if _is_compiled(module) else layers_of_stage(plan, stage, module, "")
             except InvalidInput:
-                continue
+                layers = {}
+            if not layers:
+                bounds = plan.problem.stages[stage].layers
+                self._whole[stage] = stage if bounds is None else bounds[0]
             for number, layer in layers.items():
                 hook: Any = partial(self._begins, number)
                 if _is_compiled(layer):  # in place: its hooks would be compiled as well
@@ -68,7 +70,8 @@ class Drawing:
             step, microbatch = divmod(op.microbatch, self._of_step)
             self._drawn = self._step + step, self._pipeline * self._of_step + microbatch
             try:
-                self._begins(self._layer_of[op.stage])
+                if op.stage in self._whole:
+                    self._begins(self._whole[op.stage])
                 return work(*values)
             finally:
                 self._drawn = None

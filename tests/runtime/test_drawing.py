@@ -59,6 +59,15 @@ def test_a_compiled_layer_draws_the_same() -> None:
     assert torch.equal(drawn([2], cpu, 0, [0], compiled=True)[0], drawn([2], cpu, 0, [0])[0])
 
 
+def test_a_stage_of_the_jobs_own_counts_as_its_first_layer(device: torch.device) -> None:
+    drawing = Drawing(3, 0, device)
+    drawing.use(made_by("1f1b", 2, counts=[3, 1]), {1: Draws()})
+    with drawing.step(0):
+        found = drawing.of(Op(Kind.F, 1, 2), Draws())(torch.empty(0, device=device))
+    torch.manual_seed(seed_of(3, 0, 3, 2))
+    assert torch.equal(found, torch.rand(2, device=device))
+
+
 def test_nothing_is_left_of_it(device: torch.device) -> None:
     torch.manual_seed(0)
     expected = torch.rand(3, device=device)

@@ -47,7 +47,8 @@ PLANS: dict[str, tuple[int, Plan]] = {
 """By name; with how many processes it runs."""
 NAMES = [*PLANS]
 ROUND = [(name, NAMES[(at + 5) % len(NAMES)]) for at, name in enumerate(NAMES)]
-"""Each plan once before and once after."""
+"""Each plan once before and once after, and two that jobs do often."""
+ROUND += [("1f1b of 2", "zb-v of 2"), ("interleaved of 2", "one stage, twice, ZeRO 1")]
 OTHERS = [(one, other) for one in NAMES for other in NAMES if (one, other) not in ROUND]
 
 

@@ -127,12 +127,14 @@ class Scale(nn.Module):
         return result
 
 
-def empty_stages(rank: int, plan: Plan, shape: tuple[int, ...], steps: int, repeats: int, profile: bool) -> Cost | str:
+def empty_stages(
+    rank: int, plan: Plan, shape: tuple[int, ...], steps: int, repeats: int, profile: bool, seed: int | None = None
+) -> Cost | str:
     """Whole steps of a pipe whose stages are empty, but for the first; the loss is a sum."""
     firsts = {path[0] for path in plan.problem.paths}
     stages: dict[int, nn.Module] = {stage: Scale() if stage in firsts else Empty() for stage in plan.problem.stages_on(rank)}
     batch = [torch.zeros(shape)] * plan.problem.microbatches
-    with schedc.runtime.load(plan, stages=stages, loss_fn=lambda y, _: y.sum(), timeout_s=LIMIT_S) as pipe:
+    with schedc.runtime.load(plan, stages=stages, loss_fn=lambda y, _: y.sum(), timeout_s=LIMIT_S, seed=seed) as pipe:
         return _measured(lambda: pipe.step(batch, batch), plan, rank, steps, repeats, profile)
 
 
