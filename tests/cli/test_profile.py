@@ -99,6 +99,10 @@ def test_the_command_refuses_before_it_measures(directory: Path) -> None:
         profile_command(output=Path("profile.json"))
     with pytest.raises(InvalidInput, match="--accelerator: found nothing, expected what this device is"):
         profile_command(output=Path("profile.json"), operators="llama3-8b")
+    with pytest.raises(InvalidInput, match="expected --operators without --json, --dtype and --autocast"):
+        profile_command(output=Path("table.json"), operators="llama3-8b", accelerator="h100", dtype="float32")
+    with pytest.raises(InvalidInput, match="with --operators alone"):
+        profile_command(output=Path("profile.json"), model="six_layers:model", tp=[2])
     with pytest.raises(InvalidInput, match=r"missing/profile\.json: cannot be written: the directory .*missing does not exist"):
         profile_command(output=Path("missing/profile.json"), model="six_layers:model")
     assert not Path("profile.json").exists()

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from msgspec.structs import replace
 from typer import Option
 
 from schedc.cli.options import ExpertOption, JsonOption, MicrobatchOption, output_to
@@ -63,8 +62,14 @@ def profile_command(
     if operators is not None:
         if accelerator is None:
             raise InvalidInput("--accelerator: found nothing, expected what this device is, as h100")
+        if as_json or dtype or autocast:
+            raise InvalidInput(
+                "expected --operators without --json, --dtype and --autocast: it measures 16-bit products, into the file"
+            )
         _operators(operators, accelerator, output, tp or [1], ep, microbatch, sequence, device, repeats, warmup)
         return
+    if accelerator is not None or tp is not None or (ep, microbatch, sequence) != (1, 1, 4096):
+        raise InvalidInput("expected --accelerator, --tp, --ep, --microbatch and --sequence with --operators alone")
     check_outputs({"-o": output}, from_trace or (), standard=True, as_json=as_json)
     if model is None:
         _from_traces(from_trace or [], output, as_json=as_json)
@@ -115,6 +120,8 @@ def _operators(
     warmup: int,
 ) -> None:
     """Add to the table what it lacks; each row is written as soon as it is measured. Under torchrun, collectives alone."""
+    from msgspec.structs import replace
+
     from schedc.costs.devices import device_named as accelerator_named
     from schedc.costs.layers import parts_of, products_of
     from schedc.costs.predicted import predicted
