@@ -5,8 +5,8 @@ scripts/performance/configs/*/*_workload_base_configs.py and, for DeepSeek-V3, t
 our model as its framework runs it: 1F1B, interleaved where there are chunks, with fused backwards. `tune` gets the model, the
 devices and the batch.
 
-- *theirs*, *ours*: the step in seconds; *no room*: a device would hold more than it has, as our model counts it. What recipes do
-  besides, as offloading activations, is not modelled.
+- *theirs*, *ours*: the step in seconds. Where a device would hold more than it has, as our model counts it, *why* says so, and
+  there is no ratio. What recipes do besides, as offloading activations, is not modelled.
 - *ratio*: theirs over ours; *could be*: how far any candidate can be below ours.
 - *why*: the largest causes of the difference, in percent of ours.
 
@@ -19,6 +19,7 @@ import argparse
 import csv
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,6 @@ from rich.console import Console
 from rich.table import Table
 
 from schedc.compile.driver import compile_problem
-from schedc.errors import InvalidInput, SchedcError
 from schedc.frontend.job_source import source_of_table
 from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.study.tune.candidates import candidates
@@ -65,7 +65,8 @@ def request_of(row: dict[str, str], *, as_recipe: bool) -> TuneRequest:
             "recompute": [row["recompute"]],
             "split_backward": False,
         }
-    table = {"model": model, "tune": tune_keys, "topology": {"sites": [int(row["devices"])]}}
+    memory = {"gradient": "2 B"}  # the presets do not reduce gradients in 32 bits (grad_reduce_in_fp32)
+    table = {"model": model, "tune": tune_keys, "topology": {"sites": [int(row["devices"])]}, "memory": memory}
     return read_request(source_of_table(table, directory=Path(), name=row["model"]))
 
 
@@ -78,20 +79,17 @@ def partition_of(text: str) -> list[int] | None:
     return counts or None
 
 
-def theirs(row: dict[str, str]) -> tuple[int, dict[str, float]] | str:
-    """The step and its causes; or why there is none."""
+def theirs(row: dict[str, str]) -> tuple[int, dict[str, float], str]:
+    """The step, its causes, and what a device lacks."""
     request = request_of(row, as_recipe=True)
+    room_bytes, request = request.room_bytes, replace(request, capacity_bytes=10**15)
     (candidate,) = candidates(request.choices)
     method = "sequential" if candidate.ranks == 1 else "interleaved" if candidate.chunks > 1 else "1f1b"
-    try:
-        made = candidate_problem(request, candidate, partition_of(row["partition"]))
-        plan = compile_problem(made.problem, SearchSettings(method=method)).plan
-    except InvalidInput as error:
-        return "no room" if "capacity" in str(error) else str(error)
-    except SchedcError:
-        needs = [s + a for s, a in zip(made.static_bytes, (st.activation_bytes for st in made.problem.stages), strict=False)]
-        return f"no room ({format_bytes(max(needs), 0)} or more)"
-    return plan.certificate.makespan_ns, causes_ns(request, candidate, made, plan)
+    made = candidate_problem(request, candidate, partition_of(row["partition"]))
+    plan = compile_problem(made.problem, SearchSettings(method=method)).plan
+    held = max(map(sum, zip(made.static_bytes, plan.certificate.peak_activation_bytes, strict=True)))
+    lacks = f"needs {format_bytes(held, 0)} of {format_bytes(room_bytes, 0)}" if held > room_bytes else ""
+    return plan.certificate.makespan_ns, causes_ns(request, candidate, made, plan), lacks
 
 
 def compared(row: dict[str, str], time_s: float) -> tuple[str, ...]:
@@ -102,14 +100,13 @@ def compared(row: dict[str, str], time_s: float) -> tuple[str, ...]:
     request, of_recipe = request_of(row, as_recipe=False), theirs(row)
     found = tune(request, SearchSettings(limits=Limits(time_s=time_s, gap=0.002)), candidate_s=time_s / 6)
     ours_ns = found.best.step_ns or 0
-    why, their, ratio = row["besides"], of_recipe if isinstance(of_recipe, str) else "", "–"
-    if not isinstance(of_recipe, str):
-        step_ns, of_theirs = of_recipe
-        of_ours = causes_ns(request, found.best.candidate, found.problem, found.plan)
-        more = sorted(((of_theirs[cause] - of_ours[cause]) / ours_ns, cause) for cause in CAUSES)
-        largest = sorted(more, key=lambda each: -abs(each[0]))[:3]
-        why = "; ".join(f"{cause} {share:+.1%}" for share, cause in largest if abs(share) >= 0.0005)
-        their, ratio = f"{step_ns / 1e9:.3f}", f"{step_ns / ours_ns:.3f}"
+    step_ns, of_theirs, lacks = of_recipe
+    of_ours = causes_ns(request, found.best.candidate, found.problem, found.plan)
+    more = sorted(((of_theirs[cause] - of_ours[cause]) / ours_ns, cause) for cause in CAUSES)
+    largest = sorted(more, key=lambda each: -abs(each[0]))[:3]
+    why = "; ".join(f"{cause} {share:+.1%}" for share, cause in largest if abs(share) >= 0.0005)
+    why = "; ".join(filter(None, (lacks, row["besides"], why)))
+    their, ratio = f"{step_ns / 1e9:.3f}", "–" if lacks else f"{step_ns / ours_ns:.3f}"
     could = 1 - found.bound_ns / ours_ns
     print(f"{row['model']} on {row['devices']} {row['device']}: {time.perf_counter() - begun_s:.0f} s", file=sys.stderr)
     where = f"{row['devices']} {row['device']}"

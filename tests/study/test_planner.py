@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from schedc.ir import Plan, Problem
     from schedc.solvers.common.incumbent import Failure
-    from schedc.study.tune.search import Progress
+    from schedc.study.tune.work import Progress
 
 SMALL: dict[str, object] = {"microbatch_sizes": [1], "recompute": ["none"], "batch": 4, "ranks": [1, 2, 4]}
 AUTO = SearchSettings(limits=Limits(time_s=None, workers=1))

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from schedc.ir.plan import Plan
     from schedc.study.tune.request import TuneRequest
-    from schedc.study.tune.search import Progress
     from schedc.study.tune.tuned import Tuned
+    from schedc.study.tune.work import Progress
 
 GREEDY = "greedy{n_sub=1}"
 

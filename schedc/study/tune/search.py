@@ -33,7 +33,7 @@ from schedc.study.tune.prepare import prepare, reached_by
 from schedc.study.tune.problems import candidate_problem
 from schedc.study.tune.sums import check_sums, sums_of
 from schedc.study.tune.tuned import Tuned, least_bound_ns, no_plan, pipeline_verdict
-from schedc.study.tune.work import Work
+from schedc.study.tune.work import Progress, Work
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
@@ -54,16 +54,6 @@ BASELINES_SHARE = 0.6
 """Of the time limit, for the first pass."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """What is known now."""
-
-    doing: str
-    done: int
-    total: int
-    best: TuneRow | None
-
-
 @dataclass(slots=True)
 class _Search:
     request: TuneRequest
@@ -75,6 +65,8 @@ class _Search:
     begun_s: float = field(default_factory=time.perf_counter)
     leaders: dict[bool, Work] = field(default_factory=dict)
     """The best of those without delay (False), and of those with some; steps that overlap may have none."""
+    took: tuple[float, int] = (0.0, 0)
+    """The seconds of all baselines that were made, and their compute ops."""
     failures: list[Failure] = field(default_factory=list)
     tries: dict[tuple[bool, bool], int] = field(default_factory=dict)
     """Of each kind, how many were begun without a plan; -1: there is one."""
@@ -107,6 +99,11 @@ class _Search:
         left_s = self.left_s(share)
         return self.best is not None and (self.settings.interruption.requested or (left_s is not None and left_s <= 0))
 
+    def is_too_long(self, work: Work, share: float = 1.0) -> bool:
+        """Whether planning the candidate would take longer than what is left of this share, as others took; then it is left."""
+        left_s, (took_s, ops) = self.left_s(share), self.took
+        return self.best is not None and left_s is not None and work.ops * took_s > left_s * ops
+
     def refuses(self, work: Work, *, of_kind: bool = False) -> bool:
         """Whether no schedule of the candidate is better than the best plan, or the best of its kind, by its bounds."""
         best, bound_ns = self.best, self.bound_ns(work.row)
@@ -136,6 +133,8 @@ class _Search:
                 work = waiting.popleft()
                 # Each bound costs more than the one before it.
                 refuses = partial(self.refuses, work, of_kind=True)
+                if self.is_too_long(work, 1.0 if by_name else BASELINES_SHARE):
+                    continue
                 if not refuses() and (problem := self._problem(work)) is not None and not refuses():
                     work.raise_bound(cheap_bound_ns(problem))
                 if refuses():
@@ -179,6 +178,8 @@ class _Search:
             if self.is_over():
                 break
             self.tell("comparing", done)
+            if self.is_too_long(work):
+                continue
             state, work.row.state = work.row.state, CandidateState.NOT_REACHED
             if (self.bound_ns(work.row) or 0) < least_ns and (work.made is not None or self._problem(work) is not None):
                 self._plan(work, candidate_s, baseline=True)
@@ -282,6 +283,8 @@ class _Search:
                 work.end(CandidateState.NO_PLAN, str(error))
             return
         self.tries[work.kind] = -1
+        if baseline:
+            self.took = self.took[0] + time.perf_counter() - begun_s, self.took[1] + work.ops
         row.seconds += time.perf_counter() - begun_s
         if not plan.certificate.bound.is_solvers:  # a solver's says nothing of schedules that cut other blocks
             work.raise_bound(plan.certificate.lower_bound_ns)

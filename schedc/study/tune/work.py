@@ -12,6 +12,16 @@ if TYPE_CHECKING:
     from schedc.study.tune.problems import CandidateProblem
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What is known now."""
+
+    doing: str
+    done: int
+    total: int
+    best: TuneRow | None
+
+
 @dataclass(slots=True)
 class Work:
     """A candidate while it is worked on."""

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from schedc.study.robust.family import Made
     from schedc.study.robust.robust import OrderOutcome, Robust
     from schedc.study.tune.candidates import TuneCandidate
-    from schedc.study.tune.search import Progress
     from schedc.study.tune.tuned import Tuned
+    from schedc.study.tune.work import Progress
 
 PIPED_WIDTH = 160
 """Columns where standard output is no terminal: as many as the widest table needs."""
