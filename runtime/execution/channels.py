@@ -12,6 +12,7 @@ and what should come is zeros. So every rank runs all its ops, with all collecti
 from __future__ import annotations
 
 from dataclasses import dataclass
+from time import monotonic
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -104,9 +105,12 @@ class Sender(_End):
         super().__post_init__()
         self._introduced = set(self.boundaries)  # those of another plan that this one takes over
         self._under_way: dict[int, list[Outgoing]] = {}
+        self.sent_s: dict[int, float] = {}
+        """When each transfer of this step was sent."""
 
     def begin(self) -> None:
         """As `_End.begin`; what the boundaries have forgotten is said anew."""
+        self.sent_s.clear()
         if self._shapes is not self.boundaries.shapes:
             self._introduced &= self.boundaries.keys()
         super().begin()
@@ -129,6 +133,7 @@ class Sender(_End):
                 sends += [self.ends.control.send(part, _header_tag(at)) for part in encode(kinds) if part.numel()]
             except ConnectionLost as error:
                 raise self._lost(self._doing(at), error) from error
+        self.sent_s[at] = monotonic()
         for tag, (kind, tensor) in enumerate(zip(kinds, value, strict=True), at * TAGS):
             if tensor is not None and (kind.gradient or not message.gradient) and not self._failed:
                 try:
@@ -176,6 +181,8 @@ class Receiver(_End):
         self._headers: dict[Key, tuple[int, Incoming]] = {}
         self._next = 0
         self._due = 0
+        self.waited_for = len(self.wire.transfers) - 1
+        """Which transfer did not come; the last one, unless it is known."""
 
     def begin(self) -> None:
         """Before a step's first op: post the receives of the headers of what is not known yet."""
@@ -252,6 +259,7 @@ class Receiver(_End):
             try:
                 return incoming.wait(self.timeout_s)
             except (ConnectionLost, NoAnswer) as error:
+                self.waited_for = at
                 self._note(self._waiting(op, at, "waits for"), error)
         return torch.zeros(kind.shape, dtype=kind.dtype, device=self.device or "cpu")
 

@@ -5,14 +5,18 @@ both wires to this peer, so that the peer knows, and runs its other ops with zer
 the end of the step (`Completion`) all ranks know that the step does not count. Then `change` connects the two ranks anew; the
 caller puts back what the step has changed and runs it again.
 
-Late is not dead: where a rank has only waited too long, the same channel is connected anew, and another takes its place only if
-that waits too long as well while the step runs again.
+Late is not dead: where a rank has only waited too long, the same channel is connected anew. Another takes its place if that waits
+too long as well while the step runs again, and the peer had sent long before: then it is the channel that is slow. A peer that was
+slow keeps its channel, and is waited for `RENEWALS` times in a step.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import Counter
+from collections.abc import Mapping
+from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer, TransferFailed, waiting_failed
@@ -34,6 +38,16 @@ class _Failure(NamedTuple):
     late: bool
     """Whether it is only that nothing came in time: the peer may have paused. That the peer then finds the connection closed is a
     consequence."""
+    awaited: tuple[int, int] | None = None
+    """The number of the wire and of the transfer that did not come; None: the sending end has found it."""
+    found_s: float = 0.0
+    """When, in a list that ranks exchange: how long ago."""
+
+
+_Sent = Mapping[int, Mapping[int, float]]
+"""Of a rank's wires by number, how long ago it has sent which transfers."""
+RENEWALS = 3
+"""How often in a step the same channel is connected anew for a peer that is slow."""
 
 
 class FailoverWiring(Wiring):
@@ -48,8 +62,8 @@ class FailoverWiring(Wiring):
         """Between which ranks which channel is used now."""
         self._failures: list[_Failure] = []
         """What this rank has found since all ranks last exchanged them."""
-        self._renewed: set[tuple[int, int]] = set()
-        """Between which ranks the same channel has been connected anew since a step last counted; the same on all ranks."""
+        self._renewed: Counter[tuple[int, int]] = Counter()
+        """Between which ranks, and how often, the same channel is connected anew since a step last counted; alike on all ranks."""
         super().__init__(*arguments, **more)
 
     def _connect(self) -> None:
@@ -111,19 +125,27 @@ class FailoverWiring(Wiring):
             TransferFailed: no other channel is left, or a rank has ended.
         """
         found: dict[tuple[int, int], _Failure] = {}
-        for failures in self._groups.exchange(self._failures):
+        now_s = monotonic()
+        own = [failure._replace(found_s=now_s - failure.found_s) for failure in self._failures]
+        sent = {number: {at: now_s - sent_s for at, sent_s in one.sent_s.items()} for number, one in self.senders.items()}
+        said_by_all = self._groups.exchange((own, sent))
+        all_sent: _Sent = {number: times for _, wires in said_by_all for number, times in wires.items()}
+        slow = set[tuple[int, int]]()
+        for failures, _ in said_by_all:
             for failure in failures:
                 if failure.late or failure.ranks not in found:
                     found[failure.ranks] = failure
+                if self._channel_is_slow(failure, all_sent):
+                    slow.add(failure.ranks)
         self._failures = []
         changed: list[str] = []
         for ranks, failure in found.items():
             names = [channel.name for channel in self._channels(*ranks)]
             used, between = self._in_use[ranks], f"between ranks {ranks[0]} and {ranks[1]},"
-            if failure.late and ranks not in self._renewed:
-                self._renewed.add(ranks)
+            if failure.late and self._renewed[ranks] < (1 if ranks in slow else RENEWALS):
+                self._renewed[ranks] += 1
                 said = f"{between} one was late ({failure.reason}); {names[used]} is connected anew, and the step runs again"
-            elif used + 1 < len(names):
+            elif used + 1 < len(names) and (ranks in slow or not failure.late):
                 self._in_use[ranks] += 1
                 said = f"{between} {names[used]} has failed ({failure.reason});"
                 said += f" {names[used + 1]} carries what they exchange from now on"
@@ -135,6 +157,13 @@ class FailoverWiring(Wiring):
         if any(changed):
             warnings.warn(f"rank {self.rank}: {'; '.join(filter(None, changed))}", RuntimeWarning, stacklevel=2)
         return list(found)
+
+    def _channel_is_slow(self, failure: _Failure, sent: _Sent) -> bool:
+        """Whether what a rank has waited for in vain had been under way for half of that time: its sender was not slow."""
+        if not failure.late or failure.awaited is None:
+            return False
+        wire, transfer = failure.awaited
+        return sent.get(wire, {}).get(transfer, -math.inf) > failure.found_s + self.timeout_s / 2
 
     def add_notes(self, error: BaseException) -> None:
         """Say with an error which channels had failed before: the ops since then may have worked on zeros."""
@@ -150,7 +179,10 @@ class FailoverWiring(Wiring):
         if not self._has_failed(wire):
             message = str(waiting_failed(doing, error, self.timeout_s, self._peer(wire)))
             reason = f"no answer in {self.timeout_s:g} s" if late else str(error).partition("\n")[0]
-            self._failures.append(_Failure(_ranks_of(wire), message, reason, late))
+            number = next(number for number, own in self._wires.items() if own is wire)
+            receiver = self.receivers.get(number)
+            awaited = None if receiver is None else (number, receiver.waited_for)
+            self._failures.append(_Failure(_ranks_of(wire), message, reason, late, awaited, monotonic()))
             for (source, destination, _), ends in self._ends.items():
                 if {source, destination} == {wire.source, wire.destination}:
                     ends.give_up()

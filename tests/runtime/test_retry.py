@@ -65,7 +65,7 @@ calls = st.dictionaries(st.integers(0, 16), st.sampled_from(["raise", "late", "l
 @given(data=st.data())
 def test_failures_anywhere(two: Ranks, data: st.DataObject) -> None:
     """On both ends at once, before and after the tensor has come: random numbers, statistics and gradients are as on sound ones."""
-    faults = [[Faults(send=data.draw(calls), receive=data.draw(calls))] for _ in range(2)]
+    faults = [[Faults(send=data.draw(calls), receive=data.draw(calls), times=2)] for _ in range(2)]
     options = Options(accumulate=data.draw(st.booleans()))
     method = data.draw(st.sampled_from(["1f1b", "zb-h1"]))
     results = two.run(retry_runs.compare, planned(method), faults, options)
@@ -101,7 +101,6 @@ def test_a_channel_that_does_not_connect(two: Ranks, culprit: int) -> None:
     [
         (Faults(receive={2: "lost"}), 1),
         (Faults(send={2: "raise"}), 2),
-        (Faults(receive={2: "late"}), 2),
     ],
 )
 def test_two_ranks_of_four_are_concerned(four: Ranks, faults: Faults, culprit: int) -> None:
@@ -178,14 +177,23 @@ def test_a_peer_that_is_late_is_no_channel_that_fails(two: Ranks) -> None:
     assert_equal(two.run(retry_runs.compare, planned(), [[NONE], [NONE]], Options(late_s=0.5, steps=3)))
 
 
-def test_a_peer_that_is_later_than_the_limit(two: Ranks) -> None:
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_peer_that_is_later_than_the_limit(two: Ranks, times: int) -> None:
     """It has paused: the channel is connected anew, the step runs again, and nothing else takes the channel's place."""
-    faults = [[Faults(receive={5: "late"}, once=True)], [NONE]]
+    faults = [[Faults(receive={2: "late"}, times=times)], [NONE]]
     for result in two.run(retry_runs.compare, planned(), faults, Options(steps=3)):
         assert result["different"] == []
         assert "delegate" not in result["by_step"][-1]
-        (said,) = result["told"]
-        assert said.endswith("ranks 0 and 1, one was late (no answer in 60 s); gloo is connected anew, and the step runs again")
+        assert len(result["told"]) == times
+        for said in result["told"]:
+            assert said.endswith("ranks 0 and 1, one was late (no answer in 60 s); gloo is connected anew, and the step runs again")
+
+
+def test_a_peer_that_is_late_in_every_attempt(two: Ranks) -> None:
+    """It ends the step, and is named; no other channel would make it faster."""
+    results = two.run(retry_runs.compare, planned(), [[Faults(receive={2: "late"})], [NONE]], Options(steps=3))
+    assert results[0] == results[1]
+    assert "waits for" in results[0] and "from rank 1" in results[0] and "no answer in 60 s" in results[0], results[0]
 
 
 @pytest.mark.parametrize("way", ["kill", "raise"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -32,20 +33,20 @@ class Faults:
     """Whether it does not connect at all."""
     wires: frozenset[tuple[int, int]] | None = None
     """The wires on which this happens, (source, destination); None: all."""
-    once: bool = False
-    """Whether a wire that is connected again is sound."""
+    times: int | None = None
+    """After how many connections a wire that is connected again is sound; None: never."""
 
 
 def faulty(connect: Callable[[Wire, Groups], Ends], faults: Faults) -> Callable[[Wire, Groups], Ends]:
     """A way to connect that fails so."""
-    seen: set[tuple[int, int, str]] = set()
+    seen = Counter[tuple[int, int, str]]()
 
     def connected(wire: Wire, groups: Groups) -> Ends:
         ends = connect(wire, groups)
         key = wire.source, wire.destination, wire.name
-        if faults.once and key in seen:
+        if faults.times is not None and seen[key] >= faults.times:
             return ends
-        seen.add(key)
+        seen[key] += 1
         if faults.wires is not None and (wire.source, wire.destination) not in faults.wires:
             return ends
         if faults.connect:  # not closed, as the peer may be connecting still
