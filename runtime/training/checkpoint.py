@@ -82,20 +82,17 @@ def save_checkpoint(
     from schedc.runtime.training.beside import Writer, Writing, reason
     from schedc.runtime.training.shares import SavesShares
 
-    saved = f"the others to save {path}"
-    given_calls = pipe.groups.everywhere((Path(path).name, beside, optimizer is None), saved)
-    own_job = job_state(job)
-    jobs = pipe.groups.everywhere(own_job, saved)
+    saved, own_job = f"the others to save {path}", job_state(job)
+    given_calls = pipe.groups.everywhere((Path(path).name, beside, optimizer is None, own_job), saved)
+    names, ways, nones, jobs = zip(*given_calls, strict=True)
 
     def check_calls() -> None:
-        names, ways, _ = ({*each} for each in zip(*given_calls, strict=True))
-        if len(names) > 1:
-            raise InvalidInput(
-                f"{path}: processes were given folders of different names, {', '.join(sorted(names))}; give all of them the same"
-            )
-        if len(ways) > 1:
+        if len({*names}) > 1:
+            different = ", ".join(sorted({*names}))
+            raise InvalidInput(f"{path}: processes were given folders of different names, {different}; give all of them the same")
+        if len({*ways}) > 1:
             raise InvalidInput(f"{path}: some processes save it beside steps, others do not; give all of them the same beside=")
-        check_optimizers(path, [none for *_, none in given_calls])
+        check_optimizers(path, nones)
         check_job_states(path, jobs)
 
     if pipe.beside is None:  # before torch makes a group, in which a rank that has ended or does not come is waited for
