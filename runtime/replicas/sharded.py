@@ -11,8 +11,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.distributed.fsdp import fully_shard
 
+from schedc.errors import Unsupported
 from schedc.runtime.common.hooks import ReplicaHooks
 
 if TYPE_CHECKING:
@@ -35,7 +37,11 @@ class ShardedStages(ReplicaHooks):
         self._hooks = hooks
 
     def begin_step(self) -> None:
-        """Gradients add up from now on."""
+        """Gradients add up from now on.
+
+        Raises:
+            Unsupported: a weight has been frozen or unfrozen since an earlier step.
+        """
         for own in self._stages.values():
             for root in own:
                 root.begin()
@@ -72,7 +78,13 @@ class _Root:
         self._module.set_reshard_after_forward(False)
         self._now(last=False)
         for group in self._groups():
-            group.reduce_scatter_unused_params = True  # another process may have used what this one has not
+            for weight in group.fsdp_params:
+                whole = getattr(weight, "_unsharded_param", weight.sharded_param)
+                if whole.requires_grad != weight.sharded_param.requires_grad:
+                    raise Unsupported(
+                        f"{weight._param_fqn} of a fully_shard has been frozen or unfrozen after a step, which FSDP does not see;"
+                        " choose what is trained before the first step"
+                    )
             if not self._among:
                 continue
             over = {*group.mesh_info.mesh.mesh.flatten().tolist()}
@@ -94,6 +106,11 @@ class _Root:
     def reduce(self) -> None:
         self._now(last=True)
         for group in self._groups():
+            for weight in group.fsdp_params:
+                whole = weight.unsharded_param
+                if whole.requires_grad and whole.grad is None and weight.unsharded_accumulated_grad is None:
+                    kind = weight.reduce_dtype or whole.dtype  # another process may have used what this one has not
+                    weight.unsharded_accumulated_grad = torch.zeros_like(whole, dtype=kind)
             group.post_backward()
         self._state._root_post_backward_final_callback()
 

@@ -6,6 +6,7 @@ function that is a module has weights and buffers that belong to the last stage,
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -139,6 +140,8 @@ class Training:
             self._recomputed = {stage: Buffers(self.modules[stage]) for stage in chosen}
         self._called = self._callables()
         self._split_stages = {stage for stage, _ in self.program.split}
+        if self._split_stages and "torch._dynamo" in sys.modules:  # a compiled backward must leave to W what B has kept
+            torch._functorch.config.donated_buffer = False
         self._summed = self.replicas > 1 or bool(replicas_of(problem))
         count = problem.microbatches * self.replicas
         self._even = [Seeds(1 / count, f"1/{count}")] * problem.microbatches

@@ -1,12 +1,12 @@
 """The runtime's matrix: kinds of stages × ways to run them. Each cell trains as a model without a pipeline does, or is refused.
 
 A cell is one kind and one choice of each way; `cells` gives enough of them that every pair of choices is in one (pairwise testing).
-`check_cell` runs one on four processes, two ranks in two pipelines or with stages spread over two processes, and compares.
+`check_cell` runs one on four processes, as many ranks as are left by replicas and by processes that share a stage, and compares.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from inputs.problems import make_problem
 from oracles.fuzz_checks import Finding
 
 from runs import matrix_runs
-from runs.matrix_stages import KINDS, OVER_PROCESSES
+from runs.matrix_stages import KINDS, RANDOM, SPREADS, grid_of
 from schedc.ir.problem import DataParallel
 from schedc.solvers.driver.registry import constructive
 
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
 
 MICROBATCHES, STEPS = 4, 3
-MOST_ERROR = 1e-9
+MOST_ERROR = {"float64": 1e-12, "autocast": 0.05, "bf16": 0.05}
+"""By precision, relative to the largest element."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,8 @@ class Cell:
     """A kind of stage and the way it is run."""
 
     kind: str
+    spread: str
+    """Over what processes its stages are spread, and how."""
     chunks: int
     """Stages on a rank."""
     backward: str
@@ -51,16 +54,25 @@ class Cell:
     """What is done with gradients before the optimizer's step."""
     checkpoint: bool
     """Saved after the first step, and loaded again."""
+    precision: str
+    """`bf16`: of weights, with gradients in float32; under FSDP its own policy."""
+    compiled: bool
+    shapes: str
+    """In what microbatches have other numbers of samples."""
 
     def __str__(self) -> str:
         """In one line."""
-        ways = [self.replicas, self.backward, "several stages on a rank" if self.chunks > 1 else "", self.after]
-        ways += [name for name in ("recomputes", "chooses", "swaps", "accumulates", "checkpoint") if getattr(self, name)]
+        ways = [self.spread, self.replicas, self.backward, "several stages on a rank" if self.chunks > 1 else "", self.after]
+        ways += [self.precision, self.shapes]
+        ways += [
+            name for name in ("recomputes", "chooses", "swaps", "accumulates", "checkpoint", "compiled") if getattr(self, name)
+        ]
         return f"{self.kind}: {', '.join(filter(None, ways))}"
 
 
 VALUES: dict[str, tuple[Any, ...]] = {
     "kind": KINDS,
+    "spread": SPREADS,
     "chunks": (1, 2),
     "backward": ("fused", "split"),
     "recomputes": (False, True),
@@ -70,33 +82,56 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "accumulates": (False, True),
     "after": ("", "clipping", "scaling", "scaling and clipping"),
     "checkpoint": (False, True),
+    "precision": tuple(MOST_ERROR),
+    "compiled": (False, True),
+    "shapes": ("same", "by step", "by microbatch"),
 }
+SELDOM = {"compiled": True, "chooses": True}
+"""What takes long, or is refused with much else: in few cells beside those that need it."""
+
+
+def changed(cell: Cell) -> Cell:
+    """The cell, but for pairs of choices that mean nothing, or that one process cannot do alike."""
+    if cell.spread in ("experts over replicas", "context", "FSDP2 in replicas") and cell.replicas == "one pipeline":
+        cell = replace(cell, replicas="ZeRO 0")  # they are for processes with other data
+    if cell.spread == "context" and (cell.kind in RANDOM or cell.kind == "buffers"):
+        cell = replace(cell, kind="plain")  # each process draws for its own samples, and has means of these
+    if cell.spread == "FSDP2 in replicas" and cell.kind in ("buffers", "loss with weights"):
+        cell = replace(cell, kind="plain")  # the runtime would sum over replicas alone
+    if cell.spread.startswith("FSDP2") and cell.kind in ("buffers", "loss with weights") and cell.replicas == "one pipeline":
+        cell = replace(cell, replicas="ZeRO 0")  # else what FSDP is not around is each process's own
+    if cell.kind == "complex" and (cell.precision != "float64" or cell.spread.startswith(("FSDP2", "context"))):
+        cell = replace(cell, kind="plain")
+    return cell
 
 
 def cells(seed: int = 0) -> tuple[Cell, ...]:
-    """Cells in which every pair of choices is, but for replicas of what is spread over processes."""
+    """Cells in which every pair of choices is that `changed` leaves."""
     random = Random(seed)
-    names = [field.name for field in fields(Cell)]
-    missing = {
-        ((a, x), (b, y)): None  # in the order in which they are made, as sets have none
-        for a, b in combinations(names, 2)
-        for x in VALUES[a]
-        for y in VALUES[b]
-        if not (a == "kind" and x in OVER_PROCESSES and b == "replicas" and y != "one pipeline")
-    }
+    names = [*VALUES]
+
+    def drawn(given: dict[str, Any]) -> Cell:
+        row = {name: random.choice(VALUES[name]) for name in names}
+        row |= {name: random.random() < 0.15 for name in SELDOM}
+        return changed(Cell(**row | given))
+
+    missing = dict.fromkeys(pairs_that_hold())  # in an order, as sets have none
     found: list[Cell] = []
     while missing:
-        rows = []
-        for start in random.sample(list(missing), min(12, len(missing))):
-            row = {name: random.choice(VALUES[name]) for name in names} | dict(start)
-            if row["kind"] in OVER_PROCESSES:
-                row["replicas"] = "one pipeline"
-            rows.append(Cell(**row))
+        rows = [drawn(dict(start)) for start in random.sample(list(missing), min(12, len(missing)))]
         best = max(rows, key=lambda cell: sum(pair in missing for pair in _pairs(cell, names)))
-        for pair in _pairs(best, names):
-            missing.pop(pair, None)
-        found.append(best)
+        new = [pair for pair in _pairs(best, names) if pair in missing]
+        found += [best] if new else []
+        for pair in new:
+            del missing[pair]
     return tuple(found)
+
+
+def pairs_that_hold() -> list[tuple[tuple[str, Any], tuple[str, Any]]]:
+    """All pairs of choices that `changed` leaves, where the others are the first ones."""
+    first = {name: values[0] for name, values in VALUES.items()}
+    pairs = [((a, x), (b, y)) for a, b in combinations(VALUES, 2) for x in VALUES[a] for y in VALUES[b]]
+    return [pair for pair in pairs if pair in _pairs(changed(Cell(**first | dict(pair))), [*VALUES])]
 
 
 def _pairs(cell: Cell, names: list[str]) -> list[tuple[tuple[str, Any], tuple[str, Any]]]:
@@ -105,22 +140,27 @@ def _pairs(cell: Cell, names: list[str]) -> list[tuple[tuple[str, Any], tuple[st
 
 def plans_of(cell: Cell) -> tuple[Plan, Plan]:
     """The plan to begin with, and another for the same model."""
-    placement = "loop" if cell.chunks > 1 else "unidirectional"
+    placement, ranks = "loop" if cell.chunks > 1 else "unidirectional", grid_of(cell).ranks
     zero = {"one pipeline": None, "ZeRO 0": 0, "ZeRO 1": 1}[cell.replicas]
     found: list[Plan] = []
     for method, links in (("greedy{n_sub=1}", {}), ("gpipe", {(0, 1): (30, 5), (1, 0): (30, 5)})):
         problem = make_problem(
-            2,
+            ranks,
             MICROBATCHES,
             placement=placement,
             chunks=cell.chunks,
             costs_ns=(10, 12, 9),
-            links=links,
+            links=links if ranks > 1 else {},
             split_backward=cell.backward == "split",
         )
         if zero is not None:
             times = (5,) * len(problem.stages)
-            parallel = DataParallel(size=2, zero_stage=zero, reduce_scatter_ns=times, all_gather_ns=times if zero else ())
+            parallel = DataParallel(
+                size=2 if cell.spread == "FSDP2 in replicas" else grid_of(cell).data,
+                zero_stage=zero,
+                reduce_scatter_ns=times,
+                all_gather_ns=times if zero else (),
+            )
             problem = replace(problem, data_parallel=parallel)
         found.append(plan_of(problem, constructive(method)(problem)))
     first, other = found
@@ -144,8 +184,9 @@ def check_cell(cell: Cell, ranks: Ranks, folder: Path, counts: Counter[str]) -> 
         failed.sort(key=lambda text: "TransferFailed" in text)
         return [Finding("fails", f"{cell}: {failed[0]}")]
     error, where = _error(cell, results)
-    counts["right"] += error <= MOST_ERROR
-    return [] if error <= MOST_ERROR else [Finding("wrong", f"{cell}: {where} is wrong by {error:.2g}")]
+    most = MOST_ERROR[cell.precision]
+    counts["right"] += error <= most
+    return [] if error <= most else [Finding("wrong", f"{cell}: {where} is wrong by {error:.2g}")]
 
 
 def _error(cell: Cell, results: list[Any]) -> tuple[float, str]:
