@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from schedc.runtime.common.program import ShardMoment
+
 
 class OpTimes(NamedTuple):
     """One op of a step."""
@@ -144,6 +146,9 @@ class ReplicaHooks:
         Start what replicas do with them, and return: the rank's next op waits. A weight that two stages share is complete with the
         later of the two.
         """
+
+    def at(self, moment: ShardMoment) -> None:
+        """Between two ops, in place of the two above, where the plan says when sharded weights are gathered and released."""
 
     def end_step(self, loss: torch.Tensor) -> torch.Tensor:
         """After the step's last op and transfer: return when the gradients are what the optimizer is to see.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from schedc.ir import WHOLE, Kind, Op, Plan, Problem, goes_to
 
@@ -77,6 +77,13 @@ class GivenMessage(NamedTuple):
     """The transfer that carries it; None where it is for this rank."""
 
 
+class ShardMoment(NamedTuple):
+    """What is done with the weights or gradients of a stage that is sharded, between two ops."""
+
+    what: Literal["release", "await sum", "gather", "await weights", "sum"]
+    stage: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instruction:
     """One op of the compute queue, and the transfers around it."""
@@ -92,6 +99,8 @@ class Instruction:
     block has left."""
     gives: tuple[GivenMessage, ...] = ()
     """What other stages wait for, once this op has ended, in the order of the edges."""
+    before: tuple[ShardMoment, ...] = ()
+    """What is done with sharded weights and gradients before it, where the plan says when."""
     opens: bool = False
     """Whether it is the first F of its stage, which needs the stage's weights."""
     completes: bool = False
@@ -110,6 +119,8 @@ class Program:
     rank: int
     wires: tuple[Wire, ...]
     instructions: tuple[Instruction, ...]
+    ending: tuple[ShardMoment, ...] = ()
+    """As `Instruction.before`, behind the last op."""
     split: frozenset[tuple[int, int]]
     """The (stage, microbatch) whose backward runs as B and W apart."""
 
@@ -172,6 +183,7 @@ def program_of(plan: Plan, rank: int) -> Program:
     instructions = []
     opening = {op.stage: index for index, op in reversed([*enumerate(order)]) if op.kind is Kind.F}
     completing = {op.stage: index for index, op in enumerate(order) if op.kind in (Kind.W, Kind.BW)}
+    moments = _moments(plan, rank)
     needed = [messages.needed(op) if op.part in (WHOLE, 0) else () for op in order]
     users = Counter(message for each in needed for message in each)
     for index, op in enumerate(order):
@@ -190,12 +202,29 @@ def program_of(plan: Plan, rank: int) -> Program:
                 posts=tuple(posts.get(index, ())),
                 needs=tuple(needs),
                 gives=tuple(GivenMessage(message, slots.get(message)) for message in messages.given(op)) if last else (),
-                opens=opening[op.stage] == index,
-                completes=completing.get(op.stage) == index,
+                before=tuple(moments[index]),
+                opens=not any(moments) and opening[op.stage] == index,
+                completes=not any(moments) and completing.get(op.stage) == index,
             )
         )
     split = frozenset((op.stage, op.microbatch) for op in order if op.kind is Kind.B)
-    return Program(rank=rank, wires=wires, instructions=tuple(instructions), split=split)
+    return Program(rank=rank, wires=wires, instructions=tuple(instructions), ending=tuple(moments[-1]), split=split)
+
+
+def _moments(plan: Plan, rank: int) -> list[list[ShardMoment]]:
+    """Before each op of a rank, and behind the last, what its collectives with places say (`Collective`); else nothing."""
+    order = plan.ranks[rank].compute
+    found: list[list[ShardMoment]] = [[] for _ in range(len(order) + 1)]
+    placed = [one for one in plan.ranks[rank].collectives if one.before >= 0]
+    for one in placed:
+        found[one.until].append(ShardMoment("release" if one.kind == "AG" else "await sum", one.stage))
+    for one in placed:
+        found[one.before].append(ShardMoment("gather" if one.kind == "AG" else "sum", one.stage))
+    for one in placed:
+        if one.kind == "AG":
+            needing = next(at for at in range(one.before, one.until) if order[at].stage == one.stage)
+            found[needing].append(ShardMoment("await weights", one.stage))
+    return found
 
 
 def replicas_of(problem: Problem) -> tuple[tuple[int, ...], ...]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from schedc.ir import Op
     from schedc.runtime.common.boundary import Value
     from schedc.runtime.common.hooks import ReplicaHooks
-    from schedc.runtime.common.program import GivenMessage, Instruction, Message, NeededMessage, Program
+    from schedc.runtime.common.program import GivenMessage, Instruction, Message, NeededMessage, Program, ShardMoment
     from schedc.runtime.execution.wiring import Wiring, Wrap
 
 
@@ -84,9 +84,12 @@ class Executor:
             except Exception as error:
                 error.add_note(f"in {token(instruction.op)} on rank {self.program.rank}")
                 raise
+        self._at(self.program.ending)
 
     def _run(self, instruction: Instruction, asked_ns: int) -> int:
         """One op, and the transfers around it; when it ended."""
+        if instruction.before:
+            self._at(instruction.before)
         for slot in instruction.posts:
             self.wiring.receivers[slot.wire].post(slot.at)
         values: list[Value] = []
@@ -117,6 +120,12 @@ class Executor:
         if self.observer is not None:
             self.observer.op(OpTimes(instruction.op, asked_ns, begun_ns, ended_ns))
         return ended_ns
+
+    def _at(self, moments: Sequence[ShardMoment]) -> None:
+        """What the plan says between two ops."""
+        for moment in moments:
+            for hooks in self.hooks:
+                hooks.at(moment)
 
     def _complete(self, stage: int) -> None:
         """The last W or BW of a stage has ended."""

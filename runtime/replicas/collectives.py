@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from torch import nn
 
+    from schedc.runtime.common.program import ShardMoment
     from schedc.runtime.replicas.pipelines import Pipelines
 
 
@@ -40,7 +41,7 @@ class ReplicaCollectives(ReplicaHooks):
             pipelines: the connections to this rank of every pipeline, closed with this.
         """
         parallel = plan.problem.data_parallel
-        self._sharded = parallel is not None and parallel.zero_stage > 0
+        self._sharded = parallel is not None and parallel.zero_stage == 1
         self._pipelines = pipelines
         self.pipelines = pipelines.size
         self._begun: tuple[torch.Tensor, dist.Work] | None = None
@@ -134,6 +135,11 @@ class ReplicaCollectives(ReplicaHooks):
         """
         self._complete.add(stage)
         self._advance()
+
+    def at(self, moment: ShardMoment) -> None:
+        """As `ReplicaHooks.at`: what is summed here besides sharded weights follows their sums."""
+        if moment.what == "sum":
+            self.on_gradients_complete(moment.stage)
 
     def end_step(self, loss: torch.Tensor) -> torch.Tensor:
         """After the step's last op: wait for the sums; the mean loss of all pipelines.

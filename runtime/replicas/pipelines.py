@@ -100,15 +100,15 @@ def queue_of(plan: Plan, rank: int) -> tuple[Collective, ...]:
     """The collectives of a rank in the order in which they start.
 
     Those of the plan; where it has none, or no all-gathers though it is for ZeRO 1, those that it leaves out, in the order in which
-    the lowering would have put them: by first F, then by last W or BW.
+    the lowering would have put them: by first F, then by last W or BW. Where weights are sharded (ZeRO 3) sums alone are here.
     """
     own = plan.ranks[rank]
     parallel = plan.problem.data_parallel
-    queue = own.collectives
+    queue = tuple(one for one in own.collectives if one.before < 0)
     if not queue:
         last = {op.stage: index for index, op in enumerate(own.compute) if op.kind in (Kind.W, Kind.BW)}
         queue = tuple(Collective("RS", stage) for stage in sorted(last, key=last.__getitem__))
-    if parallel is not None and parallel.zero_stage and not any(collective.kind == "AG" for collective in queue):
+    if parallel is not None and parallel.zero_stage == 1 and not any(collective.kind == "AG" for collective in queue):
         first = dict.fromkeys(op.stage for op in own.compute if op.kind is Kind.F)
         queue = (*(Collective("AG", stage) for stage in first), *queue)
     return queue
@@ -126,7 +126,8 @@ def check_same_collectives(old: Plan, new: Plan) -> None:
             " replicas of a pipeline move at different steps, so their number must stay"
         )
     for rank in range(old.problem.ranks):
-        before, after = (" ".join(one.token for one in queue_of(plan, rank)) for plan in (old, new))
+        queues = (plan.ranks[rank].collectives or queue_of(plan, rank) for plan in (old, new))
+        before, after = (" ".join(f"{one.kind}{one.stage}" for one in queue) for queue in queues)
         if before != after:
             raise InvalidInput(
                 f"plan {new.name!r} has the collectives {after} on rank {rank}, the one that runs {before};"
@@ -155,7 +156,7 @@ def check_weights(stages: Mapping[int, nn.Module], among: Collection[int], *, sh
             if sharded:
                 raise Unsupported(
                     f"stage {stage}: {name} is a DTensor, which ZeRO 1 of the runtime does not share out; compile with"
-                    " zero_stage = 0, and give load stages with fully_shard around them"
+                    " zero_stage = 0 or 3, and give load stages with fully_shard around them"
                 )
             common = len({*mesh.mesh.flatten().tolist()}.intersection(among))
             if 1 < common < len(among):

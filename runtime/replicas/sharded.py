@@ -1,9 +1,9 @@
 """Stages that FSDP2 (`fully_shard`) has sharded over processes: once in a step weights are gathered, and gradients reduced.
 
 By itself FSDP reduces gradients at the end of each backward, and lets go of weights there. Here a backward runs for each
-microbatch, and B and W may be apart. So a stage's weights are gathered before its first F and go after its last W or BW, gradients
-add up until then and are reduced once, by the calls with which `torch.distributed.pipelining` does that. When weights are whole is
-the plan's to say: `reshard_after_forward` is not looked at. Only what has such stages imports it.
+microbatch, and B and W may be apart. So a stage's weights are gathered before its first F and go after its last W or BW, or when
+the plan says so (ZeRO 3). Gradients add up and are reduced once, by the calls with which `torch.distributed.pipelining` does that.
+`reshard_after_forward` is not looked at. Only what has such stages imports it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch.distributed.fsdp import fully_shard
 
 from schedc.errors import Unsupported
 from schedc.runtime.common.hooks import ReplicaHooks
+from schedc.runtime.common.program import ShardMoment
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -35,6 +36,8 @@ class ShardedStages(ReplicaHooks):
         """
         self._stages = {stage: [_Root(root, among) for root in own] for stage, own in roots.items()}
         self._hooks = hooks
+        self._summing: list[int] = []
+        """The stages whose sums are under way."""
 
     def begin_step(self) -> None:
         """Gradients add up from now on.
@@ -42,21 +45,40 @@ class ShardedStages(ReplicaHooks):
         Raises:
             Unsupported: a weight has been frozen or unfrozen since an earlier step.
         """
+        self._summing.clear()
         for own in self._stages.values():
             for root in own:
                 root.begin()
 
     def on_weights_needed(self, stage: int) -> None:
         """Gather the stage's weights."""
-        if stage in self._stages:
-            self._hooks.begins(True)
-        for root in self._stages.get(stage, ()):
-            root.gather()
+        self.at(ShardMoment("gather", stage))
+        self.at(ShardMoment("await weights", stage))
 
     def on_gradients_complete(self, stage: int) -> None:
         """Reduce the stage's gradients into those of its shards, and let go of its weights."""
-        for root in self._stages.get(stage, ()):
-            root.reduce()
+        self.at(ShardMoment("sum", stage))
+
+    def at(self, moment: ShardMoment) -> None:
+        """As `ReplicaHooks.at`, of all stages."""
+        what, stage = moment
+        if stage not in self._stages:
+            return
+        if what == "gather":
+            self._hooks.begins(True)
+        if what == "sum":
+            self._summing.append(stage)
+        elif what == "await sum":
+            if stage not in self._summing:
+                return
+            self._summing.remove(stage)
+        for root in self._stages[stage]:
+            root.moments[what]()
+
+    def finish(self) -> None:
+        """After the last op: wait for sums that are under way."""
+        while self._summing:
+            self.at(ShardMoment("await sum", self._summing[0]))
 
     def release(self) -> None:
         """Let the weights be shards, after an evaluation: those that were gathered for it are old after the optimizer's step."""
@@ -72,6 +94,14 @@ class _Root:
         self._module, self._state = module, fully_shard.state(module)  # type: ignore[attr-defined]
         self._among = among
         self._watched: set[int] = set()
+        self.moments = {
+            "gather": self._gather,
+            "await weights": self._await_weights,
+            "release": self.release,
+            "sum": self._sum,
+            "await sum": self._await_sum,
+        }
+        """What is done, by `ShardMoment.what`."""
 
     def begin(self) -> None:
         self.release()
@@ -91,11 +121,12 @@ class _Root:
             group.gradient_divide_factor = len(over) / max(1, len(over.intersection(self._among)))
             group.force_sum_reduction_for_comms = True  # with NCCL else by an op that other backends lack
 
-    def gather(self) -> None:
-        groups = self._groups()
-        for group in groups:
+    def _gather(self) -> None:
+        for group in self._groups():
             group.unshard(async_op=True)
-        for group in groups:
+
+    def _await_weights(self) -> None:
+        for group in self._groups():
             group.wait_for_unshard()
             for weight in group.fsdp_params:
                 if id(weight) not in self._watched:
@@ -103,7 +134,7 @@ class _Root:
                     if weight.reduce_dtype is not None and weight.unsharded_param.requires_grad:  # done else at a backward's end
                         weight.unsharded_param.register_post_accumulate_grad_hook(partial(_add_to_sum, weight))
 
-    def reduce(self) -> None:
+    def _sum(self) -> None:
         self._now(last=True)
         for group in self._groups():
             for weight in group.fsdp_params:
@@ -112,6 +143,8 @@ class _Root:
                     kind = weight.reduce_dtype or whole.dtype  # another process may have used what this one has not
                     weight.unsharded_accumulated_grad = torch.zeros_like(whole, dtype=kind)
             group.post_backward()
+
+    def _await_sum(self) -> None:
         self._state._root_post_backward_final_callback()
 
     def release(self) -> None:

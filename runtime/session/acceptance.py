@@ -11,7 +11,7 @@ from schedc.errors import CheckFailed, InvalidInput, Unsupported
 from schedc.formats.plan.plan_file import read_plan
 from schedc.ir import Kind, Plan
 from schedc.runtime.common.program import replicas_of
-from schedc.runtime.stage.apart import check_stages
+from schedc.runtime.stage.apart import check_stages, fsdp_roots
 from schedc.runtime.stage.training import is_graph, losses_of, with_loss
 
 if TYPE_CHECKING:
@@ -90,10 +90,11 @@ def check_fit(
         raise InvalidInput(
             f"recompute: plan {plan.name!r} has no stage {unknown[0]}; its stages are 0 to {len(stages_of_plan) - 1}"
         )
-    if problem.is_sharded:
+    whole = [stage for stage, module in trained.items() if not fsdp_roots(module)] if problem.is_sharded else []
+    if whole:
         raise Unsupported(
-            f"plan {plan.name!r} gathers and releases weights within the step (ZeRO 3); run it with schedc export torch, or compile"
-            " with zero_stage = 1"
+            f"plan {plan.name!r} gathers and releases weights within the step (ZeRO 3), and stage {whole[0]} has whole ones; give"
+            " load stages with fully_shard around them, or compile with zero_stage = 1"
         )
     if problem.data_parallel is not None or replicas is not None or own_hooks:
         _check_replicas(plan, trained, replicas, own_hooks=own_hooks)
@@ -147,4 +148,4 @@ def _check_replicas(plan: Plan, stages: Mapping[int, nn.Module], replicas: Colle
         )
     from schedc.runtime.replicas.pipelines import check_weights
 
-    check_weights(stages, replicas, sharded=parallel is not None and parallel.zero_stage > 0)
+    check_weights(stages, replicas, sharded=parallel is not None and parallel.zero_stage == 1)

@@ -238,6 +238,8 @@ class Steps:
                 self._run_in_spans()
             else:
                 self.runner.executor.run()
+        if self._sharded is not None:
+            self._sharded.finish()
         self.training.finish()
         here = self.wiring.finish()
         self.losses = losses.gather()

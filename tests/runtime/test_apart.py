@@ -9,6 +9,7 @@ import torch
 from inputs.few_plans import few_plan, made_by
 from inputs.plans import plan_of
 from inputs.problems import make_problem
+from inputs.sharded_problems import plan_that_gathers_again
 from runs import wrapped_runs
 from runs.processes import without_teller
 from torch import nn
@@ -60,6 +61,18 @@ def test_gradients_of_shards(two: Ranks, kind: str, split: bool, recompute: bool
     for errors in two.run(wrapped_runs.sharded, plan, kind, recompute):
         assert isinstance(errors, list), errors
         assert max(errors) < 1e-12
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_weights_are_whole_when_the_plan_says(four: Ranks, split: bool) -> None:
+    """A rank has room for one of its three stages: they are gathered again and again, also before a W."""
+    plan = plan_that_gathers_again(split=split)
+    assert any(len(rank.collectives) > 2 * len(plan.problem.stages_on(rank.rank)) for rank in plan.ranks)
+    for found in four.run(wrapped_runs.gathered_as_planned, plan):
+        assert isinstance(found, list), found
+        error, whole, planned = found
+        assert error < 1e-12
+        assert whole == planned
 
 
 @pytest.mark.slow

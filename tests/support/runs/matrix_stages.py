@@ -117,7 +117,7 @@ class Stage(nn.Module):
                 y = y + reduce_scatter_single_autograd(self._everywhere(y) @ bank.to_local()[0], "sum", 0, self.among)
         if self.spread == "context":
             seen = y if self.among is None else self._everywhere(y)
-            y = y + (y @ seen.T).softmax(-1) @ seen
+            y = y + 0.2 * (y @ seen.T).softmax(-1) @ seen
         return y, number
 
     def _everywhere(self, y: torch.Tensor) -> torch.Tensor:
@@ -277,6 +277,7 @@ def spread(cell: Any, stage: Stage, mesh: Any) -> None:
 
         stage.bank = nn.Parameter(distribute_tensor(stage.bank.detach(), mesh["data"], [Shard(0)]))
     if cell.compiled:
+        torch._dynamo.reset()  # what processes have compiled in other cells is not the same, nor when they cease to compile
         stage.body = torch.compile(stage._body, backend="aot_eager")
     if kind in ("TP", "FSDP2 and TP"):
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module

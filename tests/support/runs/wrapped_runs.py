@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
-from runs.harness import Layer, Run, load, make_stages, relative_error
+from runs.harness import Layer, Run, grid, load, make_stages, relative_error
 from runs.training_runs import clipping_error
+from schedc.runtime.common.hooks import Observer, OpTimes
 from schedc.runtime.training.clipping import clip_grad_norm_
 
 if TYPE_CHECKING:
@@ -37,8 +39,6 @@ def wrapped(kind: str, module: nn.Module, group: dist.ProcessGroup) -> nn.Module
         with warnings.catch_warnings(action="ignore"):  # of the only process of a group
             return FullyShardedDataParallel(module, group, device_id=torch.device("cpu"), use_orig_params=True)
     elif kind.startswith("fsdp2"):
-        from torch.distributed.fsdp import fully_shard
-
         inner = [layer for layer in module.modules() if isinstance(layer, Layer)] if kind.endswith("by layer") else []
         for one in (*inner, module):
             fully_shard(one, mesh=mesh, reshard_after_forward=not kind.endswith("weights"))
@@ -83,6 +83,34 @@ def sharded(rank: int, plan: Plan, kind: str, recompute: bool) -> list[float]:
             errors += found
             errors += clipped_to(run)
     return errors
+
+
+def gathered_as_planned(rank: int, plan: Plan) -> list[Any]:
+    """Steps of two pipelines by a plan that gathers and releases: the largest error; of each op the stages held, as planned."""
+    run, found = Run(plan), list[Any]()
+    _, replicas = grid(2, 2)
+    for module in run.stages.values():
+        wrapped("fsdp2", module, replicas)
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
+
+    class Held(Observer):
+        """Which stages' weights are gathered, or on their way, when an op ends."""
+
+        def op(self, times: OpTimes) -> None:
+            groups = {stage: fully_shard.state(one)._fsdp_param_group for stage, one in run.stages.items()}  # type: ignore[attr-defined]
+            found.append([stage for stage, one in groups.items() if one.is_unsharded or one._all_gather_result is not None])
+
+    with run.load(observe=Held()):
+        loss, expected = run.step(0)
+        errors = [abs(loss.item() - expected.item()), *run.gradient_errors()]
+        whole, order = list(found), plan.ranks[run.rank]
+        run.step(1)
+        errors += [*run.gradient_errors(), *clipped_to(run)]
+    planned = [
+        sorted({one.stage for one in order.collectives if one.kind == "AG" and one.before <= at < one.until})
+        for at in range(len(order.compute))
+    ]
+    return [max(errors), whole, planned]
 
 
 def clipped_to(run: Run, limit: float = 0.1) -> list[float]:
