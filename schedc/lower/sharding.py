@@ -4,7 +4,8 @@
 Rank by rank, as what a rank holds depends on its own queue alone:
 
 - Weights that were gathered stay while there is room. Where an op needs room, those are released whose next op is furthest away:
-  of stages of one size no rule gathers less often (Belady 1966).
+  of stages of one size no rule gathers less often (Belady 1966). Or those that are unused the longest, whose room the next gather
+  then has early. Both are tried.
 - Gathers go in the order in which they are needed, each as early as there is room from then on. Earlier is never later for an op:
   the rank's collectives go one after the other in this order.
 - The rank waits for a reduction where the gradients' room is needed, but not before it ends by a timeline, if weights can give
@@ -14,6 +15,7 @@ Rank by rank, as what a rank holds depends on its own queue alone:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -43,10 +45,11 @@ def placed(problem: Problem, schedule: Schedule) -> Schedule | None:
     """
     assert problem.data_parallel is not None
     orders = [_Order.of(problem, schedule, rank) for rank in range(problem.ranks)]
-    timeline: Timeline | None = simulate(with_whole_weights(problem), replace(schedule, collectives=()))
+    timeline = simulate(with_whole_weights(problem), replace(schedule, collectives=()))
     best: tuple[int, Schedule] | None = None
-    for waits in (False,) * ROUNDS + (True,):
-        found = [order.collectives(problem.data_parallel, None if waits else timeline) for order in orders]
+    for waits, longest_unused in product((False,) * ROUNDS + (True,), (False, True)):
+        until = None if waits else timeline
+        found = [order.collectives(problem.data_parallel, until, longest_unused=longest_unused) for order in orders]
         made = replace(schedule, collectives=tuple(each for each in found if each is not None))
         if len(made.collectives) < problem.ranks:
             continue
@@ -94,12 +97,15 @@ class _Order:
         held = np.cumsum(taken) - np.cumsum(released) + released
         return cls(rank=rank, ops=order, room=(limit - held).tolist())
 
-    def collectives(self, parallel: DataParallel, timeline: Timeline | None) -> tuple[Collective, ...] | None:
+    def collectives(
+        self, parallel: DataParallel, timeline: Timeline | None, *, longest_unused: bool
+    ) -> tuple[Collective, ...] | None:
         """Its collectives in the order in which they are issued; None: there is no room for one stage's weights.
 
         Args:
             parallel: what they take and hold.
             timeline: which says when reductions end; None: the rank waits for each behind the op that makes it ready.
+            longest_unused: whether those go first, else those whose next op is furthest away.
         """
         first = {op.stage: at for at, op in reversed(list(enumerate(self.ops))) if op.kind in (Kind.W, Kind.BW)}
         last = {op.stage: at + 1 for at, op in enumerate(self.ops) if op.kind in (Kind.W, Kind.BW)}
@@ -113,7 +119,7 @@ class _Order:
         for stage, at in first.items():
             for op in range(at, until[stage]):
                 room[op] -= parallel.gradient_bytes[stage]
-        stays = self._stays(parallel, room, last, until)
+        stays = self._stays(parallel, room, last, until, longest_unused=longest_unused)
         if stays is None:
             return None
         self._gather_early(parallel.gathered_bytes, room, stays)
@@ -124,7 +130,9 @@ class _Order:
         ]
         return tuple(each for _, _, each in sorted(gathers + reductions))
 
-    def _stays(self, parallel: DataParallel, room: list[float], last: dict[int, int], until: dict[int, int]) -> list[_Stay] | None:
+    def _stays(
+        self, parallel: DataParallel, room: list[float], last: dict[int, int], until: dict[int, int], *, longest_unused: bool
+    ) -> list[_Stay] | None:
         """The stays, each from the first op that needs it; takes the gradients' room where it must, with `until` and `room`."""
         following = self._next_use()
         stays: list[_Stay] = []
@@ -134,7 +142,10 @@ class _Order:
                 there[op.stage] = _Stay(stage=op.stage, first=at, until=at + 1)
                 stays.append(there[op.stage])
             there[op.stage].until = at + 1
-            others = sorted(there.keys() - {op.stage}, key=lambda stage: following[there[stage].until - 1])
+            others = sorted(
+                there.keys() - {op.stage},
+                key=lambda stage: -there[stage].until if longest_unused else following[there[stage].until - 1],
+            )
             while sum(parallel.gathered_bytes[stage] for stage in there) > room[at]:
                 if others:
                     del there[others.pop()]

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.lower_bounds import simple_bound
-from schedc.analysis.bounds.residency import rank_without_room
+from schedc.analysis.bounds.residency import beside_gathered, rank_without_room
 from schedc.errors import Infeasible, NoPlanFound, Unsupported
 from schedc.ir import Objective, Problem, with_whole_weights
 from schedc.lower.sharding import placed
@@ -55,7 +55,9 @@ def solve_sharded(
     by_cpsat = settings.method.partition("{")[0] == CpSat.name
     if by_cpsat and not _for_cpsat(problem):
         raise Unsupported(f"{problem.name}: cpsat is for the makespan of sharded weights in up to {MOST_OPS} compute ops; use auto")
-    _by_levels(incumbent, replace(settings, method=ONE_RULE) if by_cpsat else settings)
+    for method in (ONE_RULE, "sequential") if by_cpsat else (settings.method,):
+        if incumbent.whole is None:
+            _by_levels(incumbent, replace(settings, method=method))
     limits = _left(incumbent, 1.0)
     is_over = incumbent.ended is Ended.INTERRUPTED or limits.time_s == 0 or limits.deterministic == 0
     if incumbent.whole is not None and not is_over and (by_cpsat or (is_auto(settings.method) and _for_cpsat(problem))):
@@ -117,6 +119,8 @@ def _by_levels(incumbent: Incumbent, settings: SearchSettings) -> None:
 
 def _take(incumbent: Incumbent, known: Incumbent, title: str) -> None:
     """Offer what was found with collectives in their places."""
+    if known.schedule is None:
+        incumbent.candidates += [replace(each, method=f"{each.method}, {title}") for each in known.candidates]
     found = {schedule: name for (name, _), (_, schedule) in known.families.items()}
     if known.schedule is not None:
         found[known.schedule] = known.found_by
@@ -140,7 +144,7 @@ def levels_of(problem: Problem) -> dict[str, Problem]:
     parallel = problem.data_parallel
     assert parallel is not None
     own = [problem.stages_on(rank) for rank in range(problem.ranks)]
-    found: dict[str, Problem] = {}
+    found: dict[str, Problem] = {"the smallest stage": beside_gathered(problem)}
     for gradients in (True, False):
         for count in range(1, max(map(len, own)) + 1):
             title = f"{counted(count, 'stage')} a rank{' and gradients' if gradients else ''}"

@@ -171,7 +171,7 @@ def graph() -> Plan:
 REFUSED: dict[str, tuple[Callable[[], Plan], str]] = {
     "two paths": (lambda: made_by("chimera", 2, 4, placement="bidirectional"), "it has two paths (a bidirectional placement)"),
     "parts": (
-        lambda: made_by("greedy{n_sub=3}", 4, 8, links={(0, 1): (25, 10), (1, 0): (25, 10)}, in_flight=6),
+        lambda: made_by("greedy{n_sub=3}", 4, 12, links={(0, 1): (25, 10), (1, 0): (25, 10)}, in_flight=6),
         "is a part of a block, and torch runs blocks whole",
     ),
     "another path": (other_path, "its path visits the stages in the order [1, 0]"),
