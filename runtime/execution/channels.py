@@ -133,7 +133,8 @@ class Sender(_End):
                 sends += [self.ends.control.send(part, _header_tag(at)) for part in encode(kinds) if part.numel()]
             except ConnectionLost as error:
                 raise self._lost(self._doing(at), error) from error
-        self.sent_s[at] = monotonic()
+        if self.failing is not None:
+            self.sent_s[at] = monotonic()
         for tag, (kind, tensor) in enumerate(zip(kinds, value, strict=True), at * TAGS):
             if tensor is not None and (kind.gradient or not message.gradient) and not self._failed:
                 try:

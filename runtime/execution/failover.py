@@ -77,7 +77,7 @@ class FailoverWiring(Wiring):
                     doing = f"rank {self.rank} connects the ranks {wire.source}, {wire.destination}"
                     self._fail(wire, doing, error, late=False)
         self._completion.say(good=not self._failures)
-        if not self._completion.hear(self._patience_s):
+        if not self._completion.hear(self.patience_s):
             self.change()
 
     def _channel(self, wire: Wire) -> P2PChannel:

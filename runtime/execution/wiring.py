@@ -39,6 +39,8 @@ class Wiring:
     """Whether a step may have to run again, as a channel has failed that another can take over from; the same on all ranks."""
     patience = 1
     """How many limits to wait for a rank that may have to find out first that a channel has failed."""
+    recovery_s = 0.0
+    """How long at least, where a step may run again."""
 
     def __init__(
         self,
@@ -117,7 +119,7 @@ class Wiring:
         if self.rank == wire.source:
             self.senders[number] = Sender(wire, ends, self.boundaries, self.timeout_s, failing)
         else:
-            self.receivers[number] = Receiver(wire, ends, self.boundaries, self.timeout_s, failing, self._device, self._patience_s)
+            self.receivers[number] = Receiver(wire, ends, self.boundaries, self.timeout_s, failing, self._device, self.patience_s)
 
     def _channel(self, wire: Wire) -> P2PChannel:
         """What is used now between the ranks of a wire."""
@@ -129,7 +131,7 @@ class Wiring:
         for sender in self.senders.values():
             sender.timeout_s = timeout_s
         for receiver in self.receivers.values():
-            receiver.timeout_s, receiver.shape_timeout_s = timeout_s, self._patience_s
+            receiver.timeout_s, receiver.shape_timeout_s = timeout_s, self.patience_s
 
     def renew(self) -> None:
         """Connect all wires anew, after receives were posted for a step that is not going to run; all ranks do this together.
@@ -185,7 +187,7 @@ class Wiring:
         for wire in self._wires.values():
             self._settle(wire)
         self._completion.say(good=self._is_good())
-        good = self._completion.hear(self._patience_s)
+        good = self._completion.hear(self.patience_s)
         if good:
             self._flush()
         return good
@@ -218,8 +220,9 @@ class Wiring:
         """Say with an error which channels had failed before; here a failure is the error."""
 
     @property
-    def _patience_s(self) -> float:
-        return self.timeout_s * self.patience
+    def patience_s(self) -> float:
+        """How long to wait for what a rank says, which may have found first that a channel has failed, or be late."""
+        return max(self.timeout_s * self.patience, self.recovery_s if self.retries else 0)
 
     def _flush(self) -> None:
         for sender in self.senders.values():

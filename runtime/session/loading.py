@@ -66,6 +66,7 @@ def load(
     sequence_dim: int = 1,
     varying: bool = False,
     first_timeout_s: float | None = None,
+    recovery_timeout_s: float = 0.0,
     seed: int | None = None,
     first_step: int = 0,
 ) -> Pipe:
@@ -107,6 +108,8 @@ def load(
         varying: whether what a stage gives may have other shapes where inputs have the same; each tensor's are said before it then.
         first_timeout_s: in place of `timeout_s` until the first step of a plan has ended, in which stages may be compiled; None:
             the same.
+        recovery_timeout_s: for how long ranks wait for one that is late, if that is above twice `timeout_s` and a step may run
+            again: theirs does then, with the late rank. One that has ended is not waited for.
         seed: from which each layer draws its random numbers, by step and microbatch, whatever the plan and the rank; None: ranks
             draw what comes.
         first_step: how many steps the job has made before, for `seed` and for checkpoints; `load_checkpoint` sets it.
@@ -247,6 +250,7 @@ def load(
             sequence_dim=sequence_dim,
             varying=varying,
             first_timeout_s=first_timeout_s,
+            recovery_timeout_s=recovery_timeout_s,
             drawing=drawing,
             first_step=first_step,
         )

@@ -67,6 +67,7 @@ class Steps:
         sequence_dim: int,
         varying: bool,
         first_timeout_s: float | None = None,
+        recovery_timeout_s: float = 0.0,
         drawing: Drawing | None = None,
         first_step: int = 0,
     ) -> None:
@@ -118,8 +119,9 @@ class Steps:
         self.retries = self.wiring.retries
         """Whether a step may have to run again; the same in all pipelines that `load` connects."""
         self._start: StepStart | None = None
-        all_see, patience_s = None if swap_group is None else swap_group.all_see, timeout_s * self.wiring.patience
-        self.beginning = Beginning(groups, all_see, patience_s, sequence_dim, stages=stages, varying=varying)
+        self.wiring.recovery_s = recovery_timeout_s
+        all_see = None if swap_group is None else swap_group.all_see
+        self.beginning = Beginning(groups, all_see, self.wiring.patience_s, sequence_dim, stages=stages, varying=varying)
         self.use(plan)
 
     def use(self, plan: Plan) -> None:
@@ -151,7 +153,7 @@ class Steps:
         if limit_s != self._timeout_s:
             self._timeout_s = limit_s
             self.wiring.limit(limit_s)
-            self.beginning.limit(limit_s * self.wiring.patience)
+            self.beginning.limit(self.wiring.patience_s)
             for groups in (self.groups, *self.groups.beside):
                 groups.timeout_s = limit_s
         return self.beginning.agree(given, self.hooks, self.runner.executor)

@@ -189,6 +189,18 @@ def test_a_peer_that_is_later_than_the_limit(two: Ranks, times: int) -> None:
             assert said.endswith("ranks 0 and 1, one was late (no answer in 60 s); gloo is connected anew, and the step runs again")
 
 
+@pytest.mark.parametrize("recovery_s", [0.0, 60.0])
+def test_a_peer_that_pauses_for_longer_than_twice_the_limit(two: Ranks, recovery_s: float) -> None:
+    """It is waited for if the job says so; if not, who waits for it names it."""
+    options = Options(timeout_s=2.0, late_s=6.0, recovery_s=recovery_s, steps=3)
+    results = two.run(retry_runs.compare, planned(), [[NONE], [NONE]], options)
+    if recovery_s:
+        assert all(isinstance(result, dict) and result["different"] == [] for result in results), results
+        assert all("delegate" not in result["by_step"][-1] for result in results)
+    else:
+        assert "TransferFailed" in results[1] and "rank 0" in results[1] and "no answer in 4 s" in results[1], results
+
+
 def test_a_peer_that_is_late_in_every_attempt(two: Ranks) -> None:
     """It ends the step, and is named; no other channel would make it faster."""
     results = two.run(retry_runs.compare, planned(), [[Faults(receive={2: "late"})], [NONE]], Options(steps=3))

@@ -104,6 +104,7 @@ class Options(NamedTuple):
     """A plan to move to; all ranks call `swap` before step 1."""
     late_s: float = 0.0
     """How long rank 0 sleeps before step 2."""
+    recovery_s: float = 0.0
     delegate: bool = True
 
 
@@ -147,7 +148,7 @@ def _train(rank: int, plan: Plan, faults: Sequence[Faults], options: Options) ->
     swapped: list[Any] = []
     with on_failing(faults, delegate=options.delegate, counts=counts), warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        with run.load(timeout_s=options.timeout_s, observe=recorder) as pipe:
+        with run.load(timeout_s=options.timeout_s, recovery_timeout_s=options.recovery_s, observe=recorder) as pipe:
             for step in range(options.steps):
                 if not options.accumulate or step % 2 == 0:
                     run.clear()
