@@ -44,8 +44,9 @@ STEPS, MOST_STEPS = 100, 1600
 """Of narrow windows, the first step is the objective over the one, the least that is tried over the other."""
 LEAST_S = 0.25
 """No question gets less."""
-SHARE = 0.25
-"""A question gets this share of what is left, at most."""
+SHARE, FEW_SHARE, LAST_SHARE = 0.25, 0.05, 0.5
+"""Of what is left, at most: for a question over all makespans, for a narrow one with the memory of a few ranks, and for one with
+all that was settled."""
 LEAST_WORK = 1e-3
 """No question counts as less."""
 RANKS = 3
@@ -120,7 +121,7 @@ def refute(
     asker = _Asker(problem, grid, blocks, objective_ns, limits, on_bound, time.perf_counter(), bound_ns, grid.ticks(bound_ns))
     path, order = windows_of(problem, blocks, asker.enough).least, _ranks(problem, clock) if asker.goes_on else ()
     memories = (_Counted(limited=frozenset(order[:count])) for count in range(min(RANKS, len(order)), len(order) + 1))
-    _by_gain(asker, [_grow(asker, order, path), _narrow(asker, memories, path)])
+    _by_gain(asker, [_grow(asker, order, path), _narrow(asker, memories, path, FEW_SHARE)])
     cut_short = clock.has_cut or not (asker.counts_all or asker.is_good_enough)
     return Refuted(lower_bound_ns=asker.bound_ns, cut_short=cut_short, work=asker.spent)
 
@@ -176,14 +177,14 @@ class _Asker:
         left_s = None if time_s is None else time_s - (time.perf_counter() - self.begun)
         return left_s, None if work is None else work - self.spent
 
-    def ask(self, counted: _Counted, upper: int) -> SolverStatus:
-        """For the best relaxed schedule of at most `upper` ticks, in its share of what is left."""
+    def ask(self, counted: _Counted, upper: int, share: float = SHARE) -> SolverStatus:
+        """For the best relaxed schedule of at most `upper` ticks, in a share of what is left."""
         windows = windows_of(self.problem, self.blocks, upper)
         lower, computing, limited = self.lower, counted.computing, counted.limited
         model = build_relaxed(self.problem, self.blocks, windows, lower, upper, computing=computing, limited=limited)
         left_s, work = self._left()
-        time_s = None if left_s is None else max(left_s * SHARE, LEAST_S)
-        deterministic = None if work is None else min(work, max(work * SHARE, LEAST_S))
+        time_s = None if left_s is None else max(left_s * share, LEAST_S)
+        deterministic = None if work is None else min(work, max(work * share, LEAST_S))
         solver = solver_of(replace(self.limits, time_s=time_s, deterministic=deterministic, gap=0.0))
         code, ended_by = run(solver, model.model)
         status = SolverStatus(solver.status_name(code))
@@ -260,16 +261,16 @@ def _grow(asker: _Asker, order: Sequence[int], path: int) -> Iterator[None]:
             counted, crowded = tried, found
     asker.counts_all = counted.limited.issuperset(order) and crowded <= counted.computing
     if not asker.counts_all:
-        yield from _narrow(asker, [_Counted(counted.computing | crowded, counted.limited | {*order[:RANKS]})], path)
+        yield from _narrow(asker, [_Counted(counted.computing | crowded, counted.limited | {*order[:RANKS]})], path, LAST_SHARE)
 
 
-def _narrow(asker: _Asker, relaxations: Iterable[_Counted], path: int) -> Iterator[None]:
+def _narrow(asker: _Asker, relaxations: Iterable[_Counted], path: int, share: float) -> Iterator[None]:
     """Ask each for one makespan after another, a little above the last, until one is possible; a question each time it goes on."""
     step, least = max(1, asker.enough // STEPS), max(1, asker.enough // MOST_STEPS)
     for counted in relaxations:
         status = SolverStatus.INFEASIBLE
         while status in (SolverStatus.INFEASIBLE, SolverStatus.UNKNOWN):
-            status = asker.ask(counted, max(path, min(asker.lower + step, asker.enough - 1)))
+            status = asker.ask(counted, max(path, min(asker.lower + step, asker.enough - 1)), share)
             yield
             step = step // 2 if status is SolverStatus.UNKNOWN else step
             if step < least:

@@ -16,7 +16,7 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.ir.problem import Objective
 from schedc.solvers.common.base import Limits, SolverStatus
-from schedc.solvers.exact.refute import Refuted, _Asker, _Counted, refute
+from schedc.solvers.exact.refute import SHARE, Refuted, _Asker, _Counted, refute
 from schedc.solvers.heuristics.greedy import Greedy
 
 if TYPE_CHECKING:
@@ -97,9 +97,9 @@ def test_a_question_that_takes_long_does_not_displace_one_that_says_more(monkeyp
     """Where what counts compute is never settled, narrow makespans with the memory of a few ranks say as much as before."""
     ask = _Asker.ask
 
-    def without_compute(asker: _Asker, counted: _Counted, upper: int) -> SolverStatus:
+    def without_compute(asker: _Asker, counted: _Counted, upper: int, share: float = SHARE) -> SolverStatus:
         is_settled = not counted.computing and (not counted.limited or upper - asker.lower <= STEP)
-        return ask(asker, counted, upper) if is_settled else SolverStatus.UNKNOWN
+        return ask(asker, counted, upper, share) if is_settled else SolverStatus.UNKNOWN
 
     monkeypatch.setattr(_Asker, "ask", without_compute)
     assert refuted(STARVED).lower_bound_ns == 297
