@@ -11,6 +11,7 @@ with what is known then.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -24,7 +25,7 @@ from schedc.solvers.common.base import ignore
 from schedc.solvers.common.fuse_backwards import fuse_backwards
 from schedc.solvers.common.incumbent import Candidate, Ended, Incumbent
 from schedc.solvers.common.interruption import OutOfTime
-from schedc.solvers.common.method import FUSED, MIXED, SMALL_OPS, Constructive, Method, fusing_frees, fusing_saves_time
+from schedc.solvers.common.method import FUSED, MIXED, SMALL_OPS, Constructive, LocalSearch, Method, fusing_frees, fusing_saves_time
 from schedc.solvers.common.microbatch_order import order_is_open
 from schedc.solvers.driver.registry import constructive, is_auto, is_constructive, method_named, methods, search_of
 from schedc.solvers.driver.turns import CPSAT_OPS, Turn, afterwards_of, turns_of
@@ -55,6 +56,9 @@ OVERLAPPING = "one-by-one"
 
 NOTHING_BETTER = "found nothing better"
 """Of a search that worked."""
+
+AGAIN = 1_000_003
+"""By which the seed of a local search's next turn is another one: with the same numbers it would try the same changes again."""
 
 NEARLY = 0.95
 """A search that ended by itself so close to the limit was ended by it."""
@@ -175,7 +179,7 @@ def _search(incumbent: Incumbent, runs: Iterable[tuple[Turn, Search]], limits: L
 
     One that does not exist for the problem is an error only where it was asked for by name.
     """
-    some_worked = False
+    some_worked, turns = False, Counter[str]()
     for (name, share, aim), search in runs:
         if incumbent.schedule is None or incumbent.gap <= limits.gap:
             return False
@@ -186,7 +190,9 @@ def _search(incumbent: Incumbent, runs: Iterable[tuple[Turn, Search]], limits: L
         slice_s = None if left_s is None else share * left_s
         work = None if limits.deterministic is None else share * max(0.0, limits.deterministic - incumbent.work)
         incumbent.settings.on_method(name)
-        run = partial(_improve, search, incumbent, replace(limits, time_s=slice_s, deterministic=work))
+        seed = limits.seed + AGAIN * turns[search.name]
+        turns[search.name] += isinstance(search, LocalSearch)
+        run = partial(_improve, search, incumbent, replace(limits, time_s=slice_s, deterministic=work, seed=seed))
         begun, before_ns = time.perf_counter(), incumbent.objective_ns
         why_not = "ended before it found anything better"
         try:

@@ -123,7 +123,7 @@ def test_an_interruption_keeps_the_best_plan_so_far(monkeypatch: pytest.MonkeyPa
         raise KeyboardInterrupt
 
     replace_search(monkeypatch, "cpsat", interrupted)
-    compiled = compile_problem(m70(2, 0.25, microbatches=32, in_flight=10), SearchSettings(method="cpsat"))
+    compiled = compile_problem(m70(2, 0.25, microbatches=32, in_flight=12), SearchSettings(method="cpsat"))
     assert compiled.plan.certificate.makespan_ns < 4000 * MS
     assert not compiled.plan.made_by.reproducible
 
@@ -228,11 +228,19 @@ def test_while_a_clock_leaves_time_the_local_searches_go_on_from_other_seeds(mon
         replace_search(monkeypatch, name, lambda *_: None)
     assert compile_problem(SEVERAL_CHUNKS, SearchSettings(limits=Limits(time_s=600, seed=7))).ended == Ended.INTERRUPTED
     assert begun[-4:] == [("local", 16, 8), ("polish", 16, 8), ("local", 32, 9), ("polish", 32, 9)]
-    assert {seed for _, _, seed in begun[:-4]} == {7}
-    begun.clear()
-    for other in (Limits(seed=7), Limits(deterministic=5.0, seed=7)):
-        compile_problem(SEVERAL_CHUNKS, SearchSettings(limits=other))
-    assert {seed for _, _, seed in begun} == {7}
+    assert {seed for _, _, seed in begun[:-4]} == {7, 7 + portfolio.AGAIN}
+
+
+def test_a_local_search_never_has_the_same_seed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[tuple[str, int]] = []
+    for name in ("local", "polish", "cpsat", "refute"):
+        replace_search(monkeypatch, name, lambda search, _, limits: begun.append((search.name, limits.seed)))
+    for limits in (Limits(seed=7), Limits(deterministic=5.0, seed=7)):
+        begun.clear()
+        compile_problem(SEVERAL_CHUNKS, SearchSettings(limits=limits))
+        local = [each for each in begun if each[0] in ("local", "polish")]
+        assert len(set(local)) == len(local) == 4
+        assert {seed for name, seed in begun if name in ("cpsat", "refute")} | {local[0][1]} == {7}
 
 
 def test_where_no_search_works_nothing_is_left_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
