@@ -86,6 +86,12 @@ class ShardedStages(ReplicaHooks):
             for root in own:
                 root.release()
 
+    def close(self) -> None:
+        """The pipe is closed, perhaps in the middle of a step: the modules are as before their first."""
+        for own in self._stages.values():
+            for root in own:
+                root.reset()
+
 
 class _Root:
     """One of these modules, and those within that FSDP is around as well."""
@@ -146,6 +152,18 @@ class _Root:
 
     def _await_sum(self) -> None:
         self._state._root_post_backward_final_callback()
+
+    def reset(self) -> None:
+        """Let go of what a step has left that has failed: weights that were gathered, and gradients that have added up."""
+        if self._state._is_root is None:  # none has begun
+            return
+        for group in self._groups():
+            group._all_gather_result = None  # not waited for, as the others may be gone
+            for weight in group.fsdp_params:
+                weight.unsharded_accumulated_grad = None
+                if hasattr(weight, "_unsharded_param"):
+                    weight._unsharded_param.grad = None
+        self._state._reset_iter_state()
 
     def release(self) -> None:
         for group in self._groups():

@@ -216,6 +216,8 @@ class Steps:
         """Close the wires, and let go of everything. Closing again does nothing."""
         self.wiring.close()
         self.training.close()
+        if self._sharded is not None:
+            self._sharded.close()
         if self.drawing is not None:
             self.drawing.close()
 

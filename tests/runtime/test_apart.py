@@ -63,6 +63,14 @@ def test_gradients_of_shards(two: Ranks, kind: str, split: bool, recompute: bool
         assert max(errors) < 1e-12
 
 
+def test_sharded_stages_are_loaded_again_after_a_failure(two: Ranks) -> None:
+    """FSDP keeps gradients that have added up so far, and weights that were gathered: they are of the step that failed."""
+    problem = make_problem(1, 4, placement="loop", chunks=2)
+    for errors in two.run(wrapped_runs.goes_on_after_a_failure, plan_of(problem, constructive("1f1b")(problem))):
+        assert isinstance(errors, list), errors
+        assert max(errors) < 1e-12
+
+
 @pytest.mark.parametrize("split", [False, True])
 def test_weights_are_whole_when_the_plan_says(four: Ranks, split: bool) -> None:
     """A rank has room for one of its three stages: they are gathered again and again, also before a W."""

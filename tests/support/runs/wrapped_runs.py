@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from runs.harness import Layer, Run, grid, load, make_stages, relative_error
+from runs.harness import Layer, Run, cannot_go_on, grid, load, make_stages, on_forward, relative_error
 from runs.training_runs import clipping_error
 from schedc.runtime.common.hooks import Observer, OpTimes
 from schedc.runtime.training.clipping import clip_grad_norm_
@@ -111,6 +112,24 @@ def gathered_as_planned(rank: int, plan: Plan) -> list[Any]:
         for at in range(len(order.compute))
     ]
     return [max(errors), whole, planned]
+
+
+def goes_on_after_a_failure(rank: int, plan: Plan) -> list[float]:
+    """A step that fails in the middle on both processes, then the plan loaded again: the errors of its gradients."""
+    group, both = own_group(rank), dist.new_group([0, 1])
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
+    run = Run(plan)
+    for module in run.stages.values():
+        wrapped("fsdp2", module, both)
+    groups = {"pipeline_group": group, "data_parallel_group": both}
+    with run.load(**groups), suppress(ValueError):
+        failing = {max(run.stages): run.stages[max(run.stages)]}
+        on_forward(failing, 3, cannot_go_on)
+        run.pipe.step(*run.share(run.batch(0)))
+    for weight in run.weights:
+        weight.grad = None
+    with run.load(**groups):
+        return steps_and_evaluations(run)
 
 
 def clipped_to(run: Run, limit: float = 0.1) -> list[float]:
