@@ -91,10 +91,10 @@ def norm(architecture: Architecture | Vision, setting: Setting) -> Operator:
     return elementwise("norm", setting, elements, forward=2, backward=backward, kept=1, parameters=parameters)
 
 
-def embedding_operators(architecture: Architecture, setting: Setting, *, held: bool = True) -> Operators:
+def embedding_operators(architecture: Architecture, setting: Setting, *, held: bool = True, positions: bool = True) -> Operators:
     """Each device looks its part of the vocabulary up; then the devices of a tensor-parallel group sum their results.
 
-    The matrix is `held`, or counted elsewhere.
+    The matrix is `held`, or counted elsewhere; `positions` have one of their own, where the model learns them.
     """
     hidden, size, tokens = architecture.hidden, setting.element_bytes, setting.tokens
     moved, weights = tokens * hidden, setting.rows(architecture.vocabulary) * hidden
@@ -104,7 +104,7 @@ def embedding_operators(architecture: Architecture, setting: Setting, *, held: b
         # The gradient is a matrix as large as the weights, written with zeros, then added to the sum: torch's
         # `embedding_dense_backward`.
         backward_weight=OperatorWork(memory_bytes=2 * moved * size + weights * (2 * size + 2 * GRADIENT_BYTES)),
-        parameters=weights + architecture.positions * hidden if held else 0.0,
+        parameters=weights * held + architecture.positions * hidden * positions,
         kept_for_weight_bytes=tokens * TOKEN_BYTES,
         gradient_bytes=setting.own_tokens * hidden * size,
         working_bytes=(moved + weights) * size,
@@ -155,7 +155,7 @@ def further_token_operators(block: Block, architecture: Architecture, setting: S
     """
     hidden, own = architecture.hidden, setting.own_tokens
     return [
-        *embedding_operators(architecture, setting, held=held),
+        *embedding_operators(architecture, setting, held=held, positions=False),
         norm(architecture, setting),
         norm(architecture, setting),
         *collective("gather", setting, 2 * hidden),
