@@ -119,14 +119,15 @@ def read_trace(path: Path | str) -> Trace:
     return parse_trace(read_bytes(path, MOST_BYTES), str(path))
 
 
-def is_trace_file(path: Path | str) -> bool:
-    """Whether a file is read as a trace file: it is none of `torch.profiler`'s, which say so, plain or packed.
+def trace_unless_profile(path: Path | str) -> Trace | None:
+    """The trace in the file, which is read once; None: it is one of `torch.profiler`'s, which say so, plain or packed.
 
     Raises:
-        InvalidInput: it cannot be read.
+        InvalidInput: as `read_trace`.
     """
     content = read_bytes(path, MOST_BYTES)
-    return content[:2] != b"\x1f\x8b" and b'"baseTimeNanoseconds"' not in content
+    is_profile = content[:2] == b"\x1f\x8b" or b'"baseTimeNanoseconds"' in content
+    return None if is_profile else parse_trace(content, str(path))
 
 
 def parse_trace(content: bytes, name: str) -> Trace:

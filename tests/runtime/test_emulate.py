@@ -125,6 +125,15 @@ def test_one_queue_couples_transfers_and_compute() -> None:
 
 
 @pytest.mark.slow
+def test_twenty_ranks_run_to_their_end() -> None:
+    """`benchmarks/emulation/many_ranks.py` runs 64."""
+    problem = make_problem(20, 20, costs_ns=(10 * MS, 10 * MS, 10 * MS), split_backward=False)
+    plan = plan_of(problem, one_f_one_b(problem))
+    (iteration_ns,) = iterations_ns(plan, runs=1)
+    assert iteration_ns >= plan.certificate.makespan_ns
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("queues", [4, 1])
 @pytest.mark.parametrize(
     ("method", "placement", "chunks"),

@@ -16,7 +16,7 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput
 from schedc.formats.plan.plan_file import plan_sha256
 from schedc.formats.profiler_steps import trace_of_profiles
-from schedc.formats.trace_file import is_trace_file, read_trace
+from schedc.formats.trace_file import read_trace, trace_unless_profile
 from schedc.ir import token
 from schedc.runtime import Observer, load
 
@@ -36,7 +36,7 @@ def test_a_profilers_trace_is_that_of_the_plan(two: Ranks, tmp_path: Path, name:
         assert tokens == sorted(2 * own)
         assert re.fullmatch(rf"{plan.name}: [\d.]+ \w+ over 3 steps, planned [\d.]+ ns \(\+[\d.]+%\); most by .+", line), line
     paths = [tmp_path / f"{rank}.json" for rank in (1, 0)]
-    assert not is_trace_file(paths[0]) and is_trace_file(tmp_path / "trace.json")
+    assert trace_unless_profile(paths[0]) is None and trace_unless_profile(tmp_path / "trace.json") is not None
     found, recorded = trace_of_profiles(plan, paths), read_trace(tmp_path / "trace.json")
     assert (found.steps, found.plan_sha256) == ((1, 2), plan_sha256(plan))
     for one, other in zip(found.ranks, recorded.ranks, strict=True):

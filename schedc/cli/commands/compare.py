@@ -90,11 +90,11 @@ def compared(
     from schedc.formats.plan.plan_file import plan_sha256
     from schedc.formats.plan.plan_structs import VERSIONS
     from schedc.formats.profiler_steps import trace_of_profiles
-    from schedc.formats.trace_file import is_trace_file, read_trace
+    from schedc.formats.trace_file import trace_unless_profile
 
     trace_path, sha256 = trace_paths[0], plan_sha256(plan)
-    of_schedc = len(trace_paths) == 1 and is_trace_file(trace_path)
-    trace = read_trace(trace_path) if of_schedc else trace_of_profiles(plan, trace_paths)
+    recorded = trace_unless_profile(trace_path) if len(trace_paths) == 1 else None
+    trace = recorded or trace_of_profiles(plan, trace_paths)
     if trace.plan_sha256 != sha256 and trace.plan_sha256 not in [plan_sha256(plan, version) for version in VERSIONS]:
         raise InvalidInput(
             f"{trace_path}: is a trace of the plan {trace.plan_name!r} with the sha256 {trace.plan_sha256[:12]}…, found {plan_path}"
