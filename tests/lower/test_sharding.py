@@ -11,6 +11,9 @@ from inputs.plans import plan_of
 from inputs.sharded_problems import sharded_orders, sharded_problem
 from oracles.sharded_step import all_places, held_bytes, least_ns, makespan_ns
 
+from schedc.analysis.attribution.idle import idle_of
+from schedc.analysis.attribution.slack import slacks_of
+from schedc.analysis.attribution.waits import SegmentKind, critical_path, waits_of
 from schedc.analysis.bounds.lower_bounds import lower_bounds
 from schedc.analysis.simulation.memory import memory_curve, peak_bytes
 from schedc.analysis.simulation.simulate import simulate
@@ -68,6 +71,22 @@ def test_no_place_is_better_for_tiny_orders() -> None:
             tried += 1
             assert simulate(problem, schedule).makespan_ns == least_ns(problem, schedule)
     assert tried > 30
+
+
+def test_what_ops_wait_for_is_known() -> None:
+    """The critical path goes through gathers and reductions from 0 to the end; idle time has causes, and slack is not below 0."""
+    through: set[SegmentKind] = set()
+    for problem, schedule in cases(0, 150):
+        timeline = simulate(problem, schedule)
+        waits = waits_of(problem, timeline)
+        path = critical_path(timeline, waits)
+        through |= {segment.kind for segment in path}
+        assert [each.end_ns for each in path] == [*(each.start_ns for each in path[1:]), timeline.makespan_ns]
+        slacks = slacks_of(timeline, waits)
+        assert min(*slacks.op_ns, *slacks.collective_ns) >= 0
+        idle_ns = [sum(piece.idle_ns for piece in of_rank) for of_rank in idle_of(problem, schedule, timeline, waits)]
+        assert idle_ns == [timeline.makespan_ns - busy_ns for busy_ns in timeline.busy_ns]
+    assert through >= {SegmentKind.ALL_GATHER, SegmentKind.REDUCE_SCATTER}
 
 
 def test_orders_without_room_have_no_places() -> None:

@@ -7,6 +7,7 @@ from itertools import islice, product
 from random import Random
 
 import pytest
+from inputs.odd_numbers import odd
 from inputs.sharded_problems import sharded_orders, sharded_problem
 from oracles.sharded_step import all_orders, all_places, makespan_ns
 
@@ -20,6 +21,7 @@ from schedc.ir.schedule import Schedule
 from schedc.lower.sharding import placed
 from schedc.solvers.common.base import Limits, SearchSettings, SolverStatus
 from schedc.solvers.exact.cpsat import solve_cpsat
+from schedc.verify.schedule.checks import verify_schedule
 
 WORK = Limits(deterministic=0.3, workers=2)
 
@@ -64,6 +66,22 @@ def test_bounds_and_proofs_are_those_of_brute_force() -> None:
         tight += bound_ns == least
         limited += any(limit is not None for limit in problem.memory_limit_bytes)
     assert len(cases) > 10 and limited > 5 and tight > len(cases) // 2
+
+
+def test_odd_nanoseconds_and_gibibytes() -> None:
+    """Proofs and schedules are those of the small numbers, times the unit, and at most the rests more."""
+    tried = 0
+    for problem, known, least in tiny(0, 60):
+        large = odd(problem, Random(least))
+        begin = placed(large.problem, replace(known, collectives=()))
+        assert begin is not None
+        solved = solve_cpsat(large.problem, begin, limits=WORK)
+        tried += 1
+        assert least * large.unit_ns <= solved.objective_ns <= least * large.unit_ns + large.slack_ns
+        assert max(bound.value_ns for bound in lower_bounds(large.problem)) <= solved.objective_ns
+        assert solved.lower_bound_ns <= solved.objective_ns
+        assert verify_schedule(large.problem, solved.schedule) == ()
+    assert tried > 4
 
 
 def test_the_least_limit_is_needed() -> None:

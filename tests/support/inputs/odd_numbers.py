@@ -72,8 +72,17 @@ def odd(problem: Problem, random: Random) -> Odd:
     )
     parallel = problem.data_parallel
     if parallel is not None:
-        scatter, gather = (tuple(map(time, values)) for values in (parallel.reduce_scatter_ns, parallel.all_gather_ns))
-        parallel = replace(parallel, reduce_scatter_ns=scatter, all_gather_ns=gather)
+        scatter = tuple(map(time, parallel.reduce_scatter_ns))
+        gather = tuple(time(value, 3 * problem.microbatches if problem.is_sharded else 1) for value in parallel.all_gather_ns)
+        rests = [[random.randint(1, MOST_ODD_BYTES) for _ in parallel.gathered_bytes] for _ in (0, 1)]
+        slack_bytes += sum(map(sum, rests))
+        gathered, gradients = (
+            tuple(size * unit_bytes + rest for size, rest in zip(sizes, of_sizes, strict=True))
+            for sizes, of_sizes in zip((parallel.gathered_bytes, parallel.gradient_bytes), rests, strict=True)
+        )
+        parallel = replace(
+            parallel, reduce_scatter_ns=scatter, all_gather_ns=gather, gathered_bytes=gathered, gradient_bytes=gradients
+        )
     limits = tuple(None if limit is None else limit * unit_bytes + slack_bytes for limit in problem.memory_limit_bytes)
     large = replace(problem, stages=tuple(stages), links=links, data_parallel=parallel, memory_limit_bytes=limits)
     return Odd(large, unit_ns, slack_ns)
