@@ -15,6 +15,7 @@ from torch.distributed.fsdp import fully_shard
 
 from runs.harness import Layer, Run, cannot_go_on, grid, load, make_stages, on_forward, relative_error
 from runs.training_runs import clipping_error
+from schedc.ir.ops import Kind
 from schedc.runtime.common.hooks import Observer, OpTimes
 from schedc.runtime.training.clipping import clip_grad_norm_
 
@@ -95,23 +96,36 @@ def gathered_as_planned(rank: int, plan: Plan) -> list[Any]:
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
 
     class Held(Observer):
-        """Which stages' weights are gathered, or on their way, when an op ends."""
+        """Which stages' weights are gathered, or on their way, when an op ends; and the bytes of these, and of gradients."""
 
         def op(self, times: OpTimes) -> None:
             groups = {stage: fully_shard.state(one)._fsdp_param_group for stage, one in run.stages.items()}  # type: ignore[attr-defined]
-            found.append([stage for stage, one in groups.items() if one.is_unsharded or one._all_gather_result is not None])
+            held = [stage for stage, one in groups.items() if one.is_unsharded or one._all_gather_result is not None]
+            found.append((held, sum(map(bytes_of, groups.values()))))
 
+    sizes = {stage: sum(one.numel() * 8 for one in module.parameters()) for stage, module in run.stages.items()}
     with run.load(observe=Held()):
         loss, expected = run.step(0)
         errors = [abs(loss.item() - expected.item()), *run.gradient_errors()]
-        whole, order = list(found), plan.ranks[run.rank]
+        first, order = list(found), plan.ranks[run.rank]
         run.step(1)
         errors += [*run.gradient_errors(), *clipped_to(run)]
-    planned = [
-        sorted({one.stage for one in order.collectives if one.kind == "AG" and one.before <= at < one.until})
-        for at in range(len(order.compute))
-    ]
-    return [max(errors), whole, planned]
+    planned: list[tuple[list[int], int]] = []
+    for at in range(len(order.compute)):
+        whole = sorted({one.stage for one in order.collectives if one.kind == "AG" and one.before <= at < one.until})
+        summing = {op.stage for op in order.compute[: at + 1] if op.kind in (Kind.W, Kind.BW)}
+        summing -= {one.stage for one in order.collectives if one.kind == "RS" and one.before <= at}
+        planned.append((whole, sum(sizes[stage] for stage in (*whole, *summing))))
+    return [max(errors), first, planned]
+
+
+def bytes_of(group: Any) -> int:
+    """What a group of FSDP holds of whole weights, or of those that are on their way, and of gradients."""
+    held = [] if group._all_gather_result is None else [group._all_gather_result.all_gather_output]
+    for weight in group.fsdp_params:
+        whole = getattr(weight, "_unsharded_param", None)
+        held += [*weight.all_gather_outputs, weight.unsharded_accumulated_grad, None if whole is None else whole.grad]
+    return sum(one.untyped_storage().nbytes() for one in held if one is not None)
 
 
 def goes_on_after_a_failure(rank: int, plan: Plan) -> list[float]:
