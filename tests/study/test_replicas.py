@@ -75,6 +75,31 @@ def test_experts_lie_over_the_devices_of_a_stage(tmp_path: Path) -> None:
     assert degrees.divides_experts(1) and not Degrees(expert=4).divides_experts(6)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "model", "rate"),
+    [
+        (1, {"cp": 8}, 450),  # a node
+        (2, {"cp": 8}, 450),
+        (1, {"cp": 16}, 400),  # eight adapters of each of two nodes
+        (1, {"cp": 24}, 400),
+        (1, {"tp": 2, "cp": 12}, 200),  # four of each of three nodes
+        (1, {"tp": 8, "cp": 4}, 50),  # one device of each of four nodes
+        (4, {"tp": 2, "cp": 3}, 50),  # six devices, some of which are in two nodes
+    ],
+)
+def test_a_ring_over_nodes_has_the_network_of_its_devices_in_a_node(
+    ranks: int, model: dict[str, int], rate: float, tmp_path: Path
+) -> None:
+    """One pipeline on H100: links of 450 GB/s, an adapter of 50 GB/s for each device, of both 0.75; 20 us to begin."""
+    context = model["cp"]
+    sites = (ranks * context * model.get("tp", 1),)
+    degrees: dict[str, object] = {**model, "sequence": 48 * 64}
+    request = tiny_request(tmp_path, sites=sites, model=degrees, tune=ALONE | {"batch": 1, "zero_stages": [1], "ranks": [ranks]})
+    (each,) = candidates(request.choices)
+    reduce_ns, _ = collectives_ns(request, each, 10**8, 0)
+    assert reduce_ns == pytest.approx(20_000 + (context - 1) / context * 4e8 / (0.75 * rate), abs=3)
+
+
 def test_zero_1_is_tried_where_experts_alone_have_replicas(tmp_path: Path) -> None:
     """One pipeline, whose two tensor-parallel devices have the same experts: their optimizer state is divided by 2."""
     tune = ALONE | {"ranks": [4], "zero_stages": [0, 1]}

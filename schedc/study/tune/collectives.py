@@ -168,9 +168,11 @@ def _ring_rate(request: TuneRequest, members: int, apart: int) -> float:
     """What each device of a ring sends at most, in bytes a second; `apart`: its devices have this many from each to the next."""
     device = request.device
     assert device is not None
-    if max(request.choices.sites) <= device.group or device.group % (members * apart) == 0:  # in one node
+    spans = members * apart
+    if max(request.choices.sites) <= device.group or device.group % spans == 0:  # in one node
         return device.link_bytes_per_s
-    near = device.group // apart if device.group % apart == 0 and members * apart % device.group == 0 else 1
+    nodes = -(-spans // device.group)
+    near = members // nodes if spans > device.group >= apart else 1  # of the ring, in a node
     return min(device.link_bytes_per_s, max(1, near) * device.network_bytes_per_s)
 
 
