@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
 from functools import partial
-from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -22,7 +21,8 @@ from schedc.errors import InvalidInput
 from schedc.ir import Problem
 from schedc.runtime.common.failure import BatchRefused
 from schedc.runtime.common.program import starts_of
-from schedc.runtime.stage.batches import Batches, Microbatches, check_dict, check_size, cut, goes_with, samples_of, shape_of
+from schedc.runtime.session.shapes import ShapesOfCalls
+from schedc.runtime.stage.batches import Batches, Microbatches, check_dict, check_size, cut, goes_with, samples_of
 from schedc.runtime.transports.gloo import BEGINNING, PeerWords
 
 if TYPE_CHECKING:
@@ -37,10 +37,6 @@ if TYPE_CHECKING:
 
 
 WAITS, SAYS = "rank {rank} waits until rank {peer} begins", "rank {rank} says to rank {peer} that it begins"
-STEADY = 50
-"""After this many steps of the same shapes ranks post receives for the next before they know its own."""
-MOST_SHAPES = 4096
-"""Of more, all are forgotten, and headers go again."""
 
 
 class Given(NamedTuple):
@@ -104,16 +100,12 @@ class Beginning:
 
         `stages` are this rank's; `varying` is whether tensors between stages may differ where microbatches have one shape.
         """
-        self._sequence_dim, self._varying, self._stages = sequence_dim, varying, stages
+        self._sequence_dim, self._stages = sequence_dim, stages
         self._groups = groups
         self._all_see = all_see
         self._patience_s = patience_s
         self._words = PeerWords(groups.all, BEGINNING)
-        self._numbers: dict[object, int] = {}
-        """Of what this rank's inputs have looked like, the number that it says to others."""
-        self._number = count()
-        self._known: dict[tuple[int, ...], int] = {}
-        """Of the numbers that ranks have said of a microbatch, its shape; the same on all ranks."""
+        self._shapes = ShapesOfCalls(groups.rank, varying=varying)
 
     def use(
         self,
@@ -136,13 +128,7 @@ class Beginning:
         self._even = cut_by_name is not None or problem.updates is not None
         self.has_run = False
         """Whether a step has; who runs them says so."""
-        self._looked: tuple[tuple[torch.dtype, torch.Size] | None, list[int]] = None, []
-        """What the last batch looked like, where it was one tensor, and the word of it."""
-        self._said: list[list[int]] = []
-        """What ranks with inputs have said of the last step."""
-        self._shapes: Sequence[int] = ()
-        self._alike = STEADY
-        """In how many steps, one after the other, shapes have been the same."""
+        self._shapes.use(self._count, self._parts)
 
     def limit(self, patience_s: float) -> None:
         """From now on wait so long for another rank."""
@@ -163,10 +149,10 @@ class Beginning:
             given = given._replace(weights=self._slices * (self._count // len(self._slices)))
         try:
             own = self._microbatches(given)
-            word = self._word(given, own)
+            word = self._shapes.word(given.inputs, own, plain=not given.kwargs) if self._groups.rank in self._starting else []
         except InvalidInput as error:
             refusal, word = error, [0] * (2 * self._count)
-        posts = steps and self.has_run and self._alike >= STEADY and not self._varying
+        posts = steps and self.has_run and self._shapes.are_steady
         words = self._begins(given, hooks, executor, word, fits=refusal is None, posts=posts)
         samples = words[0][1 + self._count :]
         if not all(one[0] for one in words):
@@ -184,7 +170,11 @@ class Beginning:
         if refusal is not None:
             raise refusal
         assert own is not None
-        shapes = self._shapes_of(words, executor, steps=steps, posts=posts)
+        differ = posts and not self._shapes.are_as_before(words)
+        shapes = self._shapes.of(words, executor.wiring.boundaries, steps=steps, first=not self.has_run)
+        if differ:
+            self._groups.exchange(None)  # who closes must not be before one that still posts
+            executor.cancel()
         rank, shares = self._groups.rank, None
         if any(samples[:: self._parts] != samples_of(one, self._count // self._parts) for one in self._cut_like_inputs(given)):
             own = self._microbatches(given, samples)
@@ -249,51 +239,6 @@ class Beginning:
         if given.bare and given.targets is None:
             return Microbatches(own, None)
         return Microbatches(own, cut(given.targets, count, "targets", rank, samples, even=even))
-
-    def _word(self, given: Given, own: Microbatches) -> list[int]:
-        """What this rank says of its inputs: a number for what each microbatch looks like, and how many samples it has."""
-        if self._groups.rank not in self._starting:
-            return []
-        inputs = given.inputs
-        look = (inputs.dtype, inputs.shape) if isinstance(inputs, torch.Tensor) and not given.kwargs else None
-        if look is not None and look == self._looked[0]:
-            return self._looked[1]
-        if len(self._numbers) > MOST_SHAPES:
-            self._numbers.clear()
-        what = f"rank {self._groups.rank}: a microbatch of inputs"
-        numbers = []
-        for at in range(self._count):
-            named = [each[at] for each in own.kwargs.values()]
-            beside = [(value.dtype, value.shape) for one in named for value in one.values() if isinstance(value, torch.Tensor)]
-            found = (*(shape_of(one[at], what) for one in (own.inputs, *own.inputs_of.values()) if one), *beside)
-            if found not in self._numbers:
-                self._numbers[found] = next(self._number)
-            numbers.append(self._numbers[found])
-        samples = samples_of(given.inputs, self._count // self._parts)
-        self._looked = look, [*numbers, *(each for each in samples for _ in range(self._parts))]
-        return self._looked[1]
-
-    def _shapes_of(self, words: list[list[int]], executor: Executor, *, steps: bool, posts: bool) -> Sequence[int]:
-        """The shapes of a call's microbatches; where receives are posted for others, connect anew."""
-        boundaries = executor.wiring.boundaries
-        if self._varying:
-            boundaries.clear()
-            return [*range(self._count)]
-        if steps and words == self._said:
-            self._alike += 1
-            return self._shapes
-        if len(self._known) > MOST_SHAPES:
-            self._known.clear()
-            boundaries.clear()
-        columns = zip(*(one[1 : 1 + self._count] for one in words), strict=True)
-        shapes = [self._known.setdefault(numbers, len(self._known)) for numbers in columns]
-        if steps:
-            if posts:
-                self._groups.exchange(None)  # who closes must not be before one that still posts
-                executor.cancel()
-            self._alike = 0 if self.has_run else self._alike
-            self._said, self._shapes = words, shapes
-        return shapes
 
     def _by_samples(self, given: Given, samples: Sequence[int], pipelines: int, *, by_slices: bool) -> Given:
         """The same with weights by which each sample counts the same, where microbatches have different numbers of them."""

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from runs.harness import TOKENS, Run, load, loss_fn, make_batch, make_stages, noting
-from schedc.runtime.session import beginning
+from schedc.runtime.session import shapes as call_shapes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,7 @@ def made(number: int, shape: Shape) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def train(
-    rank: int, plan: Plan, batches: Sequence[Shape | list[Shape]], steady: int = beginning.STEADY, **options: Any
+    rank: int, plan: Plan, batches: Sequence[Shape | list[Shape]], steady: int = call_shapes.STEADY, **options: Any
 ) -> tuple[list[float], list[int]]:
     """Train on batches of these shapes, or of microbatches of these, and the whole model on the same.
 
@@ -38,7 +38,7 @@ def train(
         boundaries and shapes this rank has learnt in it what is exchanged.
     """
     run, errors, learnt = Run(plan), [], []
-    with patch.object(beginning, "STEADY", steady), run.load(**options) as pipe:
+    with patch.object(call_shapes, "STEADY", steady), run.load(**options) as pipe:
         for number, shapes in enumerate(batches):
             known = len(pipe.steps.wiring.boundaries)
             run.clear()
