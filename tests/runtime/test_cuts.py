@@ -121,3 +121,38 @@ def test_an_activations_hook_is_called_once_where_w_begins() -> None:
 
     compared(Hooked().double(), [torch.randn(2, WIDTH).double()])
     assert len(calls) == 2  # the plain backward's, and B's
+
+
+class Scaled(torch.autograd.Function):
+    """x·w + x·w, whose backward changes the gradients that it gives in place before it gives them, `times` times."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, same: torch.Tensor, times: int) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.times = times
+        return x * weight + x * same
+
+    @staticmethod
+    def backward(ctx: Any, *given: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        one, other = (given[0] * x).sum(0), (given[0] * x).sum(0)
+        for _ in range(ctx.times):
+            one.neg_()
+            other.neg_()
+        return 2 * given[0] * weight, one, other, None
+
+
+def test_a_gradient_that_has_the_id_of_one_that_is_gone_has_a_version_of_its_own() -> None:
+    torch.manual_seed(0)
+
+    class Stage(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scales = nn.ParameterList(torch.randn(WIDTH) for _ in range(12))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for number, scale in enumerate(self.scales):
+                x = Scaled.apply(x, scale, scale, 2 * number)  # type: ignore[no-untyped-call]
+            return x
+
+    compared(Stage().double(), [torch.randn(2, WIDTH).double()])

@@ -109,7 +109,11 @@ def backward_of_inputs(
     for joint in cut.joints:
         reading = seen.get(joint.node) if joint.node in arrivals.at else None
         gradients = arrivals.at[joint.node] if reading else [arrived[edge] for edge in joint.edges]
-        versions = [None if gradient is None else arrivals.version(gradient) for gradient in gradients]
+        places = [(joint.node, number) for number in range(len(gradients))] if reading else joint.edges
+        versions = [
+            None if gradient is None else arrivals.version(place, gradient)
+            for place, gradient in zip(places, gradients, strict=True)
+        ]
         works.append(WeightWork(joint, gradients, versions, reading))
     edges, values = arrived_at(cut.shared, found[len(asked) : len(asked) + len(cut.shared)])
     if edges:

@@ -211,7 +211,7 @@ class GradientArrivals:
         """
         self._before = before
         self.found: dict[Place, torch.Tensor | None] = dict.fromkeys(before)
-        self._versions: dict[int, int] = {}
+        self._versions: dict[Place, tuple[torch.Tensor, int]] = {}
         self.at: dict[Node, Sequence[torch.Tensor | None]] = {}
         """With what gradients the nodes have run that are watched."""
         for root, seed in zip(roots, seeds, strict=True):
@@ -231,15 +231,19 @@ class GradientArrivals:
 
         def note(gradients: Sequence[torch.Tensor | None]) -> None:
             self.at[node] = gradients
-            for gradient in gradients:
-                if gradient is not None:
-                    self._versions.setdefault(id(gradient), gradient._version)
+            for number, gradient in enumerate(gradients):
+                self._note((node, number), gradient)
 
         return node.register_prehook(note)
 
-    def version(self, gradient: torch.Tensor) -> int:
-        """How often the gradient had been changed in place when it first arrived."""
-        return self._versions.get(id(gradient), gradient._version)
+    def version(self, place: Place, gradient: torch.Tensor) -> int:
+        """How often the gradient had been changed in place when it arrived there."""
+        noted, version = self._versions.get(place, (None, 0))
+        return version if noted is gradient else gradient._version
+
+    def _note(self, place: Place, gradient: torch.Tensor | None) -> None:
+        if gradient is not None:
+            self._versions[place] = gradient, gradient._version
 
     def _taker(self, places: Sequence[tuple[int, Place]]) -> Callable[[Sequence[torch.Tensor | None], object], None]:
         def take(gradients: Sequence[torch.Tensor | None], _: object) -> None:
@@ -249,10 +253,10 @@ class GradientArrivals:
         return take
 
     def _add(self, place: Place, gradient: torch.Tensor | None) -> None:
-        if gradient is not None:
-            self._versions.setdefault(id(gradient), gradient._version)
         before = self.found[place]
-        self.found[place] = gradient if before is None else before if gradient is None else before + gradient
+        if gradient is not None:
+            self.found[place] = gradient if before is None else before + gradient
+            self._note(place, self.found[place])
 
 
 @contextmanager
