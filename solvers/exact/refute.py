@@ -273,7 +273,7 @@ def _narrow(asker: _Asker, relaxations: Iterable[_Counted], path: int, share: fl
             status = asker.ask(counted, max(path, min(asker.lower + step, asker.enough - 1)), share)
             yield
             step = step // 2 if status is SolverStatus.UNKNOWN else step
-            if step < least:
+            if step < least or status is SolverStatus.FEASIBLE:  # nor would one that counts more be settled
                 return
 
 
