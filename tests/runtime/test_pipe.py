@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, strategies as st
 from inputs.all_layouts import tiny_workload
 from inputs.differing_problems import longest_first
 from inputs.few_layouts import seek_few_layouts
-from inputs.few_plans import made_by
+from inputs.few_plans import W_IN_PARTS, made_by
 from inputs.plans import plan_of
 from inputs.problems import make_problem
 from inputs.random_schedules import random_schedules
@@ -55,7 +55,7 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "bidirectional": ("chimera", {"placement": "bidirectional"}),
     "bidirectional greedy": ("greedy", {"placement": "bidirectional"}),
     "dualpipe-v": ("dualpipe-v", {"placement": "wave", "chunks": 2}),
-    "greedy with W in parts": ("greedy{n_sub=3}", {"links": {(0, 1): (25, 10), (1, 0): (25, 10)}, "in_flight": 6}),
+    "greedy with W in parts": W_IN_PARTS,
 }
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import pytest
 import torch
-from inputs.few_plans import made_by
+from inputs.few_plans import W_IN_PARTS, made_by
 from inputs.plans import plan_of
 from inputs.problems import make_problem
 from runs import feature_runs, replicated_runs
@@ -37,7 +37,7 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "1f1b": ("1f1b", {}),
     "zb-h1": ("zb-h1", {}),
     "zb-v": ("zb-v", {"placement": "wave", "chunks": 2}),
-    "greedy with W in parts": ("greedy{n_sub=3}", {"links": {(0, 1): (25, 10), (1, 0): (25, 10)}, "in_flight": 6}),
+    "greedy with W in parts": W_IN_PARTS,
 }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from inputs.few_plans import made_by
+from inputs.few_plans import W_IN_PARTS, made_by
 from inputs.plans import one_f_one_b, plan_of, small_plan
 from inputs.problems import make_problem
 from runs import watched_runs
@@ -184,7 +184,7 @@ def test_a_real_run_is_written_whole(two: Ranks, tmp_path: Path) -> None:
     """Two processes: every op and transfer of every kept step is there, in order, at times that can be."""
     plans = {
         "zb-v": made_by("zb-v", 2, 8, placement="wave", chunks=2),
-        "parts": made_by("greedy{n_sub=3}", 2, 8, links={(0, 1): (25, 10), (1, 0): (25, 10)}, in_flight=6),
+        "parts": made_by(W_IN_PARTS[0], 2, 8, **W_IN_PARTS[1]),
     }
     assert plans["parts"].parts
     for name, plan in plans.items():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, given, strategies as st
-from inputs.few_plans import made_by
+from inputs.few_plans import W_IN_PARTS, made_by
 from inputs.plans import plan_of
 from inputs.problems import make_problem
 from runs import swap_runs
@@ -33,9 +33,6 @@ def made(method: str, microbatches: int = 6, **options: Any) -> Plan:
     return made_by(method, 4, microbatches, **options)
 
 
-SLOW_LINK: dict[str, Any] = {"links": {(0, 1): (25, 10), (1, 0): (25, 10)}, "in_flight": 6}
-
-
 def assert_trains(results: Sequence[Any], plans: Sequence[Plan], ran: Sequence[int]) -> None:
     """Every step has the reference's gradients and loss, and ran the ops of plan `ran[step]`, on all ranks."""
     for rank, result in enumerate(results):
@@ -58,7 +55,7 @@ def one_step_of(results: Sequence[Any], number: int, state: str = "done") -> int
 @pytest.mark.slow
 def test_from_1f1b_to_zb_h1_to_greedy_in_parts(four: Ranks) -> None:
     """All ranks call it before the same step, one of them 0.3 s late; then each before another one."""
-    plans = [made("1f1b"), made("zb-h1"), made("greedy{n_sub=3}", **SLOW_LINK)]
+    plans = [made("1f1b"), made("zb-h1"), made(W_IN_PARTS[0], **W_IN_PARTS[1])]
     calls = [{1: 1, 5: 2}, {1: 1, 6: 2}, {1: 1, 7: 2}, {1: 1, 5: 2}]
     results = four.run(swap_runs.swap_while_training, plans, calls, 11, {2: 0.3})
     first, second = one_step_of(results, 0), one_step_of(results, 1)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, strategies as st
+from inputs.few_plans import W_IN_PARTS, made_by
 from inputs.problems import M70_NS, MS, m70, make_problem, problems, with_fused_backward
 from suite.example_counts import examples
 
@@ -318,3 +319,10 @@ def test_by_slack_it_is_no_worse_than_its_own_mixture() -> None:
 def test_where_nothing_is_split_all_backwards_are_fused() -> None:
     problem = make_problem(3, 6, split_backward=False, in_flight=3)
     assert all(constructive(f"greedy{{fused={fused}}}")(problem) == Greedy()(problem) for fused in FUSED)
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), [(2, 4), (2, 8), (4, 4), (4, 6), (4, 8)])
+def test_plans_for_other_tests_cut_w(ranks: int, microbatches: int) -> None:
+    """What the runtime is shown to run in parts has parts."""
+    method, options = W_IN_PARTS
+    assert any(op.part != WHOLE for rank in made_by(method, ranks, microbatches, **options).ranks for op in rank.compute)

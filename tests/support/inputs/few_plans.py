@@ -16,12 +16,18 @@ if TYPE_CHECKING:
 
     from schedc.ir.plan import Plan
 
+W_IN_PARTS: tuple[str, dict[str, Any]] = (
+    "greedy{n_sub=3,weights_first=0}",
+    {"links": {(0, 1): (7, 5), (1, 0): (7, 5)}, "in_flight": 3},
+)
+"""Cuts W on 2 ranks with 4 or 8 microbatches, and on 4 with 4, 6 or 8."""
+
 PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "1f1b": ("1f1b", {}),
     "interleaved": ("interleaved", {"placement": "loop", "chunks": 2}),
     "zb-v": ("zb-v", {"placement": "wave", "chunks": 2}),
     "bidirectional": ("chimera", {"placement": "bidirectional"}),
-    "parts": ("greedy{n_sub=3}", {"links": {(0, 1): (25, 10), (1, 0): (25, 10)}, "in_flight": 6}),
+    "parts": W_IN_PARTS,
 }
 
 
