@@ -12,7 +12,7 @@ from fractions import Fraction
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from schedc.frontend.job_file import AUTO, DataParallelSection, PipelineSection
+from schedc.frontend.job_file import AUTO, PipelineSection
 from schedc.frontend.profile import per_stage
 from schedc.io.location import Location, show
 from schedc.ir import DataParallel, Device, Layer, MessageCost, Placement, Problem, Updates, trunk_name
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from schedc.frontend.cost_keys import DevicesSection, MemorySection
     from schedc.frontend.job_file import JobFile
+    from schedc.frontend.replica_keys import DataParallelSection
 
 _MOST_STAGES = 2**14
 
