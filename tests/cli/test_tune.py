@@ -267,6 +267,9 @@ def test_the_command_line_alone_is_a_job(
     assert of_options["pipelines"] == of_file["pipelines"]
     assert run("tune", "--model", "config.json", "-o", "c") == 2
     assert "expected JOB, or --model, --devices and --batch" in capsys.readouterr().err
+    for beside in (("--model", "config.json"), ("--device", "h200"), ("--batch", "9"), ("--sites", "2"), ("--latency", "1 ms")):
+        assert run("tune", "tune.toml", "-o", "c", *beside) == 2
+        assert f"found {beside[0]} beside JOB" in capsys.readouterr().err
     assert run("tune", "tune.toml", "-o", "b", *FAST, "--why", "ranks=2") == 0
     printed = capsys.readouterr().out
     assert re.search("the best beside 2 ranks × 2 pipelines.*\ncause +best +other +more\n", printed)

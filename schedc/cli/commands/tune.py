@@ -21,7 +21,7 @@ def tune_command(
     output: Annotated[Path, output_to("FOLDER", "Where the table goes, and the best as job, profile and plan.")],
     job: Annotated[Path | None, Argument(metavar="JOB", help="The job of tune (TOML); - is standard input.")] = None,
     model: Annotated[str | None, Option(metavar="NAME|CONFIG.json", help="Instead of JOB: a model, as of schedc costs.")] = None,
-    device: Annotated[str, Option(metavar="NAME", help="With --model: what it runs on.")] = "h100",
+    device: Annotated[str | None, Option(metavar="NAME", help="With --model: what it runs on. Default: h100.")] = None,
     devices: options.DevicesOption = None,
     batch: options.BatchOption = None,
     sequence: options.SequenceOption = None,
@@ -57,6 +57,10 @@ def tune_command(
     from schedc.solvers.common.interruption import Interruption
 
     if job is not None:
+        given = {"model": model, "device": device, "devices": devices, "batch": batch, "sequence": sequence, "latency": latency}
+        given |= {"bandwidth": bandwidth, "sites": None if sites == 1 else sites}
+        for name in (name for name, value in given.items() if value is not None):
+            raise InvalidInput(f"found --{name} beside JOB, expected one or the other; --set changes a value of JOB")
         source = options.read_source(job, values)
     elif model is None or devices is None or batch is None:
         raise InvalidInput("expected JOB, or --model, --devices and --batch instead of it")
@@ -66,7 +70,7 @@ def tune_command(
 
         table = tune_table(
             model,
-            device,
+            device or "h100",
             Path(),
             devices=devices,
             batch=batch,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.period import period_bounds
 from schedc.ir import BoundName, Problem, Updates, Versions
+from schedc.spelling import counted
 from schedc.study.tune.candidates import TuneCandidate, candidates
 from schedc.study.tune.collectives import bytes_per_parameter, collectives_ns, costs_of, optimizer_ns
 from schedc.units import format_bytes
@@ -152,8 +153,9 @@ def what_fits(request: TuneRequest) -> str:
             break
     needed, room = format_bytes(int(least), 1), format_bytes(devices * request.room_bytes, 1)
     each, kept = format_bytes(request.room_bytes, 1), format_bytes(request.reserve_bytes, 1)
+    have = f"{counted(devices, 'device')} {'has' if devices == 1 else 'have'}"
     return (
-        f"weights, gradients and optimizer state take {needed} or more in all, and {devices} devices have {room}"
+        f"weights, gradients and optimizer state take {needed} or more in all, and {have} {room}"
         f" ({each} each, after a reserve of {kept}); {larger} may have room, or fewer bytes for each parameter"
         " (memory.weight, gradient, optimizer)"
     )
