@@ -23,6 +23,7 @@ from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
     from collections import Counter
+    from collections.abc import Sequence
     from pathlib import Path
 
     from runs.processes import Ranks
@@ -185,24 +186,23 @@ def check_cell(cell: Cell, ranks: Ranks, folder: Path, counts: Counter[str]) -> 
     if failed:  # the rank that lost a connection says less than the one that left
         failed.sort(key=lambda text: "TransferFailed" in text)
         return [Finding("fails", f"{cell}: {failed[0]}")]
-    error, where = _error(cell, results)
+    drawn: dict[int, dict[int, Any]] = {}
+    for result in results:
+        for stage, values in result["drawn"].items():
+            drawn.setdefault(stage, {}).update(values)
+    error, where = error_of(cell, results, matrix_runs.expected(cell, plans_of(cell)[0], drawn))
     most = MOST_ERROR[cell.precision]
     counts["right"] += error <= most
     return [] if error <= most else [Finding("wrong", f"{cell}: {where} is wrong by {error:.2g}")]
 
 
-def _error(cell: Cell, results: list[Any]) -> tuple[float, str]:
+def error_of(cell: Cell, results: Sequence[Any], expected: Sequence[Any]) -> tuple[float, str]:
     """The largest relative error of a gradient, a weight or a loss, and of what."""
-    drawn: dict[int, dict[int, Any]] = {}
-    for result in results:
-        for stage, values in result["drawn"].items():
-            drawn.setdefault(stage, {}).update(values)
-    expected = matrix_runs.expected(cell, plans_of(cell)[0], drawn)
     worst = (0.0, "nothing")
-    # Of few digits none may be right of what is left where much cancels, nor after a step whose weights differ by the last.
+    # Of few digits none may be right of what is left where much cancels.
     least = 1e-12 if cell.precision == "float64" else 0.1
     for rank, result in enumerate(results):
-        for step, values in enumerate(result["steps"] if cell.precision == "float64" else result["steps"][:1]):
+        for step, values in enumerate(result["steps"]):
             most = {kind: max(_largest(own) for name, own in expected[step].items() if name.startswith(kind)) for kind in KINDS_OF}
             for name, found in values.items():
                 right = expected[step].get(name.partition("[")[0])

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 WIDTH = 4
+LEAST = 0.1
+"""What a norm adds to the variance. Of few numbers some samples have nearly none, and a gradient divided by its root says nothing
+in bf16: with torch's 1e-5 moving outputs by one unit in their last place changed gradients by as much as they are."""
 RANDOM = ("torch random", "python random", "numpy random", "a generator")
 KINDS = ("plain", "loss with weights", "buffers", "frozen", "unfrozen", "mixture", "complex", *RANDOM)
 SPREADS = (
@@ -74,7 +77,7 @@ class Stage(nn.Module):
         self.kind, self.replays, self.drawn = kind, drawn is not None, drawn if drawn is not None else {}
         self.generator = torch.Generator().manual_seed(index)
         torch.manual_seed(index)
-        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH, LEAST), nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
         if kind == "buffers":
             self.register_buffer("mean", torch.zeros(WIDTH))
         if kind == "mixture":
@@ -117,7 +120,7 @@ class Stage(nn.Module):
                 y = y + reduce_scatter_single_autograd(self._everywhere(y) @ bank.to_local()[0], "sum", 0, self.among)
         if self.spread == "context":
             seen = y if self.among is None else self._everywhere(y)
-            y = y + 0.2 * (y @ seen.T).softmax(-1) @ seen
+            y = y + 0.2 * (y @ seen.T).softmax(-1) @ seen  # with all of it two steps end with losses of 1e8
         return y, number
 
     def _everywhere(self, y: torch.Tensor) -> torch.Tensor:
