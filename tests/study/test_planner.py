@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from time import perf_counter
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,7 +12,7 @@ from inputs.tune_jobs import tiny_request
 from schedc.errors import NoPlanFound
 from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.common.interruption import Interruption
-from schedc.study.tune import planner as module
+from schedc.study.tune import planner as module, search
 from schedc.study.tune.candidates import CandidateState, candidates
 from schedc.study.tune.first_plans import baseline_of
 from schedc.study.tune.planner import Planner
@@ -88,3 +90,23 @@ def test_what_has_no_plan_elsewhere_has_none_here(tmp_path: Path, monkeypatch: p
         monkeypatch.setattr(module, "compile_problem", None)
         with pytest.raises(NoPlanFound, match="chimera"):
             planner.plan(problem, SearchSettings(method="chimera"), [], baseline=False)
+
+
+@pytest.mark.parametrize(("takes_s", "leaves"), [((200, 0), False), ((200, 300), True)])
+def test_what_the_first_plan_loads_says_nothing_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, takes_s: tuple[int, ...], leaves: bool
+) -> None:
+    """By a clock that goes on while plans are made; a search that has left candidates for want of time is not done."""
+    clock_s, costs_s = 0.0, iter(takes_s)
+
+    class Slow(Planner):
+        def plan(self, problem: Problem, settings: SearchSettings, failures: list[Failure], *, baseline: bool) -> Plan:
+            nonlocal clock_s
+            clock_s += next(costs_s, 0)
+            return super().plan(problem, settings, failures, baseline=baseline)
+
+    monkeypatch.setattr(search, "time", SimpleNamespace(perf_counter=lambda: perf_counter() + clock_s))
+    limited = SearchSettings(limits=Limits(time_s=600, workers=1))
+    found = tune(tiny_request(tmp_path, tune=SMALL), limited, candidate_s=0.0, planner=Slow())
+    assert (CandidateState.NOT_REACHED in {row.state for row in found.rows}) is leaves
+    assert found.is_done is not leaves

@@ -66,7 +66,7 @@ class _Search:
     leaders: dict[bool, Work] = field(default_factory=dict)
     """The best of those without delay (False), and of those with some; steps that overlap may have none."""
     took: tuple[float, int] = (0.0, 0)
-    """The seconds of all baselines that were made, and their compute ops."""
+    """The seconds of all baselines that were made but the first, which loads and compiles what all use, and their compute ops."""
     failures: list[Failure] = field(default_factory=list)
     tries: dict[tuple[bool, bool], int] = field(default_factory=dict)
     """Of each kind, how many were begun without a plan; -1: there is one."""
@@ -283,7 +283,7 @@ class _Search:
                 work.end(CandidateState.NO_PLAN, str(error))
             return
         self.tries[work.kind] = -1
-        if baseline:
+        if baseline and self.best is not None:
             self.took = self.took[0] + time.perf_counter() - begun_s, self.took[1] + work.ops
         row.seconds += time.perf_counter() - begun_s
         if not plan.certificate.bound.is_solvers:  # a solver's says nothing of schedules that cut other blocks
@@ -382,7 +382,7 @@ def tune(
         bound_ns=least_bound_ns(rows, search.bound_ns) or 0,
         sums=sums,
         failures=tuple(search.failures),
-        is_done=not search.is_over(),
+        is_done=not search.is_over() and all(row.state is not CandidateState.NOT_REACHED for row in rows),
         compared=None if request.loss is not None else search.compared(best, rows, wanted),
         pipelines=pipeline_verdict(best.row, rows, search.value_ns, search.bound_ns),
         times=None if request.loss is None else TimeToLoss(rows=reached, source=request.loss.source),
