@@ -10,7 +10,7 @@ from runs.stage_blocks import WIDTH, Residual, assert_equal, gradients, run_all
 from torch import nn
 
 from schedc.runtime.stage.block import StageBlock
-from schedc.runtime.stage.splitting import frontier, halves
+from schedc.runtime.stage.splitting import frontier, halves, kept
 
 
 class Branching(nn.Module):
@@ -51,6 +51,15 @@ def test_microbatches_whose_graphs_differ_are_cut_each_by_its_own_shape() -> Non
     values = [torch.randn(2, WIDTH).double() for _ in range(12)]
     for number, value in enumerate(values):
         value[0, 0] = (0, 1, 2, 3, 1, 3)[number % 6] + 0.5
+    compared(stage, values)
+
+
+def test_w_is_right_where_nodes_do_not_say_what_they_have_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autograd runs the nodes then: the fields that W reads are not public, and another torch may lack them."""
+    torch.manual_seed(0)
+    stage = nn.Sequential(Residual(), nn.Linear(WIDTH, WIDTH)).double()
+    values = [torch.randn(2, WIDTH).double() for _ in range(3)]
+    monkeypatch.setattr(kept, "_fields_of", lambda _kind: ())
     compared(stage, values)
 
 
