@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,10 +26,10 @@ LEAST_S = 1e-6
 """A timer of no time would be none."""
 AGAIN_S = 1.0
 """How often what came is raised again."""
-IMPORTED_S = 0.05
-"""How often to look whether a module has been imported."""
-IMPORTS = "<frozen importlib._bootstrap>"
-"""Where the interpreter's code is that imports."""
+LATER_S = 0.05
+"""How often to look whether a module has been imported, or a callback has returned."""
+UNBROKEN = ("<frozen importlib._bootstrap>", weakref.__file__)
+"""Where the interpreter's code is that imports, and where callbacks are whose exceptions it prints and drops."""
 NOTICE_S = 0.1
 """A wait looks this often whether a signal came, and tells work again to stop that may not have listened before."""
 
@@ -68,8 +69,8 @@ class Interruption:
     _armed: Ends | None = field(default=None, init=False)
     """What may raise now."""
     _has_alarm: bool = field(default=False, init=False)
-    _imports: int = field(default=0, init=False)
-    """Of how many imports the region that may raise is a part: a program may run while it is imported."""
+    _unbroken: int = field(default=0, init=False)
+    """Of how many imports or callbacks the region that may raise is a part: a program may run while it is imported."""
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -137,7 +138,7 @@ class Interruption:
             at: `time`: at the end of the time alone.
         """
         self._raise_what_came(at)
-        self._imports, self._armed = _imports(sys._getframe()), at
+        self._unbroken, self._armed = _unbroken(sys._getframe()), at
         try:
             yield
         finally:
@@ -176,23 +177,23 @@ class Interruption:
         self._set_alarm(AGAIN_S)
         if again:
             raise KeyboardInterrupt
-        self._raise_unless_importing(frame)
+        self._raise_where_it_is_safe(frame)
 
     def _ring(self, _signal: int, frame: FrameType | None) -> None:
-        self._raise_unless_importing(frame)
+        self._raise_where_it_is_safe(frame)
 
-    def _raise_unless_importing(self, frame: FrameType | None) -> None:
-        if self._armed is not None and _imports(frame) > self._imports:
-            self._set_alarm(IMPORTED_S)
+    def _raise_where_it_is_safe(self, frame: FrameType | None) -> None:
+        if self._armed is not None and _unbroken(frame) > self._unbroken:
+            self._set_alarm(LATER_S)
         else:
             self._raise_what_came(self._armed)
 
 
-def _imports(frame: FrameType | None) -> int:
-    """Of how many imports what runs here is a part."""
+def _unbroken(frame: FrameType | None) -> int:
+    """Of how many imports and callbacks what runs here is a part."""
     found = 0
     while frame is not None:
-        found += frame.f_code.co_filename == IMPORTS
+        found += frame.f_code.co_filename in UNBROKEN
         frame = frame.f_back
     return found
 

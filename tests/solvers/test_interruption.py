@@ -15,6 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import pytest
 from inputs.problems import m70
@@ -92,6 +94,24 @@ def test_what_is_being_imported_is_imported_to_its_end(number: int, tmp_path: Pa
         importlib.import_module(name)
         time.sleep(10)
     assert sys.modules.pop(name).whole
+
+
+def test_nothing_is_raised_where_the_interpreter_would_drop_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A callback of a weak reference: what it raises is printed, and no more."""
+    dropped, begun = list[object](), list[int]()
+    monkeypatch.setattr("sys.unraisablehook", dropped.append)
+    clock = SimpleNamespace(perf_counter=lambda: 50.0 * len(begun))
+    monkeypatch.setattr("schedc.solvers.common.interruption.time", clock)
+    interruption, keys, known = Interruption(), [threading.Event()], WeakKeyDictionary[Any, int]()
+    pending: Any = SimpleNamespace(append=lambda _key: signal.raise_signal(signal.SIGALRM))
+    vars(known).update(_iterating={0}, _pending_removals=pending)  # then a removal waits there
+    known.data = {ref(each, known._remove): 1 for each in keys}  # type: ignore[attr-defined]
+    with interruption.listening(), interruption.alarm(40.0), pytest.raises(OutOfTime), interruption.raising():
+        begun.append(0)
+        keys.clear()
+        begun.append(1)
+        time.sleep(10)
+    assert begun == [0, 1] and not dropped
 
 
 def test_a_program_that_is_imported_itself_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +269,7 @@ def test_an_interruption_before_the_first_schedule_waits_for_it() -> None:
 @pytest.mark.slow
 def test_why_the_work_ended() -> None:
     assert compile_problem(m70(0, 0)).ended == Ended.PROVEN
-    assert compile_problem(m70(2, 2), SearchSettings(limits=Limits(gap=0.5))).ended == Ended.WITHIN_GAP
+    assert compile_problem(EIGHT, SearchSettings(limits=Limits(gap=0.5))).ended == Ended.WITHIN_GAP
     assert compile_problem(m70(2, 2), SearchSettings(method="1f1b")).ended == Ended.DONE
     assert compile_problem(WAVE, SearchSettings(method="cpsat", limits=Limits(time_s=1))).ended == Ended.OUT_OF_TIME
     assert (
