@@ -216,7 +216,7 @@ COMMANDS = {
     "an option that is like none": Row("show plan.json --quux", 2, 'found an unknown option "--quux"; schedc show -h lists them'),
     "a flag with a value": Row("compile job.toml -o new.json --quiet=3", 2, "Option '--quiet' does not take a value"),
     "no runs": Row("emulate plan.json --runs 0", 2, '--runs: found "0", expected at least 1'),
-    "neither model nor traces": Row("profile -o new.json", 2, "expected either --model, to measure, or --from-trace, to read what a torch pipeline has recorded"),
+    "neither model nor traces": Row("profile -o new.json", 2, "expected one of --model, to measure, --operators, to measure a device, and --from-trace, to read what torch recorded"),
     "a trace of nobody's profiler": Row("profile --from-trace plan.json -o new.json", 2, "plan.json: found JSON without traceEvents, expected a Chrome trace as export_chrome_trace writes it"),
     "a packed trace cut short": Row("profile --from-trace t.gz -o new.json", 2, "t.gz: found a gzip file that cannot be unpacked (Compressed file ended before the end-of-stream marker was reached), expected a trace", {"t.gz": gzip.compress(b"x" * 99, mtime=0)[:-9]}),
     "an unknown method of a set": Row("bench m70 --methods '1f1b,auto{x=1}'", 2, "method 'auto{x=1}': auto has no options; give them to one of the methods that it tries"),

@@ -315,9 +315,7 @@ def test_of_a_large_problem_one_rule_comes_before_several(monkeypatch: pytest.Mo
 
 
 def test_a_clock_that_cuts_a_search_short_is_told() -> None:
-    compiled = compile_problem(
-        m70(2, 0.25, microbatches=32, in_flight=10), SearchSettings(method="cpsat", limits=Limits(time_s=0.3))
-    )
+    compiled = compile_problem(m70(2, 2, microbatches=32, in_flight=6), SearchSettings(method="cpsat", limits=Limits(time_s=0.3)))
     assert not compiled.plan.made_by.reproducible
 
 

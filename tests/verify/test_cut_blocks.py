@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from inputs.few_plans import W_IN_PARTS
 from inputs.problems import make_problem
 
 from schedc.ir.ops import Kind
@@ -12,13 +13,13 @@ from schedc.models.blocks import TimeGrid, blocks_of
 from schedc.solvers.driver.registry import constructive
 from schedc.verify.schedule.checks import verify_schedule
 
-LINKS = {(0, 1): (25, 10), (1, 0): (25, 10)}
-CUT = make_problem(4, 8, costs_ns=(10, 12, 9), links=LINKS, in_flight=6)
+METHOD, OPTIONS = W_IN_PARTS
+CUT = make_problem(4, 8, costs_ns=(10, 12, 9), links=OPTIONS["links"], in_flight=6)
 WHOLE = replace(CUT, cut_blocks=False)
 
 
 def test_parts_are_refused() -> None:
-    schedule = constructive("greedy{n_sub=3}")(CUT)
+    schedule = constructive(METHOD)(CUT)
     assert schedule.parts and verify_schedule(CUT, schedule) == ()
     found = verify_schedule(WHOLE, schedule)
     assert {violation.rule for violation in found} == {"parts"}
@@ -32,7 +33,7 @@ def test_parts_that_no_op_uses_are_refused_too() -> None:
 
 
 def test_methods_make_none() -> None:
-    schedule = constructive("greedy{n_sub=3}")(WHOLE)
+    schedule = constructive(METHOD)(WHOLE)
     assert schedule.parts == () and verify_schedule(WHOLE, schedule) == ()
 
 

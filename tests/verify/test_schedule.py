@@ -14,10 +14,11 @@ from inputs.problems import make_problem, problems
 from inputs.tiny_problems import random_parts, random_schedule
 
 import schedc.verify.schedule.checks as rules
+import schedc.verify.schedule.sharding as sharding
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import CheckFailed
 from schedc.ir.ops import Kind, Op, parse_op
-from schedc.ir.schedule import Parts, Schedule
+from schedc.ir.schedule import Collective, Parts, Schedule
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
@@ -109,6 +110,13 @@ BROKEN = [
         TWO,
         _schedule("F0.0 F0.1 B0.0 W0.0 W0.0/0 W0.0/1 BW0.1", SECOND, parts=(CUT,)),
         "W0.0 is whole and in parts; expected one of the two",
+    ),
+    (
+        "sharding",
+        "collectives",
+        TWO,
+        replace(_schedule(FIRST, SECOND), collectives=((Collective("AG", 0, 0, 5),), ())),
+        "found places of collectives, expected none, as weights are not sharded",
     ),
     (
         "need-order",
@@ -253,5 +261,6 @@ def test_shortest_deadlock_of_a_large_schedule() -> None:
 
 
 def test_every_check_is_run_and_is_tested() -> None:
-    defined = {name.replace("_", "-") for name in re.findall(r"def check_(\w+)", Path(rules.__file__).read_text())}
+    text = Path(rules.__file__).read_text() + Path(sharding.__file__).read_text()
+    defined = {name.replace("_", "-") for name in re.findall(r"def check_(\w+)", text)}
     assert set(rules.CHECKS.rules) == defined == {case[0] for case in BROKEN}

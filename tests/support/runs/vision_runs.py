@@ -160,7 +160,7 @@ def resharded(rank: int, plans: Sequence[Plan], folder: Path) -> float:
             if plan is not plans[0]:
                 for weight in weights:
                     weight.data.zero_()
-                load_checkpoint(pipe, folder / "saved")
+                load_checkpoint(pipe, folder / "saved", convert=True)
                 continue
             batch, targets = vision_batch(plan, 0)
             torch.autograd.backward(vision_losses(whole, batch, targets))
