@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from inputs.tune_jobs import EXPERTS, tiny_request
+from inputs.tune_jobs import CONFIG, EXPERTS, tiny_request
 
 from schedc.errors import InvalidInput
 from schedc.solvers.common.base import SearchSettings
@@ -44,6 +44,17 @@ def test_on_one_device_all_is_computing_and_the_optimizers(tmp_path: Path) -> No
     assert of["computing"] == 3 * sum(layer.forward_ns[0] + layer.backward_ns[0] for layer in layers)
     assert of["optimizer"] > 0 and all(of[name] == 0 for name in (*NO_TIME, "idle in the pipeline"))
     assert of["gradients and weights of replicas"] == pytest.approx(0, abs=1)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_whole_states_take_the_optimizer_as_long_on_each_replica(tmp_path: Path, tied: bool) -> None:
+    """Alone all behind the last block is the optimizer's; a tied matrix is stepped once."""
+    config = CONFIG | {"tie_word_embeddings": tied}
+    alone, beside = (
+        causes(tiny_request(tmp_path, sites=(devices,), config=config, tune=ONE | {"ranks": [1], "zero_stages": [0]}))[0]
+        for devices in (1, 2)
+    )
+    assert beside["optimizer"] == pytest.approx(alone["optimizer"], abs=1) and beside["gradients and weights of replicas"] > 0
 
 
 def test_each_cause_is_there_where_its_degree_is(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from schedc.compile.plans import time_plan
 from schedc.costs.efficiency import PHASES, operator_s
 from schedc.costs.operators.operator import CollectiveKind
-from schedc.ir import Kind
-from schedc.study.tune.collectives import costs_of, optimizer_ns
+from schedc.ir import DURATIONS, Kind
+from schedc.study.tune.collectives import costs_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -71,15 +71,14 @@ def causes_ns(request: TuneRequest, candidate: TuneCandidate, made: CandidatePro
     found[COMPUTING] = busy - sum(found.values())
     found[IDLE] = ranks * (end - begin) - busy
     behind = plan.certificate.makespan_ns - end
-    most = max(_optimizer_ns(request, candidate, made.workload.layers, made, rank) for rank in range(ranks))
-    found[OPTIMIZER] = ranks * min(behind, most) * (request.loss is None)
+    found[OPTIMIZER] = ranks * min(behind, max(made.optimizer_ns)) * (request.loss is None)
     found[REPLICAS] = ranks * (behind + begin) - found[OPTIMIZER]
     return {cause: found[cause] / ranks for cause in CAUSES}
 
 
 def _block_ns(layer: Layer, kind: Kind) -> int:
-    by_kind = {Kind.F: layer.forward_ns, Kind.B: layer.backward_input_ns, Kind.W: layer.backward_weight_ns}
-    return by_kind.get(kind, layer.backward_ns)[0]
+    durations_ns: tuple[int, ...] = getattr(layer, DURATIONS[kind])
+    return durations_ns[0]
 
 
 def _exchanged_ns(request: TuneRequest, operators: Sequence[Operator], kind: Kind) -> list[tuple[str, float]]:
@@ -98,16 +97,3 @@ def _exchanged_ns(request: TuneRequest, operators: Sequence[Operator], kind: Kin
                 )
                 found.append((cause, 1e9 * (took_s - operator_s(operator, phase, request.device, alone))))
     return found
-
-
-def _optimizer_ns(
-    request: TuneRequest, candidate: TuneCandidate, layers: Sequence[Layer], made: CandidateProblem, rank: int
-) -> int:
-    """Of the rank's last stage to be reduced: the longest of its stages'."""
-    most = 0
-    for stage, (first, last) in enumerate(made.layout.layers_of_stage):
-        if made.layout.rank_of_stage[stage] == rank:
-            experts = sum(layer.expert_parameters for layer in layers[first:last])
-            others = sum(layer.parameters for layer in layers[first:last]) - experts
-            most = max(most, optimizer_ns(request, candidate, others, experts))
-    return most

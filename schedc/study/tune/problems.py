@@ -46,8 +46,15 @@ class CandidateProblem:
     """Of each rank, if nothing overlapped them."""
     besides: tuple[Besides, ...]
     """Of each rank, what a device holds besides its parameters' states and activations; none of layers that were measured."""
-    update_ns: int
-    """What the optimizer's step takes after a step that ends, of the rank where it takes longest; updates of a period are in it."""
+    optimizer_ns: tuple[int, ...]
+    """Of each stage: the optimizer's step of its parameters."""
+
+    @property
+    def update_ns(self) -> int:
+        """What the optimizer's step takes after a step that ends, of the rank where it takes longest; a period has it in itself."""
+        if self.problem.updates is not None:
+            return 0
+        return max(sum(self.optimizer_ns[stage] for stage in self.problem.stages_on(rank)) for rank in range(self.problem.ranks))
 
     @property
     def static_bytes(self) -> tuple[int, ...]:
@@ -103,9 +110,8 @@ def candidate_problem(request: TuneRequest, candidate: TuneCandidate, partition:
         durations_ns.append(collectives_ns(request, candidate, others, experts, of_first))
         optimizers_ns.append(optimizer_ns(request, candidate, others, experts))
     reduce_ns, gather_ns = zip(*durations_ns, strict=True)
-    on_rank, of_collectives = [0] * candidate.ranks, [0] * candidate.ranks
-    for rank, both_ns, takes_ns in zip(layout.rank_of_stage, durations_ns, optimizers_ns, strict=True):
-        on_rank[rank] += takes_ns
+    of_collectives = [0] * candidate.ranks
+    for rank, both_ns in zip(layout.rank_of_stage, durations_ns, strict=True):
         of_collectives[rank] += sum(both_ns)
     if candidate.versions is not None:
         workload = replace(
@@ -149,7 +155,7 @@ def candidate_problem(request: TuneRequest, candidate: TuneCandidate, partition:
         problem=problem,
         collectives_ns=tuple(of_collectives),
         besides=held,
-        update_ns=max(on_rank) if candidate.versions is None else 0,
+        optimizer_ns=tuple(optimizers_ns),
     )
 
 
