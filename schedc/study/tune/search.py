@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.lower_bounds import cheap_bound_ns
 from schedc.analysis.bounds.residency import rank_without_room
-from schedc.analysis.gap import relative_gap
+from schedc.analysis.gap import check_bound, relative_gap
 from schedc.compile.driver import checks_s
 from schedc.errors import InvalidInput, NoPlanFound, Unsupported
 from schedc.solvers.driver.registry import is_auto, method_named
@@ -305,6 +305,8 @@ class _Search:
         if work.reached is not None:
             row.delays, row.basis = work.reached.candidate.delays, work.reached.basis
             row.updates, row.time_to_loss_ns = work.reached.updates, work.reached.time_ns
+            if row.time_to_loss_ns is not None:
+                check_bound(row.time_to_loss_bound_ns or 0, row.time_to_loss_ns, f"{row.candidate.title}, to the loss")
             undelayed = reached_by(self.request, work, 1, (0,) * row.candidate.stages).updates
             row.factor = None if row.updates is None or undelayed is None else row.updates / undelayed
             if row.updates is None:
