@@ -28,7 +28,6 @@ from schedc.frontend.job_source import source_of_table
 from schedc.solvers.common.base import SearchSettings
 from schedc.study.tune.candidates import candidates
 from schedc.study.tune.degrees import Degrees
-from schedc.study.tune.layer_costs import LayerCosts, layer_costs
 from schedc.study.tune.problems import candidate_problem
 from schedc.study.tune.request import OptimizerRates, TuneRequest, read_request
 
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
 
     from schedc.costs.efficiency import Efficiency
     from schedc.costs.operators.operator import Operator
+    from schedc.study.tune.layer_costs import LayerCosts
 
 MODELS = {
     "llama3-70b": {},
@@ -169,14 +169,7 @@ def without(*terms: Term) -> Callable[[TuneRequest], TuneRequest]:
                 )
                 for part in parts
             ]
-            return layer_costs(
-                tuple(entries),
-                split_backward=False,
-                parts=tuple(parts),
-                setting=known.setting,
-                shared_parameters=known.shared_parameters,
-                shared_layer=known.shared_layer,
-            )
+            return replace(known, entries=tuple(entries), parts=tuple(parts))
 
         return reduce(lambda request, term: term.request(request), terms, replace(before, rates=efficiency, costs=costs))
 

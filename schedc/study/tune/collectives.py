@@ -51,7 +51,7 @@ def costs_of(request: TuneRequest, candidate: TuneCandidate) -> LayerCosts:
         reduce_ns, gather_ns = _both_ns(request, candidate, others, experts)
         return reduce_ns, gather_ns if candidate.zero_stage == 3 else 0
 
-    return sharded(whole, request.file.tune.split_backward, beside_ns)
+    return sharded(whole, beside_ns)
 
 
 def bytes_per_parameter(request: TuneRequest, candidate: TuneCandidate) -> tuple[float, float]:

@@ -7,10 +7,11 @@ than the gathering of a layer's weights, its backward no less than gathering and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
+from msgspec import structs
 
 from schedc.formats.profile_file import LayerEntry, profile_json
 from schedc.frontend.profile import layers_of_entries
@@ -82,13 +83,13 @@ def totals_of(layers: Sequence[Layer], *, split_backward: bool, shared_parameter
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LayerCosts:
     """A model's layers for one microbatch size and one way to divide them."""
 
     entries: tuple[LayerEntry, ...]
-    layers: tuple[Layer, ...]
-    totals: Totals
+    split_backward: bool
+    """Whether B and W may run apart."""
     title: str
     """Of the model, in its profile."""
     parts: tuple[Part, ...] = ()
@@ -96,10 +97,26 @@ class LayerCosts:
     setting: Setting | None = None
     text: str = ""
     """Of the profile that they were read from; empty: it is made of the entries."""
+    file: str = PROFILE
+    """Of that profile; for messages."""
     shared_parameters: int = 0
     """Of a device, in the embedding's matrix, which another layer counts, too; a rank with both holds it once."""
     shared_layer: int = 0
     """That other layer: a tied head, or a module for further tokens."""
+
+    @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        """As the compiler has them.
+
+        Raises:
+            InvalidInput: the entries cannot be used.
+        """
+        return layers_of_entries(self.entries, Location(self.file), split_backward=self.split_backward)
+
+    @cached_property
+    def totals(self) -> Totals:
+        """Their sums; without split backwards there is only the fused one."""
+        return totals_of(self.layers, split_backward=self.split_backward, shared_parameters=self.shared_parameters)
 
     @property
     def profile(self) -> str:
@@ -107,43 +124,11 @@ class LayerCosts:
         return self.text or profile_json(self.entries, model=self.title, exact=True)
 
 
-def layer_costs(
-    entries: tuple[LayerEntry, ...],
-    *,
-    split_backward: bool,
-    title: str = "",
-    parts: tuple[Part, ...] = (),
-    setting: Setting | None = None,
-    shared_parameters: int = 0,
-    shared_layer: int = 0,
-    text: str = "",
-    place: Location | None = None,
-) -> LayerCosts:
-    """Of a profile's entries, which are at a place.
-
-    Raises:
-        InvalidInput: they cannot be used.
-    """
-    layers = layers_of_entries(entries, Location(PROFILE) if place is None else place, split_backward=split_backward)
-    return LayerCosts(
-        entries=entries,
-        layers=layers,
-        totals=totals_of(layers, split_backward=split_backward, shared_parameters=shared_parameters),
-        title=title,
-        parts=parts,
-        setting=setting,
-        text=text,
-        shared_parameters=shared_parameters,
-        shared_layer=shared_layer,
-    )
-
-
-def sharded(costs: LayerCosts, split_backward: bool, collectives_ns: Callable[[int, int], tuple[int, int]]) -> LayerCosts:
+def sharded(costs: LayerCosts, collectives_ns: Callable[[int, int], tuple[int, int]]) -> LayerCosts:
     """The same layers where collectives run beside their blocks.
 
     Args:
         costs: of whole weights.
-        split_backward: whether B and W may run apart.
         collectives_ns: of a layer's parameters, those of experts apart: what reducing and gathering them takes.
     """
     entries = []
@@ -151,17 +136,9 @@ def sharded(costs: LayerCosts, split_backward: bool, collectives_ns: Callable[[i
         experts = entry.expert_parameters or 0
         reduce_ns, gather_ns = collectives_ns((entry.parameters or 0) - experts, experts)
         again_ns = None if entry.forward_again_ns is None else max(entry.forward_again_ns, gather_ns)
-        entry = replace(entry, backward_ns=max(entry.whole_ns, gather_ns + reduce_ns), forward_again_ns=again_ns)
+        entry = structs.replace(entry, backward_ns=max(entry.whole_ns, gather_ns + reduce_ns), forward_again_ns=again_ns)
         if not entry.is_fused:
             input_ns, weight_ns = entry.parts_ns
-            entry = replace(entry, backward_input_ns=max(input_ns, gather_ns), backward_weight_ns=max(weight_ns, reduce_ns))
-        entries.append(replace(entry, forward_ns=max(entry.forward_ns, gather_ns)))
-    return layer_costs(
-        tuple(entries),
-        split_backward=split_backward,
-        title=costs.title,
-        parts=costs.parts,
-        setting=costs.setting,
-        shared_parameters=costs.shared_parameters,
-        shared_layer=costs.shared_layer,
-    )
+            entry = structs.replace(entry, backward_input_ns=max(input_ns, gather_ns), backward_weight_ns=max(weight_ns, reduce_ns))
+        entries.append(structs.replace(entry, forward_ns=max(entry.forward_ns, gather_ns)))
+    return replace(costs, entries=tuple(entries), text="")

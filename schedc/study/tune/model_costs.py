@@ -16,7 +16,7 @@ from schedc.io.input_file import read_bytes
 from schedc.io.location import Location, show
 from schedc.io.tables import parse_json
 from schedc.study.tune.degrees import Degrees, tried_degrees
-from schedc.study.tune.layer_costs import LayerCosts, layer_costs
+from schedc.study.tune.layer_costs import LayerCosts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,8 +93,8 @@ def _predicted(source: JobSource, file: TuneFile, device: Accelerator) -> ModelC
             rates=rates,
         )
         second = second_embedding(architecture)
-        return layer_costs(
-            made.layers,
+        return LayerCosts(
+            entries=made.layers,
             split_backward=file.tune.split_backward,
             title=f"{made.title}, predicted",
             parts=parts_of(made.architecture, made.setting),
@@ -182,4 +182,5 @@ def _profile(path: Path, expert_parallel: int, split_backward: bool) -> LayerCos
             raise (place / "layers" / index / "backward_input").refuse("a backward measured fused alone", expected)
         if not layer.message_bytes and (index < len(layers) - 1 or layer.repeat > 1):
             raise (place / "layers" / index / "message").refuse("nothing", 'a size such as "64 MiB", as a stage may end there')
-    return layer_costs(layers, split_backward=split_backward, title=profile.model, text=content.decode("utf-8-sig"), place=place)
+    text = content.decode("utf-8-sig")
+    return LayerCosts(entries=layers, split_backward=split_backward, title=profile.model, text=text, file=str(path))
