@@ -27,7 +27,7 @@ from schedc.runtime.common.boundary import Value, handed_over, tensors_of
 from schedc.runtime.stage.autograd import arrived_at, outside_autocast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Sequence
 
     from schedc.runtime.stage.recompute import Buffers, ForwardAgain
     from schedc.runtime.stage.splitting.halves import WeightWork
@@ -108,7 +108,9 @@ class StageBlock:
             sources = [get_gradient_edge(self._inputs[number]) for number in wanting]
             found, self._weight_work = backward_of_inputs(roots, seeds, sources, saved)
             given = dict(zip(wanting, found, strict=True))
-        self._result = tuple(_gradient(tensor, given.get(number)) for number, tensor in enumerate(self._inputs))
+        arrived = [one for work in self._weight_work for one in work.arrived]
+        kept = {one.untyped_storage()._cdata for one in arrived if one is not None and one.layout is torch.strided}
+        self._result = tuple(_gradient(tensor, given.get(number), kept) for number, tensor in enumerate(self._inputs))
         for number in wanting:  # the graph holds it to the end; what W reads of it is kept apart, or is the stage's alias
             self._inputs[number].data = self._inputs[number].new_empty(0)
         self._inputs = ()
@@ -150,6 +152,14 @@ class StageBlock:
                 replay.ran_again(self._forward(replay.work))
 
 
-def _gradient(tensor: torch.Tensor, found: torch.Tensor | None) -> torch.Tensor | None:
-    """What goes back for an input."""
-    return found if found is not None or not tensor.requires_grad else torch.zeros_like(tensor)
+def _gradient(tensor: torch.Tensor, found: torch.Tensor | None, kept: Container[int] | None = None) -> torch.Tensor | None:
+    """What goes back for an input, in memory of its own.
+
+    Of the same memory autograd may have made a weight's `.grad`, or W may do so: the next microbatch adds to that in place, while
+    this gradient is on its way. After B, `kept` are the storages of what W gets; after BW others that use the storage are counted.
+    """
+    if found is None:
+        return torch.zeros_like(tensor) if tensor.requires_grad else None
+    storage = found.untyped_storage()
+    shared = torch._C._storage_Use_Count(storage._cdata) > 2 if kept is None else storage._cdata in kept  # 2: `found`, `storage`
+    return found.clone() if shared else found

@@ -10,10 +10,12 @@ from hypothesis import given, strategies as st
 from inputs.few_plans import W_IN_PARTS, made_by
 from runs import feature_runs, wrapped_runs
 from runs.harness import assert_exact
+from runs.stage_blocks import WAYS, WIDTH, run_all
 
 from schedc.errors import InvalidInput, Unsupported
 from schedc.runtime.common.boundary import DTYPES, HEADER, MAX_DIMS, MAX_TENSORS, TensorMeta, decode, encode, left_of
 from schedc.runtime.stage.batches import cut, inputs_of
+from schedc.runtime.stage.block import StageBlock
 
 if TYPE_CHECKING:
     from runs.processes import Ranks
@@ -140,3 +142,25 @@ def test_batches() -> None:
     incomplete: Any = (whole, None)
     with pytest.raises(InvalidInput, match="must be a tensor or a tuple of tensors; found tuple with NoneType"):
         inputs_of(incomplete)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("views", ["of the weight", "of both"])
+def test_a_gradient_that_goes_back_is_in_no_memory_that_later_microbatches_add_to(way: str, views: str) -> None:
+    """With one sample, a learned position has the gradient of the sample: a view of what the input gets, which becomes `.grad`."""
+    torch.manual_seed(0)
+    position = torch.nn.Parameter(torch.randn(3, WIDTH))
+
+    def stage(x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x + position.unsqueeze(0) if views == "of the weight" else x.squeeze(0) + position.view(3, WIDTH))
+
+    blocks = [StageBlock(stage, [torch.randn(1, 3, WIDTH, requires_grad=True)], split=way != "BW") for _ in range(3)]
+    given, as_given = [], []
+    for block in blocks:
+        (output,) = block.take()
+        assert output is not None
+        (one,) = run_all(block, way, (torch.randn_like(output),))
+        assert one is not None
+        given.append(one)
+        as_given.append(one.clone())
+    assert all(map(torch.equal, given, as_given))
