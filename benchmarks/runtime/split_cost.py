@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 WIDTH = 8
 REQUIRED_LAYERS, REQUIRED_SHARE = 8, 0.5
-"""F, B and W of so many layers may take this share of what they took."""
+"""F, B and W of this many layers may take at most this share of what they took before."""
 PHASES = {"fused F": 9, "fused BW": 10, "fused all": 11, "split F": 11, "split B": 9, "split W": 9, "split all": 11}
 """What is measured, and how wide its column is."""
 

@@ -31,7 +31,7 @@ signature takes longer than they may."""
 
 
 def takes(module: nn.Module, name: str, inputs: int = 1) -> bool:
-    """Whether a stage or layer takes this name besides so many inputs; of layers of `build_stages`, whether one does."""
+    """Whether a stage or layer takes this name besides this many inputs; of layers of `build_stages`, whether one does."""
     if isinstance(module, nn.Sequential):
         return type(module).forward is not nn.Sequential.forward and any(takes(layer, name) for layer in module)
     forward = getattr(module.forward, "__func__", module.forward)
@@ -95,7 +95,7 @@ def check_loss_kwargs(given: Named, loss_fns: Sequence[Callable[..., Any]], rank
         function = loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn
         try:
             signature = inspect.signature(function)
-        except ValueError:  # of what is written in C there may be none
+        except ValueError:  # functions written in C may have none
             continue
         try:
             signature.bind(None, None, **given)

@@ -217,7 +217,7 @@ class NcclTransport:
     def receive(self, kind: TensorMeta, tag: int) -> UnderWay:
         """As `Transport.receive`."""
         buffer = self._side.empty(kind)
-        if not kind.dtype.is_floating_point:  # what a receive that fails leaves may be indices: any others end the CUDA context
+        if not kind.dtype.is_floating_point:  # a failed receive leaves what is there; as indices that would end the CUDA context
             with self._side.use():
                 buffer.zero_()
         mark = self._start(self._group.recv, as_bytes(buffer))

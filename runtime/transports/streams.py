@@ -31,9 +31,9 @@ _COMPUTE: dict[torch.device, torch.cuda.Stream] = {}
 
 
 STREAMS = 32
-"""So many PyTorch has for a GPU; then it gives the first ones again."""
+"""PyTorch has this many for a GPU, and then gives the first ones again."""
 _IN_USE: WeakValueDictionary[tuple[torch.device, int], CudaSide] = WeakValueDictionary()
-"""Whose each stream is: two wires on one would wait for each other."""
+"""The owner of each stream: two wires on one would wait for each other."""
 
 
 class Mark(Protocol):

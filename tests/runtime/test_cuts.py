@@ -73,7 +73,7 @@ def test_graphs_of_one_shape_are_cut_once() -> None:
 
 
 @pytest.mark.parametrize("at_once", [1, 4 * WIDTH * WIDTH, 1 << 25])
-def test_w_makes_gradients_of_so_many_weights_at_once(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_call_in_w_makes_at_most_this_many_gradients(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One weight's at least, however large it is, and as few calls of autograd as that allows."""
     torch.manual_seed(0)
     monkeypatch.setattr(halves, "AT_ONCE", at_once)

@@ -117,12 +117,10 @@ def find_cut(roots: Sequence[GradientEdge], sources: Sequence[GradientEdge]) -> 
         edges = node.next_functions
         row.append(len(edges))
         for other, at in edges:
-            number = numbers.get(other)
-            if number is None:
-                number = numbers[other] = len(nodes)
-                nodes.append(other)  # type: ignore[arg-type]
-            row.append(number)
-            row.append(at)
+            if other is not None and other not in numbers:
+                numbers[other] = len(nodes)
+                nodes.append(other)
+            row += numbers[other], at
     ends = frozenset(numbers[source.node] for source in sources if source.node in numbers) if sources else None
     begins = tuple((numbers[root.node], root.output_nr) for root in roots)
     cut = _cut_of(_Shape(tuple(map(type, nodes)), tuple(row), begins, ends))

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 AT_ONCE = 1 << 25
-"""Of at most so many elements of weights are gradients made in one call of autograd, where they live at once. A call takes a host
-40 us, which the products for more weights than that outlast on any device."""
+"""The most elements of weights whose gradients one call of autograd makes in W; until it ends, all of them are in memory. A call
+takes the host 40 us; on any device the products for this many elements take longer."""
 
 
 class WeightWork(NamedTuple):
@@ -60,7 +60,7 @@ class _FromJoints(torch.autograd.Function):
         given: list[torch.Tensor | None] = [None]
         for work in ctx.works:
             found = work.joint.node(*work.arrived)
-            given += [found[number] for number in work.joint.sides] if isinstance(found, tuple) else [found]
+            given += [found[number] for number in work.joint.sides]
             for one in work.reading.saved:
                 one.tensor = None
         return tuple(given)
@@ -145,7 +145,7 @@ def backward_of_weights(works: Sequence[WeightWork], part: int, shares: Sequence
 
 
 def _groups(works: Iterable[WeightWork]) -> Iterator[list[WeightWork]]:
-    """The works, as many together as have `AT_ONCE` weights, or one with more."""
+    """The works, together while their weights have at most `AT_ONCE` elements; one with more is alone."""
     group, size = list[WeightWork](), 0
     for work in works:
         own = work.joint.weights
