@@ -184,6 +184,7 @@ def program_of(plan: Plan, rank: int) -> Program:
     opening = {op.stage: index for index, op in reversed([*enumerate(order)]) if op.kind is Kind.F}
     completing = {op.stage: index for index, op in enumerate(order) if op.kind in (Kind.W, Kind.BW)}
     moments = _moments(plan, rank)
+    is_placed = any(moments)
     needed = [messages.needed(op) if op.part in (WHOLE, 0) else () for op in order]
     users = Counter(message for each in needed for message in each)
     for index, op in enumerate(order):
@@ -203,8 +204,8 @@ def program_of(plan: Plan, rank: int) -> Program:
                 needs=tuple(needs),
                 gives=tuple(GivenMessage(message, slots.get(message)) for message in messages.given(op)) if last else (),
                 before=tuple(moments[index]),
-                opens=not any(moments) and opening[op.stage] == index,
-                completes=not any(moments) and completing.get(op.stage) == index,
+                opens=not is_placed and opening[op.stage] == index,
+                completes=not is_placed and completing.get(op.stage) == index,
             )
         )
     split = frozenset((op.stage, op.microbatch) for op in order if op.kind is Kind.B)
