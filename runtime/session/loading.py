@@ -164,7 +164,8 @@ def load(
             fits(found)
             trained = with_loss(found.problem, stages, loss_fn)
             kind.check(found, trained, alone=peers is None)
-            if grad_dtype is not None and any(map(fsdp_roots, trained.values())):
+            sharded = any(map(fsdp_roots, trained.values()))
+            if grad_dtype is not None and sharded:
                 raise Unsupported("load was given grad_dtype and fully_shard; give fully_shard MixedPrecisionPolicy(reduce_dtype=)")
             if found.problem.slices:
                 from schedc.runtime.stage.slices import check_slices
@@ -177,7 +178,7 @@ def load(
             if updating is not None and observe is not None and observe.joint:
                 raise Unsupported(f"a {joint} was given and optimizers; ranks do not adapt where steps overlap")
             request = TransportRequest(channels=channels, queues=queues, hardware=hardware_of(stage_device(stages)))
-            own = replace(own, request=request)
+            own = replace(own, request=request, agrees=own.agrees and not sharded)  # what FSDP has reduced cannot run again
             replicated = {stage for members in replicas_of(found.problem) for stage in members}
             if pipelines is None and not replicated:
                 return own
@@ -205,9 +206,7 @@ def load(
             layers=next((getattr(module, "layers_of_model", ()) for module in stages.values()), ()),  # of build_stages' alone
             pipelines=replicas.pipelines if replicas is not None else 1 if pipelines is None else pipelines.size,
             ties=bool(ties),  # of build_stages' alone
-            agrees=updating is None  # what updates have changed cannot run again
-            and (replicas is None or replicas.agrees)
-            and not any(map(fsdp_roots, stages.values())),  # nor what FSDP has reduced
+            agrees=updating is None and (replicas is None or replicas.agrees),  # what updates have changed cannot run again
         )
         checked, said = agree(plan, own, accept, groups, steps)
         wired = _channels_of(checked, said, groups.rank, stage_device(stages))
