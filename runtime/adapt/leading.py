@@ -16,7 +16,7 @@ import pickle
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from schedc.errors import CheckFailed, InvalidInput
 from schedc.ir import Conditions
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from schedc.runtime.adapt.proposer import Proposer, ProposerAnswer
 
 PIECE_BYTES = 1 << 18
-FOREVER = timedelta(days=365)
+YEAR = timedelta(days=365)
 MOST_REFUSALS = 3
 """After this many refused plans in a row there are no more: the next would most likely be refused, too."""
 
@@ -133,8 +133,9 @@ class PlanStore:
         It asks the store once, which answers when it is so: ranks that ask again and again are too many for one store.
         """
         if self._waiting is None:  # a connection of its own, as others wait for what goes over the same
-            self._waiting = self._store.clone()  # type: ignore[attr-defined]  # which torch's stubs do not know
-        self._waiting.wait([f"wake/{self._rank}/{number}"], FOREVER)
+            store: Any = self._store  # torch's stubs lack its `clone`
+            self._waiting = store.clone()
+        self._waiting.wait([f"wake/{self._rank}/{number}"], YEAR)
         self._waiting.delete_key(f"wake/{self._rank}/{number}")
 
     def take(self, number: int) -> tuple[StoredPlan, bytes]:

@@ -1,4 +1,4 @@
-"""Whether layers can migrate: what a rank says before anything is sent, and what of a pipe and two plans stands in the way."""
+"""What keeps layers from migrating: in what ranks say before anything is sent, in the pipe, or in the two plans."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from schedc.errors import InvalidInput, Unsupported
 from schedc.runtime.common.hooks import ReplicaHooks
+from schedc.runtime.stage.training import loss_has_weights
 
 if TYPE_CHECKING:
     from schedc.ir import Plan
@@ -63,10 +64,7 @@ def check_pipe(pipe: Pipe, running: Plan, plan: Plan) -> None:
         raise InvalidInput("the pipe adapts, to plans for the layout that it has; close the adaptation before layers migrate")
     if pipe._swapper is not None and (pipe._swapper.pending or pipe.moving == "migration"):
         raise InvalidInput("another swap or migration is pending; wait until its state says what has become of it")
-    if any(
-        module is not pipe.stages[stage] and next(module.loss_fn.parameters(), None) is not None  # type: ignore[union-attr]
-        for stage, module in pipe.modules.items()
-    ):
+    if loss_has_weights(pipe.modules.values()):
         raise Unsupported("the loss function has weights, which do not migrate")
     if [stage.rank for stage in old.stages] != [stage.rank for stage in new.stages] or old.paths != new.paths:
         raise InvalidInput(f"plan {plan.name!r} has other stages than plan {running.name!r}, or on other ranks; {move}")

@@ -85,9 +85,9 @@ def own_part(tensor: torch.Tensor) -> torch.Tensor:
     """Of a DTensor what this process has; another tensor as it is."""
     if not hasattr(tensor, "device_mesh"):
         return tensor
-    from schedc.runtime.common.spread import arrived
+    from schedc.runtime.common import spread
 
-    return arrived(tensor.to_local())  # type: ignore[attr-defined]
+    return spread.own_part(tensor, None)
 
 
 def check_known(modules: Mapping[int, nn.Module], known: Collection[nn.Parameter], among: Collection[int] = ()) -> None:

@@ -12,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.fsdp import fully_shard
 
 from schedc.errors import Unsupported
 from schedc.runtime.common.hooks import ReplicaHooks
@@ -97,7 +96,7 @@ class _Root:
     """One of these modules, and those within that FSDP is around as well."""
 
     def __init__(self, module: Any, among: Collection[int]) -> None:
-        self._module, self._state = module, fully_shard.state(module)  # type: ignore[attr-defined]
+        self._module, self._state = module, module._get_fsdp_state()
         self._among = among
         self._watched: set[int] = set()
         self.moments = {

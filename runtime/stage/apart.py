@@ -17,7 +17,7 @@ from torch.nn.modules import module as torch_module
 from schedc.errors import Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from torch import nn
 
@@ -33,7 +33,7 @@ _SHARDED = ("torch.distributed.fsdp.", "torch.distributed._composable.fsdp.", "t
 
 def fsdp_roots(module: nn.Module) -> list[nn.Module]:
     """The outermost modules of a stage that FSDP2 is around."""
-    if _ancestor(type(module), (_FSDP2,)) is not None:  # type: ignore[arg-type]  # mypy: a class is hashable
+    if _ancestor(type(module), (_FSDP2,)) is not None:
         return [module]
     return [root for child in module.children() for root in fsdp_roots(child)]
 
@@ -82,7 +82,7 @@ def sharded(module: nn.Module) -> str | None:
 def _found(module: nn.Module, places: tuple[str, ...]) -> str | None:
     """What classes and hooks of these modules of torch a stage has, in words; None: none."""
     for name, own in module.named_modules():
-        kind = _ancestor(type(own), places)  # type: ignore[arg-type]  # mypy: a class is hashable
+        kind = _ancestor(type(own), places)
         if kind is not None:
             return f"{kind} around {_where(name)}"
         for hook in (*own._forward_pre_hooks.values(), *own._forward_hooks.values()):
@@ -92,10 +92,12 @@ def _found(module: nn.Module, places: tuple[str, ...]) -> str | None:
     return None
 
 
-@cache
-def _ancestor(kind: type, places: tuple[str, ...]) -> str | None:
+def _search(kind: type, places: tuple[str, ...]) -> str | None:
     """The name of the first class from these modules among a class and those that it is derived from."""
     return next((one.__name__ for one in kind.__mro__ if one.__module__.startswith(places)), None)
+
+
+_ancestor: Callable[[type, tuple[str, ...]], str | None] = cache(_search)
 
 
 def _special_weight(module: nn.Module, *, dtensors: bool = True) -> str | None:

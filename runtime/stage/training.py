@@ -25,7 +25,7 @@ from schedc.runtime.stage.block import StageBlock
 from schedc.runtime.stage.losses import Seeds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from schedc.runtime.common.boundary import Value
     from schedc.runtime.stage.losses import Losses
@@ -89,6 +89,11 @@ def with_loss(problem: Problem, stages: Mapping[int, nn.Module], loss_fn: LossFn
         if own:
             trained[stage] = WithLoss(stages[stage], own[0] if len(own) == 1 else nn.ModuleList(own))
     return trained if trained != stages else stages
+
+
+def loss_has_weights(modules: Iterable[nn.Module]) -> bool:
+    """Whether the loss function of one of these modules of `with_loss` has weights."""
+    return any(next(one.loss_fn.parameters(), None) is not None for one in modules if isinstance(one, WithLoss))
 
 
 def by_name(given: Any, name: Name) -> Any:

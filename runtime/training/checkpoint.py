@@ -29,7 +29,6 @@ from schedc.runtime.training.checkpoint_checks import (
 from schedc.runtime.training.job_state import (
     check_job_states,
     job_state,
-    layout_of,
     random_state,
     run_state,
     set_job_state,
@@ -202,9 +201,10 @@ def load_checkpoint(
         return model_state(pipe, optimizer, layers), saved_in(Path(path)), layers
 
     state, saved, layers = pipe.groups.all_or_none_everywhere(checked, loaded)
-    run = {key: None for key in run_state(pipe) if f"run.{key}" in saved}
+    own_run = run_state(pipe)
+    run = {key: None for key in own_run if f"run.{key}" in saved}
     _read(path, {"run": run})
-    found, own_layout = run.get("layout"), layout_of(pipe)
+    found, own_layout = run.get("layout"), own_run["layout"]
 
     def check_layout() -> None:
         if found not in (None, own_layout) and not convert:

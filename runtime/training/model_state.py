@@ -10,7 +10,7 @@ from torch import nn
 from schedc.errors import InvalidInput, Unsupported
 from schedc.runtime.common.hooks import shards_of
 from schedc.runtime.session.building import layers_of_stage
-from schedc.runtime.stage.training import losses_of
+from schedc.runtime.stage.training import loss_has_weights, losses_of
 from schedc.runtime.training.checkpoint_checks import weight_of
 
 if TYPE_CHECKING:
@@ -43,13 +43,12 @@ def layers_of(pipe: Pipe) -> nn.Module:
             if str(number) in layers:
                 raise Unsupported(f"rank {pipe.groups.rank} has layer {number} twice, on both paths of a bidirectional placement")
             layers[str(number)] = layer
-        loss = None if pipe.modules[stage] is module else pipe.modules[stage].get_submodule("loss_fn")
-        if loss is not None and any(True for _ in loss.parameters()):
+        if loss_has_weights([pipe.modules[stage]]):
             if sum(map(len, losses_of(pipe.plan.problem, pipe.stages).values())) > 1:
                 raise Unsupported(
                     "the model has several losses, of which one has weights, which has no name in a checkpoint; give model="
                 )
-            layers["loss_fn"] = loss
+            layers["loss_fn"] = pipe.modules[stage].get_submodule("loss_fn")
     return layers
 
 

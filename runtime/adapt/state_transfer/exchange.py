@@ -37,7 +37,7 @@ from schedc.runtime.adapt.state_transfer.pieces import (
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer, TransferFailed, is_own
 from schedc.runtime.common.groups import Groups, share
 from schedc.runtime.session.agreement import plan_digest
-from schedc.runtime.stage.training import WithLoss
+from schedc.runtime.stage.training import loss_has_weights
 from schedc.runtime.transports.gloo import GlooTransport
 from schedc.spelling import counted
 
@@ -173,7 +173,7 @@ def _offer(pipe: Pipe, optimizer: torch.optim.Optimizer, before: Places, after: 
         parallel = running.problem.data_parallel
         if parallel is not None and parallel.zero_stage > 0:
             raise Unsupported("weights that are sharded over replicas (ZeRO 1) cannot move; compile with zero_stage = 0")
-        if any(next(one.loss_fn.parameters(), None) is not None for one in pipe.modules.values() if isinstance(one, WithLoss)):
+        if loss_has_weights(pipe.modules.values()):
             raise Unsupported("the loss function has weights, which cannot move; load the plan anew from a checkpoint")
         layers = by_layers(running, new)
         old_ranks, new_ranks = rank_of_piece(running, layers=layers), rank_of_piece(new, layers=layers)
