@@ -1,7 +1,7 @@
-"""The shapes of a call's microbatches: what ranks with inputs say of theirs, and what follows from what all of them have said.
+"""The shapes of a call's microbatches: each rank with inputs says what its own look like, and all ranks number them alike.
 
-Each rank with inputs has a number of its own for what a microbatch looks like: the types and shapes of its tensors. What all of
-them say of a microbatch is one *shape*, on which what crosses the boundaries depends; all ranks hear the same, and number it alike.
+Each rank with inputs has a number of its own for what a microbatch looks like: the types and shapes of its tensors. The numbers
+that all of them say of a microbatch are one *shape*, and what crosses the boundaries depends on the shape alone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ShapesOfCalls:
         self.use(0, 1)
 
     def use(self, microbatches: int, parts: int) -> None:
-        """From now on calls are for a plan with so many microbatches, slices counted, of so many parts each."""
+        """Later calls are for a plan of `microbatches`, each slice counted as one; one microbatch has `parts` slices."""
         self._count, self._parts = microbatches, parts
         self._looked: tuple[tuple[torch.dtype, torch.Size] | None, list[int]] = None, []
         """What the last batch looked like, where it was one tensor, and the word of it."""
