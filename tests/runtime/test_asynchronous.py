@@ -13,7 +13,7 @@ import pytest
 import torch
 from inputs.asynchronous_plans import one_by_one, period_plan, random_plan, synchronous_plan
 from inputs.plans import plan_of
-from runs import asynchronous_runs
+from runs import asynchronous_change_runs, asynchronous_memory_runs, asynchronous_runs
 from runs.asynchronous_runs import OPTIMIZERS, Way
 
 from schedc.errors import Unsupported
@@ -85,14 +85,14 @@ def test_random_orders(two: Ranks, mode: Versions, seed: int) -> None:
 @BY_MODE
 def test_versions_are_freed(four: Ranks, mode: Versions) -> None:
     plan = period_plan(4, 3, mode) if mode is TWO_BUFFERED else period_plan(4, 1, mode)
-    found = four.run(asynchronous_runs.versions_held, plan, 12)
+    found = four.run(asynchronous_memory_runs.versions_held, plan, 12)
     assert [one[rank] for rank, one in enumerate(found)] == list(plan.certificate.versions)
 
 
 def check_cached(ranks: Ranks, plan: Plan, way: Way, versions: int, most: int) -> list[tuple[int, int, int]]:
     """With room for `versions`, there are `most` at a time: per rank as `cached`, but the errors and the peak."""
     given = []
-    for found in ranks.run(asynchronous_runs.cached, plan, way, 9, versions):
+    for found in ranks.run(asynchronous_memory_runs.cached, plan, way, 9, versions):
         assert isinstance(found, tuple), (found, way)
         errors, (free, peak, evicted, waited_for) = found
         assert max(errors) < EXACT, way
@@ -128,7 +128,7 @@ def test_the_host_keeps_what_no_op_reads(two: Ranks, mode: Versions, way: Way, m
 def test_memory_that_is_taken_away(four: Ranks) -> None:
     """The rank that warns sends versions to the host at its next op; all ranks go on with the plan made before."""
     plan = period_plan(4, 1, STASH)
-    given = four.run(asynchronous_runs.pressed, plan, synchronous_plan(plan))
+    given = four.run(asynchronous_memory_runs.pressed, plan, synchronous_plan(plan))
     check_pressed(given)
     (event,) = given[0][1]
     assert event.plan == synchronous_plan(plan).name
@@ -140,7 +140,7 @@ def test_memory_that_is_taken_away(four: Ranks) -> None:
 def test_a_watch_in_its_thread(four: Ranks, tight: Callable[[Plan], Plan]) -> None:
     """The move is offered in the middle of a run, while the optimizers have its own parameters."""
     plan = period_plan(4, 1, STASH)
-    given = four.run(asynchronous_runs.pressed, plan, tight(plan), threaded=True)
+    given = four.run(asynchronous_memory_runs.pressed, plan, tight(plan), threaded=True)
     for rank, found in enumerate(given):
         assert isinstance(found, tuple), found
         errors, events, above, _ = found
@@ -152,7 +152,7 @@ def test_a_watch_in_its_thread(four: Ranks, tight: Callable[[Plan], Plan]) -> No
 @pytest.mark.parametrize("left", [2, 3])
 def test_a_limit_stays_between_runs(four: Ranks, left: int) -> None:
     """Nothing is counted there, and little at the beginning of the next, so that there seems to be room."""
-    check_pressed(four.run(asynchronous_runs.pressed, period_plan(4, 1, STASH), None, left=left))
+    check_pressed(four.run(asynchronous_memory_runs.pressed, period_plan(4, 1, STASH), None, left=left))
 
 
 def check_pressed(given: list[Any]) -> None:
@@ -167,10 +167,10 @@ def check_pressed(given: list[Any]) -> None:
 
 @pytest.mark.parametrize(("mode", "per_stage"), [(TWO_BUFFERED, False), (STASH, True)])
 def test_a_step_of_infinite_gradients_makes_no_update(two: Ranks, mode: Versions, *, per_stage: bool) -> None:
-    for found in two.run(asynchronous_runs.skipping, period_plan(2, 3, mode), per_stage=per_stage):
+    for found in two.run(asynchronous_change_runs.skipping, period_plan(2, 3, mode), per_stage=per_stage):
         assert isinstance(found, list), found
         assert max(found) < EXACT
-    for said in two.run(asynchronous_runs.skipping, period_plan(2, 3, mode), per_stage=per_stage, skips=False):
+    for said in two.run(asynchronous_change_runs.skipping, period_plan(2, 3, mode), per_stage=per_stage, skips=False):
         assert said.startswith("NonFiniteLoss: run 0: the loss of microbatch 6"), said
         assert said.endswith("load the last checkpoint, or give StageOptimizers skip_nonfinite=True")
 
@@ -178,20 +178,20 @@ def test_a_step_of_infinite_gradients_makes_no_update(two: Ranks, mode: Versions
 @pytest.mark.parametrize("step", [1, 2, 3])
 def test_an_update_that_is_not_made_shares_its_version(four: Ranks, step: int) -> None:
     """The version before is read until the end of the drain, where updates follow each other without an F between them."""
-    for found in four.run(asynchronous_runs.skipping, period_plan(4, 1, STASH), per_stage=True, step=step):
+    for found in four.run(asynchronous_change_runs.skipping, period_plan(4, 1, STASH), per_stage=True, step=step):
         assert isinstance(found, list), found
         assert max(found) < EXACT
 
 
 def test_a_schedule_of_learning_rates(two: Ranks) -> None:
-    for found in two.run(asynchronous_runs.scheduled, period_plan(2, 1, STASH)):
+    for found in two.run(asynchronous_change_runs.scheduled, period_plan(2, 1, STASH)):
         assert isinstance(found, list), found
         assert max(found) < EXACT
 
 
 @BY_MODE
 def test_a_stage_without_anything_to_train(two: Ranks, tmp_path: Path, mode: Versions) -> None:
-    for found in two.run(asynchronous_runs.partly_frozen, period_plan(2, 3, mode), str(tmp_path / "saved")):
+    for found in two.run(asynchronous_change_runs.partly_frozen, period_plan(2, 3, mode), str(tmp_path / "saved")):
         assert isinstance(found, list), found
         assert max(found) < EXACT
 
@@ -199,13 +199,13 @@ def test_a_stage_without_anything_to_train(two: Ranks, tmp_path: Path, mode: Ver
 @pytest.mark.parametrize("change", ["frozen", "unfrozen"])
 def test_frozen_weights_of_an_optimizer(two: Ranks, change: str) -> None:
     """They stay as they are, as torch's optimizers leave them; a stage may be frozen or unfrozen between two runs."""
-    for found in two.run(asynchronous_runs.changing, period_plan(2, 3, TWO_BUFFERED), change):
+    for found in two.run(asynchronous_change_runs.changing, period_plan(2, 3, TWO_BUFFERED), change):
         assert isinstance(found, list), found
         assert max(found) < EXACT
 
 
 def test_a_weight_that_is_replaced_between_two_runs(two: Ranks) -> None:
-    first, second = two.run(asynchronous_runs.changing, period_plan(2, 3, STASH), "replaced")
+    first, second = two.run(asynchronous_change_runs.changing, period_plan(2, 3, STASH), "replaced")
     expected = "the optimizer of stage 1 lacks its weight '0.norm.bias'; give it all weights of the stage that require grad"
     assert second == f"InvalidInput: {expected}"
     assert first == f"InvalidInput: rank 1: {expected}"
@@ -215,21 +215,21 @@ def test_several_optimizers_of_a_stage(two: Ranks, tmp_path: Path) -> None:
     """Muon for matrices beside AdamW: schedules of both, clipping, corrections; a checkpoint of both."""
     way = Way("muon and adamw", max_norm=0.02, slow=3, predicts=True)
     check(two, period_plan(2, 3, TWO_BUFFERED), way, 4)
-    for found in two.run(asynchronous_runs.resumed, period_plan(2, 3, STASH), str(tmp_path / "saved"), way.optimizer):
+    for found in two.run(asynchronous_change_runs.resumed, period_plan(2, 3, STASH), str(tmp_path / "saved"), way.optimizer):
         assert isinstance(found, list), found
         assert max(found) < EXACT
 
 
 @pytest.mark.parametrize("mode", [STASH, pytest.param(TWO_BUFFERED, marks=pytest.mark.slow)])
 def test_a_run_is_evaluated_saved_and_resumed(two: Ranks, tmp_path: Path, mode: Versions) -> None:
-    for found in two.run(asynchronous_runs.resumed, period_plan(2, 3, mode, wave=mode is STASH), str(tmp_path / "saved")):
+    for found in two.run(asynchronous_change_runs.resumed, period_plan(2, 3, mode, wave=mode is STASH), str(tmp_path / "saved")):
         assert isinstance(found, list), found
         assert max(found) < EXACT
 
 
 def test_a_job_goes_to_a_synchronous_plan_and_back(two: Ranks) -> None:
     plan = period_plan(2, 1, STASH)
-    for found in two.run(asynchronous_runs.switching, plan, synchronous_plan(plan)):
+    for found in two.run(asynchronous_change_runs.switching, plan, synchronous_plan(plan)):
         assert isinstance(found, list), found
         assert max(found) < EXACT
 

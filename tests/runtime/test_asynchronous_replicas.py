@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from inputs.asynchronous_plans import period_plan, random_plan, synchronous_plan
-from runs import asynchronous_runs
+from runs import asynchronous_replica_runs
 from runs.asynchronous_runs import OPTIMIZERS, Way
 
 from schedc.ir import Versions
@@ -26,7 +26,7 @@ BY_MODE = pytest.mark.parametrize("mode", Versions)
 
 
 def check(ranks: Ranks, plan: Plan, way: Way, *steps: int, size: int = 2, slow_s: float = 0, infinite: int | None = None) -> None:
-    for found in ranks.run(asynchronous_runs.replicated, plan, way, steps, size, slow_s, infinite):
+    for found in ranks.run(asynchronous_replica_runs.replicated, plan, way, steps, size, slow_s, infinite):
         assert isinstance(found, list), (found, way)
         assert max(found) < EXACT, way
 
@@ -78,26 +78,26 @@ def test_random_orders(four: Ranks, mode: Versions, seed: int) -> None:
 def test_an_embedding_that_is_the_head_as_well(four: Ranks, size: int) -> None:
     """Its gradients are summed over the first rank and the last, after the replicas' sums, and count once in the norm."""
     for way in (Way("adamw", max_norm=0.02, predicts=True), Way("momentum")):
-        for found in four.run(asynchronous_runs.tied, period_plan(size, 3, TWO_BUFFERED, split=True), way, size):
+        for found in four.run(asynchronous_replica_runs.tied, period_plan(size, 3, TWO_BUFFERED, split=True), way, size):
             assert isinstance(found, list), found
             assert max(found) < EXACT, way
 
 
 def test_tied_weights_that_would_differ(two: Ranks, four: Ranks) -> None:
-    said = four.run(asynchronous_runs.tied, period_plan(4, 1, STASH), Way(), 4)
+    said = four.run(asynchronous_replica_runs.tied, period_plan(4, 1, STASH), Way(), 4)
     assert said[0].startswith("Unsupported: stage 0 shares the weight ") and "under stash ranks have different versions" in said[0]
     for plan, per_stage, expected in (
         (period_plan(2, 1, BOUNDED), False, "ranks share a tied weight; under bounded ranks have different versions of it"),
         (period_plan(2, 3, TWO_BUFFERED), True, "ranks share a tied weight; clipped by the norm of each stage"),
     ):
-        for line in two.run(asynchronous_runs.tied_later, plan, per_stage):
+        for line in two.run(asynchronous_replica_runs.tied_later, plan, per_stage):
             assert expected in line
 
 
 def test_pipelines_that_do_not_fit(four: Ranks) -> None:
     plan = period_plan(2, 1, STASH)
     other = period_plan(2, 1, TWO_BUFFERED)
-    for lines in four.run(asynchronous_runs.refused_with_replicas, plan, synchronous_plan(plan), other):
+    for lines in four.run(asynchronous_replica_runs.refused_with_replicas, plan, synchronous_plan(plan), other):
         assert isinstance(lines, list), lines
         for line, expected in zip(lines, ("different plans", "load with optimizers=", "load it"), strict=True):
             assert expected in line
@@ -106,6 +106,6 @@ def test_pipelines_that_do_not_fit(four: Ranks) -> None:
 
 @BY_MODE
 def test_a_replica_fails_in_a_run(four: Ranks, mode: Versions) -> None:
-    *others, own = four.run(asynchronous_runs.stopped, period_plan(2, 1, mode))
+    *others, own = four.run(asynchronous_replica_runs.stopped, period_plan(2, 1, mode))
     assert own == "ValueError: this stage cannot go on"
     assert all(line.startswith("TransferFailed") and "has ended or failed" in line for line in others), others

@@ -89,7 +89,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
 }
 KINDS_OF = ("grad", "weight", "loss")
 """What is compared."""
-SELDOM = {"compiled": True, "chooses": True}
+SELDOM = "compiled", "chooses"
 """What takes long, or is refused with much else: in few cells beside those that need it."""
 
 
@@ -111,10 +111,9 @@ def changed(cell: Cell) -> Cell:
 def cells(seed: int = 0) -> tuple[Cell, ...]:
     """Cells in which every pair of choices is that `changed` leaves."""
     random = Random(seed)
-    names = [*VALUES]
 
     def drawn(given: dict[str, Any]) -> Cell:
-        row = {name: random.choice(VALUES[name]) for name in names}
+        row = {name: random.choice(VALUES[name]) for name in VALUES}
         row |= {name: random.random() < 0.15 for name in SELDOM}
         return changed(Cell(**row | given))
 
@@ -122,8 +121,8 @@ def cells(seed: int = 0) -> tuple[Cell, ...]:
     found: list[Cell] = []
     while missing:
         rows = [drawn(dict(start)) for start in random.sample(list(missing), min(12, len(missing)))]
-        best = max(rows, key=lambda cell: sum(pair in missing for pair in _pairs(cell, names)))
-        new = [pair for pair in _pairs(best, names) if pair in missing]
+        best = max(rows, key=lambda cell: sum(pair in missing for pair in _pairs(cell)))
+        new = [pair for pair in _pairs(best) if pair in missing]
         found += [best] if new else []
         for pair in new:
             del missing[pair]
@@ -134,11 +133,11 @@ def pairs_that_hold() -> list[tuple[tuple[str, Any], tuple[str, Any]]]:
     """All pairs of choices that `changed` leaves, where the others are the first ones."""
     first = {name: values[0] for name, values in VALUES.items()}
     pairs = [((a, x), (b, y)) for a, b in combinations(VALUES, 2) for x in VALUES[a] for y in VALUES[b]]
-    return [pair for pair in pairs if pair in _pairs(changed(Cell(**first | dict(pair))), [*VALUES])]
+    return [pair for pair in pairs if pair in _pairs(changed(Cell(**first | dict(pair))))]
 
 
-def _pairs(cell: Cell, names: list[str]) -> list[tuple[tuple[str, Any], tuple[str, Any]]]:
-    return [((a, getattr(cell, a)), (b, getattr(cell, b))) for a, b in combinations(names, 2)]
+def _pairs(cell: Cell) -> list[tuple[tuple[str, Any], tuple[str, Any]]]:
+    return [((a, getattr(cell, a)), (b, getattr(cell, b))) for a, b in combinations(VALUES, 2)]
 
 
 def plans_of(cell: Cell) -> tuple[Plan, Plan]:
