@@ -133,19 +133,23 @@ def _nearest(name: str, engine: Engine, phase: str, shape: ProductShape) -> floa
     return sum(weight * share for weight, (_, share) in zip(weights, near, strict=True)) / sum(weights) if near else None
 
 
-def measured_s(efficiency: Efficiency, kind: CollectiveKind, group: int, sent_bytes: float) -> float | None:
+def measured_s(efficiency: Efficiency, kind: CollectiveKind, group: int, sent_bytes: float, *, least: bool = False) -> float | None:
     """Seconds of a collective in which each of the group sends this much, by the table; None: it has none such.
 
     Between the sizes that were measured it interpolates; below the least a collective takes as long as that one, above the largest
-    the last rate goes on.
+    the last rate goes on. `least`: at the highest rate in the table instead, so that no number of collectives that send as much
+    together take less.
     """
     table = _table(efficiency.table) if efficiency.table else None
     known = None if table is None else table.collectives.get(kind, {}).get(group)
     if not known:
         return None
-    at = min(max(bisect_left([size for size, _ in known], sent_bytes), 1), len(known) - 1)
+    last = len(known) - 1
+    at = last if least else min(max(bisect_left([size for size, _ in known], sent_bytes), 1), last)
     (low, low_s), (high, high_s) = known[max(0, at - 1)], known[at]
     rate = (high_s - low_s) / (high - low) if high > low else high_s / high if high else 0.0
+    if least:
+        return sent_bytes * max(0.0, min([rate, *(took_s / size for size, took_s in known if size)]))
     return max(known[0][1], low_s + rate * (sent_bytes - low))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from schedc.study.tune.candidates import candidates
 from schedc.study.tune.collectives import bytes_per_parameter, collectives_ns, costs_of, optimizer_ns
 from schedc.study.tune.degrees import Degrees
 from schedc.study.tune.estimates import no_room, simple_bound_ns
+from schedc.study.tune.first_plans import baseline_of
 from schedc.study.tune.folder import job_table
 from schedc.study.tune.layer_costs import PROFILE
 from schedc.study.tune.problems import candidate_problem
@@ -178,6 +180,26 @@ def test_gradients_take_what_collectives_of_the_table_took(tmp_path: Path) -> No
         )
         (each,) = candidates(measured.choices)
         assert collectives_ns(measured, each, 1_500_000, 0) == collectives_ns(plain, each, 1_500_000, 0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_first_bound_is_below_plans_with_collectives_as_they_are_measured(seed: int, tmp_path: Path) -> None:
+    """Times that scatter do not bend upwards: two stages' collectives may take less than that of both together."""
+    rng = random.Random(seed)
+    rate, least_s = rng.choice((1e8, 1e9)), rng.choice((1e-5, 1e-3))
+    rows = [
+        [kind, 4, 2**power, (least_s + 2**power / rate) * rng.uniform(0.8, 1.25)]
+        for kind in ("reduce-scatter", "all-gather")
+        for power in range(rng.randint(14, 22), 28, rng.randint(1, 3))
+    ]
+    keys = {"format": "schedc.operators", "version": 1, "device": "h100", "collectives": rows}
+    (tmp_path / "table.json").write_text(json.dumps(keys))
+    config, more = (EXPERTS, {"ep": 2}) if seed % 2 else (CONFIG, {})
+    keyed = {"ranks": [2], "microbatch_sizes": [1], "recompute": ["none"], "zero_stages": [0, 1, 2, 3]}
+    request = tiny_request(tmp_path, sites=(8,), config=config, model={"table": "table.json", **more}, tune=keyed)
+    for each in candidates(request.choices):
+        plan = baseline_of(candidate_problem(request, each).problem, SearchSettings(), [])
+        assert 0 < simple_bound_ns(request, each, costs_of(request, each).totals) <= plan.certificate.makespan_ns
 
 
 def test_a_stage_holds_what_its_backward_works_with_once_for_a_rank(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -100,27 +101,33 @@ def one_way_ns(replicas_of_site: Sequence[int], within: MessageCost, between: Me
 
 
 def collectives_ns(
-    request: TuneRequest, candidate: TuneCandidate, others: int, experts: int, first: tuple[int, int] | None = None
+    request: TuneRequest,
+    candidate: TuneCandidate,
+    others: int,
+    experts: int,
+    first: tuple[int, int] | None = None,
+    *,
+    least: bool = False,
 ) -> tuple[int, int]:
     """Reduce-scatter and all-gather of a stage, from the parameters of one device of it, those of experts apart.
 
     With ZeRO 0 the first is an all-reduce, and there is no second. `first` are those of the stage's first layer, which count alone
-    for what ZeRO 2 and 3 do layer by layer; None: nothing counts for that.
+    for what ZeRO 2 and 3 do layer by layer; None: nothing counts for that. `least`: as of `measured_s`.
     """
-    reduce_ns, gather_ns = _both_ns(request, candidate, others, experts)
+    reduce_ns, gather_ns = _both_ns(request, candidate, others, experts, least=least)
     if candidate.zero_stage > 1:
         of_first = (0, 0) if first is None else _both_ns(request, candidate, *first)
         return of_first[0], gather_ns if candidate.zero_stage == 2 else of_first[1]
     return (reduce_ns, gather_ns) if candidate.zero_stage else (2 * reduce_ns, 0)
 
 
-def _both_ns(request: TuneRequest, candidate: TuneCandidate, others: int, experts: int) -> tuple[int, int]:
+def _both_ns(request: TuneRequest, candidate: TuneCandidate, others: int, experts: int, *, least: bool = False) -> tuple[int, int]:
     """Reducing and gathering these parameters of a device, once."""
     memory = request.file.memory
 
     def of(kind: CollectiveKind, bytes_of_each: int) -> int:
-        total_ns = _among_ns(request, candidate, kind, others * bytes_of_each, experts=False)
-        return total_ns + (_among_ns(request, candidate, kind, experts * bytes_of_each, experts=True) if experts else 0)
+        among_ns = partial(_among_ns, request, candidate, kind, least=least)
+        return among_ns(others * bytes_of_each, experts=False) + (among_ns(experts * bytes_of_each, experts=True) if experts else 0)
 
     return of(CollectiveKind.SCATTER, memory.gradient_bytes), of(CollectiveKind.GATHER, memory.weight_bytes)
 
@@ -140,7 +147,9 @@ def optimizer_ns(request: TuneRequest, candidate: TuneCandidate, others: int, ex
     return ceil(request.optimizer.own * own + request.optimizer.every * every)
 
 
-def _among_ns(request: TuneRequest, candidate: TuneCandidate, kind: CollectiveKind, size_bytes: int, *, experts: bool) -> int:
+def _among_ns(
+    request: TuneRequest, candidate: TuneCandidate, kind: CollectiveKind, size_bytes: int, *, experts: bool, least: bool
+) -> int:
     """Among the replicas of a stage's weights, or of its experts.
 
     Groups that have different weights are beside each other, so each has its part of what connects sites. Of neighbours in one site
@@ -157,8 +166,9 @@ def _among_ns(request: TuneRequest, candidate: TuneCandidate, kind: CollectiveKi
     within, device = request.within, request.device
     if device is not None and request.file.topology.within.bytes_per_second is None:
         sent_bytes = size_bytes * (members[0] - 1) / members[0]
-        if between is None and apart == 1 and (took_s := measured_s(request.rates, kind, members[0], sent_bytes)) is not None:
-            return round(took_s * 1e9)
+        took_s = measured_s(request.rates, kind, members[0], sent_bytes, least=least) if between is None and apart == 1 else None
+        if took_s is not None:  # rounded as a ring's time is, but for what binary fractions add
+            return int(took_s * 1e9) if least else ceil(took_s * 1e9 - 1e-3)
         within = replace(within, bytes_per_second=round(_ring_rate(request, max(members), apart) * request.rates.link))
     fixed_ns = round(request.rates.collective_s * 1e9) if sum(members) > 1 and device is not None else 0
     return fixed_ns + one_way_ns(members, within, between, size_bytes)

@@ -6,6 +6,7 @@ All follow from sums over the model's layers: whatever the partition, some rank 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.period import period_bounds
@@ -100,7 +101,8 @@ def about_ns(request: TuneRequest, candidate: TuneCandidate, totals: Totals) -> 
         in_flight = min(candidate.microbatches, candidate.ranks + (candidate.ranks - 1) * (1 - 1 / candidate.chunks))
         free_bytes = candidate.ranks * request.room_bytes - static_bytes(request, candidate, totals)
         step_ns *= max(1.0, in_flight * totals.activation_bytes / max(1.0, free_bytes))
-    return round(step_ns) + _collectives_ns(request, candidate, totals)
+    of_rank = totals.parameters // candidate.ranks, totals.expert_parameters // candidate.ranks
+    return round(step_ns) + sum(collectives_ns(request, candidate, *of_rank))
 
 
 def no_room(request: TuneRequest, candidate: TuneCandidate, totals: Totals) -> str:
@@ -125,13 +127,14 @@ def _collectives_ns(request: TuneRequest, candidate: TuneCandidate, totals: Tota
     """Of a rank with the average of the parameters; some rank's take no less.
 
     They grow with either kind of parameters and bend upwards, but for two things of experts' collectives: their latencies, which a
-    rank without experts does not have, and what rounding adds.
+    rank without experts does not have, and what rounding adds. Measured ones may bend in any way: where ranks have parts, a line
+    below them counts.
     """
     others, experts = totals.parameters // candidate.ranks, totals.expert_parameters // candidate.ranks
-    least_ns = sum(collectives_ns(request, candidate, others, 0))
+    of = partial(collectives_ns, request, candidate, others, least=candidate.ranks > 1)
+    least_ns = sum(of(0))
     if experts:
-        more_ns = sum(collectives_ns(request, candidate, others, experts)) - sum(collectives_ns(request, candidate, others, 1))
-        least_ns += max(0, more_ns - ROUNDED_NS)
+        least_ns += max(0, sum(of(experts)) - sum(of(1)) - ROUNDED_NS)
     return least_ns
 
 
