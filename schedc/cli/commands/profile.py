@@ -140,8 +140,8 @@ def _operators(
     again = {"repeats": repeats, "warmup": warmup}
     rows = collectives_of_all(where, **again)
     if rows is not None:
-        others = [row for row in table.collectives if row[1] != rows[0][1]] if rows else []
         if rows:
+            others = [row for row in table.collectives if row[1] != rows[0][1]]
             write_atomically(output, operator_table_json(replace(table, collectives=(*others, *rows))).encode())
             typer.echo(one_line(f"wrote {output}: {len(rows)} collectives among {rows[0][1]} devices"))
         return
