@@ -29,7 +29,8 @@ def test_nothing_fails_on_random_jobs(tmp_path: Path) -> None:
     for number in range(JOBS):
         seed, costly = f"1:{number}", number % COSTLY == 0
         most = 24 if costly else 40
-        job = random_job(Random(seed), most_ops=most, may_be_open=True, may_overlap=True, may_be_graph=True)
+        may = dict.fromkeys(("may_be_open", "may_overlap", "may_be_graph", "may_be_sharded"), True)
+        job = random_job(Random(seed), most_ops=most, **may)
         terminal = number % (2 * COSTLY) == 0
         found += [(seed, each) for each in check_job(job_text(job), seed, tmp_path, counts, costly=costly, terminal=terminal)]
     assert found == []
@@ -37,7 +38,7 @@ def test_nothing_fails_on_random_jobs(tmp_path: Path) -> None:
     overlapping = counts["feature steps that overlap"]
     assert counts["plans as text"] > 0.75 * (JOBS - overlapping)  # some have too little memory for any schedule
     assert counts["periods as plans"] > overlapping > 0.05 * JOBS
-    assert min(counts["feature a graph"], counts["feature slices"]) > 0.03 * JOBS
+    assert min(counts[f"feature {name}"] for name in ("a graph", "slices", "sharded weights")) > 0.03 * JOBS
 
 
 @pytest.mark.slow

@@ -67,7 +67,8 @@ def run_chunk(chunk: Chunk) -> tuple[Counter[str], list[Failure]]:
             seed = f"{chunk.seed}:{number}"
             costly, terminal = number % chunk.costly == 0, number % chunk.terminal == 0
             most = SOLVER_OPS if costly else MOST_OPS
-            job = random_job(Random(seed), most_ops=most, may_be_open=True, may_overlap=True, may_be_graph=True)
+            may = dict.fromkeys(("may_be_open", "may_overlap", "may_be_graph", "may_be_sharded"), True)
+            job = random_job(Random(seed), most_ops=most, **may)
             counts["jobs"] += 1
             counts["jobs, costly"] += costly
             counts["jobs, terminal"] += terminal

@@ -9,6 +9,7 @@ from random import Random
 import pytest
 from inputs.plans import plan_of
 from inputs.sharded_problems import sharded_orders, sharded_problem
+from inputs.tiny_problems import random_schedule
 from oracles.sharded_step import all_places, held_bytes, least_ns, makespan_ns
 
 from schedc.analysis.attribution.idle import idle_of
@@ -20,7 +21,7 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.formats.plan.plan_file import parse_plan, plan_json
 from schedc.formats.plan.plan_structs import parse_collective
 from schedc.ir.ops import Kind, Op
-from schedc.ir.problem import DataParallel, Objective, Problem, Stage
+from schedc.ir.problem import DataParallel, Objective, Problem, Stage, with_whole_weights
 from schedc.ir.schedule import Schedule
 from schedc.lower.sharding import placed
 from schedc.verify.plan.checks import verify_plan
@@ -89,10 +90,20 @@ def test_what_ops_wait_for_is_known() -> None:
     assert through >= {SegmentKind.ALL_GATHER, SegmentKind.REDUCE_SCATTER}
 
 
-def test_orders_without_room_have_no_places() -> None:
-    ((problem, schedule), *_) = cases(0, 20)
-    full = replace(problem, memory_limit_bytes=tuple(0 for _ in schedule.orders))
-    assert placed(full, replace(schedule, collectives=())) is None
+def test_orders_without_room_have_no_places_and_others_have_some() -> None:
+    """Random orders with random limits, against all lists of collectives."""
+    found: list[bool] = []
+    for seed in range(120):
+        random = Random(seed)
+        problem = sharded_problem(random, most_ops=9)
+        limits = [None if limit is None else max(0, limit - random.randint(0, 6)) for limit in problem.memory_limit_bytes]
+        problem = replace(problem, memory_limit_bytes=tuple(limits))
+        orders = random_schedule(random, with_whole_weights(problem))
+        if orders is not None:
+            ranks = zip(orders.orders, limits, strict=True)
+            found.append(all(next(all_places(problem, *each), None) is not None for each in ranks))
+            assert (placed(problem, orders) is not None) == found[-1]
+    assert min(found.count(True), found.count(False)) > 20
 
 
 PROBLEM = Problem(

@@ -131,12 +131,19 @@ class _Draw:
 
 
 def random_job(
-    random: Random, *, most_ops: int = 40, may_be_open: bool = False, may_overlap: bool = False, may_be_graph: bool = False
+    random: Random,
+    *,
+    most_ops: int = 40,
+    may_be_open: bool = False,
+    may_overlap: bool = False,
+    may_be_graph: bool = False,
+    may_be_sharded: bool = False,
 ) -> Job:
     """A valid job whose step has at most `most_ops` blocks; feasible but for a few whose memory is below one microbatch.
 
     Where it `may_be_open`, a few leave placement, partition or recomputation to the compiler; they have no one Problem. Where it
-    `may_overlap`, steps of some do. Where it `may_be_graph`, layers of some are a graph, or microbatches are in slices.
+    `may_overlap`, steps of some do. Where it `may_be_graph`, layers of some are a graph, or microbatches are in slices. Where it
+    `may_be_sharded`, weights of some are.
     """
     draw = _Draw(random)
     while True:
@@ -189,6 +196,10 @@ def random_job(
             _graph(draw, job, len(placed.rank_of_stage))
         if draw.chance(0.5) and "lengths" not in job:
             _slices(draw, job, len(placed.rank_of_stage), most_ops)
+    if may_be_sharded and draw.chance(0.2) and _may_be_sharded(job):
+        while held and any(held) and {"in_flight"} >= {*job.get("memory", ())} and not {"lengths", "recompute"} & {*job, *pipeline}:
+            job["memory"] = _memory(draw, pipeline["ranks"], placed, held)  # in bytes
+        _sharded(draw, job, len(placed.rank_of_stage))
     if pipeline["semantics"] == "schedc":
         del pipeline["semantics"]
     return {key: value for key, value in job.items() if value or key != "extra"}
@@ -516,3 +527,29 @@ def _data_parallel(draw: _Draw, placed: Placement, crossed: list[tuple[int, int]
     if crossed and draw.chance(0.5):
         section["trunk"] = list(draw.random.choice(crossed))
     return section
+
+
+def _may_be_sharded(job: Job) -> bool:
+    """Whether the rest of the job lets weights be sharded: of chains in a layout that is given, with memory in bytes."""
+    pipeline = job["pipeline"]
+    is_open = "auto" in (pipeline.get(key) for key in ("placement", "partition", "recompute"))
+    counted = "in_flight" in job.get("memory", ()) and bool({"lengths", "recompute"} & {*job, *pipeline})
+    return not (is_open or "mode" in pipeline or {"edge", "module"} & {*job} or counted)
+
+
+def _sharded(draw: _Draw, job: Job, stages: int) -> None:
+    """Weights that are gathered and released, and gradients that are reduced; in memory for those of one stage, or of more."""
+    random, memory = draw.random, job.get("memory", {})
+    gathered, gradients = ([draw.held(0) for _ in range(stages)] for _ in range(2))
+    section: dict[str, Any] = {"size": random.randint(2, 4), "zero_stage": 3}
+    section |= {"gathered": [f"{size} B" for size in gathered], "gradients": [f"{size} B" for size in gradients]}
+    if draw.chance(0.3):
+        section |= {"bandwidth": random.choice(["1 GB/s", "3 GB/s", "70 GB/s"]), "latency": draw.duration(0)}
+    else:
+        section |= {key: draw.many(lambda: draw.duration(0), [stages]) for key in ("reduce_scatter", "all_gather")}
+    job["data_parallel"] = section
+    least = max(map(sum, zip(gathered, gradients, strict=True)))
+    for key in {"limit", "capacity"} & memory.keys():
+        limits = [memory[key]] if isinstance(memory[key], str) else memory[key]
+        roomy = [int(limit.split()[0]) + random.choice([least, least, 2 * least, sum(gathered)]) for limit in limits]
+        memory[key] = [f"{limit} B" for limit in roomy] if len(roomy) > 1 else f"{roomy[0]} B"

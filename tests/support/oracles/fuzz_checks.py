@@ -24,6 +24,7 @@ from inputs.tiny_problems import random_schedule
 
 from oracles.brute_force import SearchTooLarge, optimum, peaks, timing
 from oracles.fuzz_periods import check_period
+from oracles.sharded_step import held_bytes, makespan_ns
 from schedc.analysis.bounds.lower_bounds import lower_bounds
 from schedc.analysis.bounds.residency import minimum_limit_bytes
 from schedc.analysis.simulation.memory import peak_bytes
@@ -40,9 +41,11 @@ from schedc.ir.problem import Objective
 from schedc.ir.schedule import Parts
 from schedc.lower.plan import lower
 from schedc.lower.problem import problem_of
+from schedc.lower.sharding import with_collectives
 from schedc.models.blocks import grid_of
 from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.driver.registry import constructive
+from schedc.solvers.driver.sharded import levels_of
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.exact.milp import MOST_TICKS, solve_milp
 from schedc.solvers.templates import TEMPLATES
@@ -207,9 +210,9 @@ def check_job(
             if costly and sum(3 for _ in problem.blocks()) <= SOLVER_OPS:
                 _solvers(problem, known, checks)
             if costly:
-                _searches(problem, checks)
+                _searches(problem, known, checks)
             if terminal:
-                _terminal(directory, checks)
+                _terminal(problem, directory, checks)
     return checks.findings
 
 
@@ -230,6 +233,8 @@ def _count_features(problem: Problem, counts: Counter[str]) -> None:
         "memory limits": any(limit is not None for limit in problem.memory_limit_bytes),
         "collectives": problem.data_parallel is not None,
         "collectives on a trunk": problem.data_parallel is not None and problem.data_parallel.trunk is not None,
+        "sharded weights": problem.is_sharded,
+        "sharded weights in memory that is limited": problem.is_sharded and any(problem.memory_limit_bytes),
         "stage span": problem.objective is Objective.STAGE_SPAN,
         "torch": not problem.cut_blocks,
         "durations by microbatch": differ,
@@ -265,18 +270,22 @@ def _cheap(problem: Problem, checks: Checks) -> list[_Known]:
     if checks.findings:
         return []
     schedules: list[tuple[str, Schedule]] = []
+    # Of sharded weights orders are made with room for some, and get their collectives then.
+    room = random.choice(list(levels_of(problem).values())) if problem.is_sharded else problem
     for method in CONSTRUCTIVE if thorough else checks.random("methods").sample(CONSTRUCTIVE, METHODS_A_JOB):
         before = len(schedules)
         with checks.step(method, Unsupported):
-            schedules.append((method, constructive(method)(problem)))
-        sure = not infeasible and (not problem.edges or not any(limit is not None for limit in problem.memory_limit_bytes))
+            made = with_collectives(problem, constructive(method)(room))
+            schedules += [(method, made)] if made is not None else []
+        is_limited = any(limit is not None for limit in problem.memory_limit_bytes)
+        sure = not (infeasible or problem.is_sharded or (problem.edges and is_limited))
         if method.startswith("greedy") and len(schedules) == before and sure:
             checks.fail("greedy: no schedule where memory holds one microbatch", method)
     for _ in range(3 if thorough else 2):  # they meet more ties than any method
         drawn = random_schedule if problem.is_chain and not problem.slices else random_order
-        schedule = drawn(random, problem, _random_parts(random, problem) if random.random() < 0.3 else ())
-        if schedule is not None:
-            schedules.append(("random", schedule))
+        schedule = drawn(random, room, _random_parts(random, problem) if random.random() < 0.3 else ())
+        made = None if schedule is None else with_collectives(problem, schedule)
+        schedules += [("random", made)] if made is not None else []
     known: list[_Known] = []
     tables = tables_of(problem)
     for name, schedule in schedules:
@@ -305,7 +314,7 @@ def _cheap(problem: Problem, checks: Checks) -> list[_Known]:
     compiled = checks.random("compiled")
     if thorough or compiled.random() < 0.1:
         for method in COMPILED if thorough else [compiled.choice(COMPILED)]:
-            _compile_twice(problem, method, Limits(), checks)
+            _compile_twice(problem, method, Limits(), known, checks)
     return known
 
 
@@ -335,8 +344,8 @@ def _random_parts(random: Random, problem: Problem) -> tuple[Parts, ...]:
 
 
 def _for_brute_force(problem: Problem, parts: tuple[Parts, ...] = ()) -> bool:
-    """Whether the brute force knows it: no durations of 0, of parts neither, and no collectives of several stages on a rank."""
-    if problem.data_parallel is not None and len(problem.stages) > problem.ranks:
+    """Whether the brute force knows it: no durations of 0, of parts neither, and no collectives but of one stage on each rank."""
+    if problem.is_sharded or (problem.data_parallel is not None and len(problem.stages) > problem.ranks):
         return False
     if min(time for stage in problem.stages for kind in BLOCKS for time in stage.durations_ns(kind)) < 1:
         return False
@@ -345,6 +354,9 @@ def _for_brute_force(problem: Problem, parts: tuple[Parts, ...] = ()) -> bool:
 
 def _check_timing(problem: Problem, schedule: Schedule, timeline: Timeline, checks: Checks) -> None:
     """The simulator against the brute force's."""
+    if problem.is_sharded:
+        _check_sharded_timing(problem, schedule, timeline, checks)
+        return
     if not _for_brute_force(problem, schedule.parts):
         return
     checks.counts["timed by the brute force"] += 1
@@ -353,6 +365,20 @@ def _check_timing(problem: Problem, schedule: Schedule, timeline: Timeline, chec
         checks.fail("simulator against brute force", f"{(timeline.makespan_ns, timeline.stage_span_ns)} against {found}")
     if (held := tuple(peaks(problem, schedule))) != peak_bytes(problem, schedule):
         checks.fail("memory against brute force", f"{peak_bytes(problem, schedule)} against {held}")
+
+
+def _check_sharded_timing(problem: Problem, schedule: Schedule, timeline: Timeline, checks: Checks) -> None:
+    """The simulator against a step that is timed slowly: of whole blocks that take time, each link with its own occupancy."""
+    links = all(link.trunk is None and link.bytes_per_second is None for link in problem.links)
+    least_ns = min(time for stage in problem.stages for kind in BLOCKS for time in stage.durations_ns(kind))
+    if schedule.parts or problem.slices or not links or least_ns < 1:
+        return
+    checks.counts["sharded weights, timed slowly"] += 1
+    if (found := makespan_ns(problem, schedule)) != timeline.makespan_ns:
+        checks.fail("simulator against a slow step", f"{timeline.makespan_ns} against {found}")
+    held = tuple(held_bytes(problem, *each) for each in zip(schedule.orders, schedule.collectives, strict=True))
+    if held != peak_bytes(problem, schedule):
+        checks.fail("memory against a slow step", f"{peak_bytes(problem, schedule)} against {held}")
 
 
 def _plan(problem: Problem, schedule: Schedule, timeline: Timeline, bounds: dict[BoundName, int]) -> Plan:
@@ -389,24 +415,30 @@ def _check_plan(plan: Plan, timeline: Timeline, bounds: dict[BoundName, int], ch
             checks.fail("text: another plan comes back", content[:200])
 
 
-def _compile_twice(problem: Problem, method: str, limits: Limits, checks: Checks) -> None:
-    """The whole compiler, with the same bytes twice where it says that the plan can be made again."""
+def _compile_twice(problem: Problem, method: str, limits: Limits, known: list[_Known], checks: Checks) -> None:
+    """The whole compiler, with the same bytes twice where it says that the plan can be made again, and a bound below all known."""
     found = []
     with checks.step(f"compile {method}", Infeasible, NoPlanFound, Unsupported):
         for _ in range(2):
             compiled = compile_problem(problem, SearchSettings(method=method, limits=limits))
             found.append(plan_json(compiled.plan))
+            bound, bound_ns = compiled.plan.certificate.bound, compiled.plan.certificate.lower_bound_ns
+            for each in known:
+                if bound_ns > each.objective_ns and bound.speaks_of(each.schedule.parts):
+                    checks.fail(
+                        f"compile {method}: {bound} too high", f"{bound_ns} ns, but {each.name} takes {each.objective_ns} ns"
+                    )
             for failure in compiled.failures:  # the compiler goes on with what other methods found
                 checks.fail(f"method {failure.method.partition('{')[0]}: {failure.error} in {failure.place}", failure)
         if found[0] != found[1] and compiled.plan.made_by.reproducible:
             checks.fail(f"compile {method.partition('{')[0]}: not the same bytes twice", found[0][:400])
 
 
-def _searches(problem: Problem, checks: Checks) -> None:
+def _searches(problem: Problem, known: list[_Known], checks: Checks) -> None:
     """One or two searches as the driver runs them, with limits that do not depend on the machine."""
     random = checks.random("searches")
     for search in SEARCHES if checks.thorough else random.sample(SEARCHES, 2):
-        _compile_twice(problem, search, Limits(deterministic=0.2, workers=1), checks)
+        _compile_twice(problem, search, Limits(deterministic=0.2, workers=1), known, checks)
 
 
 def _open_layout(job: Job, checks: Checks, *, costly: bool) -> None:
@@ -530,7 +562,10 @@ def _solvers(problem: Problem, known: list[_Known], checks: Checks) -> None:
         return
     start = checks.random("start").choice(starts)
     solved = {}
-    for name, solve in (("cpsat", solve_cpsat), ("milp", solve_milp)):
+    if problem.is_sharded and problem.objective is not Objective.MAKESPAN:
+        return
+    solvers = {"cpsat": solve_cpsat} | ({} if problem.is_sharded else {"milp": solve_milp})
+    for name, solve in solvers.items():
         with checks.step(f"solver {name}"):
             limits: dict[str, Any] = {"limits": Limits(deterministic=1.0, workers=1)}
             found = solved[name] = solve(problem, start.schedule, **limits)
@@ -567,10 +602,11 @@ def _solvers(problem: Problem, known: list[_Known], checks: Checks) -> None:
             checks.fail("cpsat against milp", f"{both[0].lower_bound_ns} against {both[1].lower_bound_ns} ns")
 
 
-def _terminal(directory: Path, checks: Checks) -> None:
+def _terminal(problem: Problem, directory: Path, checks: Checks) -> None:
     """The command line on the job as it is on disk, and on the plan of what its extra makes of it."""
     job, plan = directory / "fuzz.toml", directory / "fuzz.plan.json"
-    for command in (["bounds", job], ["templates", job], ["compile", job, "-o", plan, "--method", "greedy"]):
+    templates = [] if problem.is_sharded else [["templates", job]]  # of whole weights
+    for command in (["bounds", job], *templates, ["compile", job, "-o", plan, "--method", "greedy"]):
         status = _run(command, checks)
     if status:
         return
@@ -578,7 +614,6 @@ def _terminal(directory: Path, checks: Checks) -> None:
         if _run(command, checks):
             checks.fail(f"terminal {command[0]}: status", command)
     with checks.step("terminal: plan of the extra"):
-        problem = load(job.read_text(encoding="utf-8"), directory)
         write_plan(compile_problem(problem, SearchSettings(method="greedy")).plan, plan)
         for command in (["show", plan], ["verify", plan], ["simulate", plan, "--json"]):
             if _run(command, checks):
