@@ -6,8 +6,8 @@ from hypothesis import given, strategies as st
 
 from schedc.ir.costs import MessageCost
 from schedc.study.tune.candidates import Choices, candidates, divisors
-from schedc.study.tune.collectives import one_way_ns, ring_ns
 from schedc.study.tune.degrees import Degrees
+from schedc.study.tune.replicas import one_way_ns, ring_ns
 
 
 @given(

@@ -11,9 +11,9 @@ from schedc.errors import InvalidInput
 from schedc.solvers.common.base import SearchSettings
 from schedc.study.tune.candidates import candidates
 from schedc.study.tune.causes import CAUSES, causes_ns
-from schedc.study.tune.collectives import costs_of
 from schedc.study.tune.first_plans import baseline_of
 from schedc.study.tune.problems import candidate_problem
+from schedc.study.tune.replicas import costs_of
 from schedc.study.tune.search import tune
 
 if TYPE_CHECKING:

@@ -18,13 +18,13 @@ from schedc.frontend.job import checked_job
 from schedc.frontend.job_source import source_of_table
 from schedc.solvers.common.base import SearchSettings
 from schedc.study.tune.candidates import candidates
-from schedc.study.tune.collectives import bytes_per_parameter, collectives_ns, costs_of, optimizer_ns
 from schedc.study.tune.degrees import Degrees
 from schedc.study.tune.estimates import no_room, simple_bound_ns
 from schedc.study.tune.first_plans import baseline_of
 from schedc.study.tune.folder import job_table
 from schedc.study.tune.layer_costs import PROFILE
 from schedc.study.tune.problems import candidate_problem
+from schedc.study.tune.replicas import bytes_per_parameter, collectives_ns, costs_of, optimizer_ns
 from schedc.study.tune.search import tune
 from schedc.view.terminal.studies import held_by_ranks
 

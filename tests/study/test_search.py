@@ -16,11 +16,11 @@ from schedc.frontend.job_source import source_of_table
 from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.common.interruption import Interruption
 from schedc.study.tune.candidates import CandidateState, candidates
-from schedc.study.tune.collectives import collectives_ns, costs_of, optimizer_ns
 from schedc.study.tune.estimates import simple_bound_ns, undelayed_ns, work_bound_ns
 from schedc.study.tune.folder import job_table
 from schedc.study.tune.layer_costs import PROFILE
 from schedc.study.tune.problems import candidate_problem
+from schedc.study.tune.replicas import collectives_ns, costs_of, optimizer_ns
 from schedc.study.tune.search import tune
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from schedc.analysis.bounds.lower_bounds import lower_bounds
 from schedc.errors import Defect, Infeasible, InvalidInput
 from schedc.solvers.common.base import SearchSettings
 from schedc.study.tune.candidates import candidates
-from schedc.study.tune.collectives import collectives_ns, costs_of
 from schedc.study.tune.estimates import simple_bound_ns
 from schedc.study.tune.folder import job_table
 from schedc.study.tune.problems import candidate_problem
+from schedc.study.tune.replicas import collectives_ns, costs_of
 from schedc.study.tune.search import tune
 from schedc.study.tune.sums import check_sums, state_bytes
 

@@ -15,7 +15,7 @@ from schedc.compile.plans import time_plan
 from schedc.costs.efficiency import PHASES, operator_s
 from schedc.costs.operators.operator import CollectiveKind
 from schedc.ir import DURATIONS, Kind
-from schedc.study.tune.collectives import costs_of
+from schedc.study.tune.replicas import costs_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

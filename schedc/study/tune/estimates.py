@@ -13,7 +13,7 @@ from schedc.analysis.bounds.period import period_bounds
 from schedc.ir import BoundName, Problem, Updates, Versions
 from schedc.spelling import counted
 from schedc.study.tune.candidates import TuneCandidate, candidates
-from schedc.study.tune.collectives import bytes_per_parameter, collectives_ns, costs_of, optimizer_ns
+from schedc.study.tune.replicas import bytes_per_parameter, collectives_ns, costs_of, optimizer_ns
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from schedc.lower.problem import stage_static_bytes
 from schedc.solvers.common.method import Constructive
 from schedc.solvers.driver.registry import method_named
 from schedc.study.tune.candidates import rows_csv
-from schedc.study.tune.collectives import bytes_per_parameter, costs_of
 from schedc.study.tune.layer_costs import PROFILE
+from schedc.study.tune.replicas import bytes_per_parameter, costs_of
 from schedc.units import format_duration_ns
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from schedc.ir import Versions
 from schedc.study.loss.time_to_loss import LossCandidate, LossRow
 from schedc.study.tune.candidates import CandidateState
-from schedc.study.tune.collectives import costs_of
 from schedc.study.tune.estimates import about_ns, no_room, simple_bound_ns, update_bound_ns
+from schedc.study.tune.replicas import costs_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,7 +20,7 @@ from schedc.ir import DataParallel, Device, Layout, Network, Problem, TiedWeight
 from schedc.lower.partition import balanced_partition
 from schedc.lower.placement import place
 from schedc.lower.problem import problem_of, stage_static_bytes, static_bytes
-from schedc.study.tune.collectives import bytes_per_parameter, collectives_ns, costs_of, gathered_bytes, optimizer_ns, shared
+from schedc.study.tune.replicas import bytes_per_parameter, collectives_ns, costs_of, gathered_bytes, optimizer_ns, shared
 from schedc.verify.layout import verify_layout
 from schedc.verify.workload import verify_workload
 
