@@ -63,6 +63,11 @@ def test_gradients_of_shards(two: Ranks, kind: str, split: bool, recompute: bool
         assert max(errors) < 1e-12
 
 
+@pytest.mark.parametrize("around", ["nothing", "stages", "loss"])
+def test_what_fsdp_has_reduced_does_not_run_again(two: Ranks, around: str) -> None:
+    assert two.run(wrapped_runs.may_run_again, made_by("1f1b"), around) == [around == "nothing"] * 2
+
+
 def test_sharded_stages_are_loaded_again_after_a_failure(two: Ranks) -> None:
     """FSDP keeps gradients that have added up so far, and weights that were gathered: they are of the step that failed."""
     problem = make_problem(1, 4, placement="loop", chunks=2)

@@ -13,7 +13,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
+from runs.faults import Faults
 from runs.harness import Layer, Run, cannot_go_on, grid, load, make_stages, on_forward, relative_error
+from runs.retry_runs import on_failing
 from runs.training_runs import clipping_error
 from schedc.ir.ops import Kind
 from schedc.runtime.common.hooks import Observer, OpTimes
@@ -45,6 +47,16 @@ def wrapped(kind: str, module: nn.Module, group: dist.ProcessGroup) -> nn.Module
         for one in (*inner, module):
             fully_shard(one, mesh=mesh, reshard_after_forward=not kind.endswith("weights"))
     return module
+
+
+def may_run_again(rank: int, plan: Plan, around: str) -> bool:
+    """Whether a step may, over channels that can fail, with FSDP2 around the stages, around the loss function, or not at all."""
+    group, stages = own_group(rank), make_stages(plan, rank)
+    loss: Any = nn.Bilinear(4, 4, 1)
+    for module in {"stages": [*stages.values()], "loss": [loss]}.get(around, []):
+        wrapped("fsdp2", module, group)
+    with on_failing([Faults()]), load(plan, stages, loss_fn=loss) as pipe:
+        return pipe.steps.retries
 
 
 def own_group(rank: int) -> dist.ProcessGroup:
@@ -99,7 +111,8 @@ def gathered_as_planned(rank: int, plan: Plan) -> list[Any]:
         """Which stages' weights are gathered, or on their way, when an op ends; and the bytes of these, and of gradients."""
 
         def op(self, times: OpTimes) -> None:
-            groups = {stage: fully_shard.state(one)._fsdp_param_group for stage, one in run.stages.items()}  # type: ignore[attr-defined]
+            own: Any = run.stages
+            groups = {stage: one._get_fsdp_state()._fsdp_param_group for stage, one in own.items()}
             held = [stage for stage, one in groups.items() if one.is_unsharded or one._all_gather_result is not None]
             found.append((held, sum(map(bytes_of, groups.values()))))
 
