@@ -130,17 +130,17 @@ class Stage(nn.Module):
 
     def _body(self, x: torch.Tensor) -> torch.Tensor:
         if self.spread == "TP by hand" and self.among is not None:
-            wide = _Linear.apply(self.norm(x), self.up.weight, self.up.bias, self.among)  # type: ignore[no-untyped-call]
-            whole = _Summed.apply(torch.tanh(wide) @ self.down.weight.T, self.among)  # type: ignore[no-untyped-call]
-            return x + whole + self.down.bias  # type: ignore[no-any-return]
+            wide = _applied(_Linear, self.norm(x), self.up.weight, self.up.bias, self.among)
+            return x + _applied(_Summed, torch.tanh(wide) @ self.down.weight.T, self.among) + self.down.bias
         result: torch.Tensor = x + self.down(torch.tanh(self.up(self.norm(x))))
         return result
 
     def _all_experts(self, y: torch.Tensor) -> torch.Tensor:
         if self.among is None:
-            return self.apart[0](y) + self.apart[1](y)  # type: ignore[no-any-return]
-        own: Any = self.apart[dist.get_rank(self.among)]
-        return _Summed.apply(own(_Given.apply(y, self.among)), self.among)  # type: ignore[no-untyped-call,no-any-return]
+            both: torch.Tensor = self.apart[0](y) + self.apart[1](y)
+            return both
+        own = self.apart[dist.get_rank(self.among)]
+        return _applied(_Summed, own(_applied(_Given, y, self.among)), self.among)
 
     def _draw(self, number: int) -> list[float]:
         if self.replays:
@@ -155,6 +155,11 @@ class Stage(nn.Module):
             drawn = torch.rand(WIDTH, generator=generator).tolist()
         self.drawn.setdefault(number, drawn)
         return drawn
+
+
+def _applied(function: Any, *given: Any) -> torch.Tensor:
+    result: torch.Tensor = function.apply(*given)
+    return result
 
 
 class _Linear(torch.autograd.Function):
