@@ -10,6 +10,7 @@ neither time nor memory. So bounds hold, and a schedule's collectives are placed
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from schedc.ir import DataParallel, Kind, Op, Problem, Resource, Schedule
@@ -34,9 +35,9 @@ def add_sharding(variables: CpSatVariables, problem: Problem, end: int, shared: 
     for op in variables.blocks.duration:
         ops[op.stage].append(op)
     for stage, of_stage in sorted(ops.items()):
-        lane = shared[Resource.of_collectives(parallel, problem.stages[stage].rank)]
-        first, reduction = _add_reduction(variables, problem, parallel, of_stage, end, lane)
-        variables.stays[stage] = _add_stays(variables, problem, parallel, of_stage, end, lane, first, reduction)
+        rank = problem.stages[stage].rank
+        lane, is_limited = shared[Resource.of_collectives(parallel, rank)], problem.memory_limit_bytes[rank] is not None
+        variables.stays[stage] = _Stage(variables, parallel, rank, stage, of_stage, end, lane).add(is_limited=is_limited)
 
 
 def hint_stays(variables: CpSatVariables, schedule: Schedule, timeline: Timeline, grid: TimeGrid) -> None:
@@ -71,70 +72,71 @@ def hint_stays(variables: CpSatVariables, schedule: Schedule, timeline: Timeline
                 model.add_hint(hints.until[number], untils[-1 if number == last else number] if number < len(gathers) else 0)
 
 
-def _add_reduction(
-    variables: CpSatVariables,
-    problem: Problem,
-    parallel: DataParallel,
-    ops: list[Op],
-    end: int,
-    lane: list[cp_model.IntervalVar],
-) -> tuple[cp_model.IntVar, cp_model.IntVar]:
-    """When gradients are held from, and when the reduction begins."""
-    model, stage = variables.model, ops[0].stage
-    length, begin, first = variables.blocks.scatter.get(stage, 0), model.new_int_var(0, end, ""), model.new_int_var(0, end, "")
-    if length:
-        lane.append(model.new_fixed_size_interval_var(begin, length, ""))
-    model.add(variables.objective >= begin + length)
-    for op in ops:
-        if op.kind in (Kind.W, Kind.BW):
-            variables.add_after(begin, op)
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """A stage and what its variables and constraints are added to."""
+
+    variables: CpSatVariables
+    parallel: DataParallel
+    rank: int
+    stage: int
+    ops: list[Op]
+    end: int
+    lane: list[cp_model.IntervalVar]
+    """Of the rank's collectives."""
+
+    def add(self, *, is_limited: bool) -> Stays:
+        """The reduction, and as many stays as a rank needs whose memory is limited or not."""
+        first, reduction = self._add_reduction()
+        variables, ops, stage = self.variables, self.ops, self.stage
+        model, length = variables.model, variables.blocks.gather.get(stage, 0)
+        count = min(len(ops), MOST_STAYS) if is_limited else 1
+        stays: list[tuple[cp_model.IntVar, cp_model.IntVar, cp_model.IntVar]] = []
+        for number in range(count):
+            there, begin, until = model.new_bool_var(""), self._moment(), self._moment()
+            model.add(until >= begin + length).only_enforce_if(there)
+            if stays:
+                model.add_implication(there, stays[-1][0])
+                model.add(begin >= stays[-1][2]).only_enforce_if(there)
+            stays.append((there, begin, until))
+            if count < len(ops) and number == count - 1 and count > 1:
+                continue  # it stands for all others
+            if length:
+                self.lane.append(model.new_optional_fixed_size_interval_var(begin, length, there, ""))
+            held = model.new_optional_interval_var(begin, self._moment(), until, there, "")
+            variables.besides[self.rank].append((held, self.parallel.gathered_bytes[stage]))
+        of_op: dict[Op, list[cp_model.IntVar]] = {}
+        for op in ops:
+            of_op[op] = runs_in = [model.new_bool_var("") for _ in stays]
+            for literal, (there, begin, until) in zip(runs_in, stays, strict=True):
+                model.add_implication(literal, there)
+                model.add(variables.start[op] >= begin + length).only_enforce_if(literal)
+                variables.add_after(until, op, only_if=[literal])
             backward = variables.blocks.backward_of(op)
-            split = [~variables.fused[backward]] if backward in variables.fused else []
-            model.add(first <= variables.start[op]).only_enforce_if(split)
-        elif op in variables.fused:
-            variables.add_after(begin, op)
-            model.add(first <= variables.start[op]).only_enforce_if(variables.fused[op])
-    held = model.new_interval_var(first, model.new_int_var(0, end, ""), begin + length, "")
-    variables.besides[problem.stages[stage].rank].append((held, parallel.gradient_bytes[stage]))
-    return first, begin
+            vanishes = [variables.fused[backward]] if op.kind is Kind.W and backward in variables.fused else []
+            model.add_bool_or([*runs_in, *vanishes])
+        theres, begins, untils = (list(column) for column in zip(*stays, strict=True))
+        return Stays(begin=begins, until=untils, there=theres, of_op=of_op, first=first, reduction=reduction)
 
-
-def _add_stays(
-    variables: CpSatVariables,
-    problem: Problem,
-    parallel: DataParallel,
-    ops: list[Op],
-    end: int,
-    lane: list[cp_model.IntervalVar],
-    first: cp_model.IntVar,
-    reduction: cp_model.IntVar,
-) -> Stays:
-    model, stage = variables.model, ops[0].stage
-    rank, length = problem.stages[stage].rank, variables.blocks.gather.get(stage, 0)
-    count = 1 if problem.memory_limit_bytes[rank] is None else min(len(ops), MOST_STAYS)
-    stays: list[tuple[cp_model.IntVar, cp_model.IntVar, cp_model.IntVar]] = []
-    for number in range(count):
-        there, begin, until = model.new_bool_var(""), model.new_int_var(0, end, ""), model.new_int_var(0, end, "")
-        model.add(until >= begin + length).only_enforce_if(there)
-        if stays:
-            model.add_implication(there, stays[-1][0])
-            model.add(begin >= stays[-1][2]).only_enforce_if(there)
-        stays.append((there, begin, until))
-        if count < len(ops) and number == count - 1 and count > 1:
-            continue  # it stands for all others
+    def _add_reduction(self) -> tuple[cp_model.IntVar, cp_model.IntVar]:
+        """When gradients are held from, and when the reduction begins."""
+        variables, model = self.variables, self.variables.model
+        length, begin, first = variables.blocks.scatter.get(self.stage, 0), self._moment(), self._moment()
         if length:
-            lane.append(model.new_optional_fixed_size_interval_var(begin, length, there, ""))
-        held = model.new_optional_interval_var(begin, model.new_int_var(0, end, ""), until, there, "")
-        variables.besides[rank].append((held, parallel.gathered_bytes[stage]))
-    of_op: dict[Op, list[cp_model.IntVar]] = {}
-    for op in ops:
-        of_op[op] = runs_in = [model.new_bool_var("") for _ in stays]
-        for literal, (there, begin, until) in zip(runs_in, stays, strict=True):
-            model.add_implication(literal, there)
-            model.add(variables.start[op] >= begin + length).only_enforce_if(literal)
-            variables.add_after(until, op, only_if=[literal])
-        backward = variables.blocks.backward_of(op)
-        vanishes = [variables.fused[backward]] if op.kind is Kind.W and backward in variables.fused else []
-        model.add_bool_or([*runs_in, *vanishes])
-    theres, begins, untils = (list(column) for column in zip(*stays, strict=True))
-    return Stays(begin=begins, until=untils, there=theres, of_op=of_op, first=first, reduction=reduction)
+            self.lane.append(model.new_fixed_size_interval_var(begin, length, ""))
+        model.add(variables.objective >= begin + length)
+        for op in self.ops:
+            if op.kind in (Kind.W, Kind.BW):
+                variables.add_after(begin, op)
+                backward = variables.blocks.backward_of(op)
+                split = [~variables.fused[backward]] if backward in variables.fused else []
+                model.add(first <= variables.start[op]).only_enforce_if(split)
+            elif op in variables.fused:
+                variables.add_after(begin, op)
+                model.add(first <= variables.start[op]).only_enforce_if(variables.fused[op])
+        held = model.new_interval_var(first, self._moment(), begin + length, "")
+        variables.besides[self.rank].append((held, self.parallel.gradient_bytes[self.stage]))
+        return first, begin
+
+    def _moment(self) -> cp_model.IntVar:
+        return self.variables.model.new_int_var(0, self.end, "")
