@@ -5,6 +5,7 @@ Other rooms import from here; `index`, which needs numpy, is imported by its own
 
 from __future__ import annotations
 
+from schedc.ir.alike import are_alike, groups_of
 from schedc.ir.conditions import AS_PLANNED, Conditions, LinkState, LinkTrace
 from schedc.ir.costs import DURATIONS, FREE, BlockCosts, MessageCost
 from schedc.ir.graph import Edge, share_bytes
@@ -21,8 +22,6 @@ from schedc.ir.problem import (
     Stage,
     Updates,
     Versions,
-    are_alike,
-    groups_of,
     with_whole_weights,
 )
 from schedc.ir.resource import Resource

@@ -13,8 +13,9 @@ from oracles.brute_force import SearchTooLarge, optimum
 from schedc.analysis.bounds.lower_bounds import lower_bounds
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
+from schedc.ir.alike import groups_of
 from schedc.ir.ops import Kind
-from schedc.ir.problem import Objective, Problem, groups_of
+from schedc.ir.problem import Objective, Problem
 from schedc.models.blocks import TimeGrid, blocks_of
 from schedc.solvers.common.base import NO_LIMITS, Climbing, Limits
 from schedc.solvers.driver.portfolio import candidate_names

@@ -10,7 +10,7 @@ from inputs.odd_numbers import odd
 from inputs.plans import plan_of
 from inputs.problems import make_problem
 from inputs.tiny_problems import tiny_problem
-from schedc.ir.problem import are_alike
+from schedc.ir.alike import are_alike
 from schedc.solvers.common.microbatch_order import by_position, permuted, renamed
 from schedc.solvers.driver.registry import constructive
 
