@@ -241,7 +241,7 @@ def _laid_out_as(weight: Any, gradient: Any) -> torch.Tensor:
 
 
 def _gradient_of(weight: Any, part: torch.Tensor) -> torch.Tensor:
-    """The gradient of a weight of which this is the part of this process."""
+    """The weight's gradient, a DTensor where the weight is one; `part` is what this process has of it."""
     if not hasattr(weight, "device_mesh"):
         return part
     from torch.distributed.tensor import DTensor

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 class ShardedStages(ReplicaHooks):
     """Those of one rank. Its calls come beside those of the hooks between pipelines."""
 
-    def __init__(self, roots: Mapping[int, Sequence[Any]], hooks: ReplicaHooks, among: Collection[int] = ()) -> None:
+    def __init__(self, roots: Mapping[int, Sequence[Any]], hooks: ReplicaHooks, among: Collection[int]) -> None:
         """Take the stages.
 
         Args:
             roots: of each stage the outermost modules that FSDP is around.
             hooks: asked, before anything goes to other processes, whether all pipelines are called for the same.
-            among: the processes of which each gives its share of the mean: over these gradients are sums, over others of FSDP's
-                they are means.
+            among: the processes that each give a share of the mean: FSDP sums gradients over these, and takes the mean over others
+                of its own.
         """
         self._stages = {stage: [_Root(root, among) for root in own] for stage, own in roots.items()}
         self._hooks = hooks

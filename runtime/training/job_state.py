@@ -35,7 +35,7 @@ class Stateful(Protocol):
 
 
 Job: TypeAlias = Mapping[str, Stateful | Sequence[Stateful]]
-"""By name, what has a state; several are alike, such as the schedule of each optimizer of a rank, of which there may be none."""
+"""By name, what has a state; or several that are alike, or none: a rank has a schedule for each of its optimizers."""
 
 
 def layout_of(pipe: Pipe) -> str:

@@ -46,7 +46,7 @@ def layers_of(pipe: Pipe) -> nn.Module:
         if loss_has_weights([pipe.modules[stage]]):
             if sum(map(len, losses_of(pipe.plan.problem, pipe.stages).values())) > 1:
                 raise Unsupported(
-                    "the model has several losses, of which one has weights, which has no name in a checkpoint; give model="
+                    "the model has several losses, and one of them has weights, which have no name in a checkpoint; give model="
                 )
             layers["loss_fn"] = pipe.modules[stage].get_submodule("loss_fn")
     return layers

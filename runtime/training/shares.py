@@ -135,7 +135,7 @@ class SavesShares(DefaultSavePlanner):
 
 
 class LoadsShares(DefaultLoadPlanner):
-    """Likewise."""
+    """torch's, with shares as in `SavesShares`."""
 
     def set_up_planner(self, state_dict: dict[str, Any], metadata: Any = None, is_coordinator: bool = False) -> None:
         """As torch's, but for tensors without memory (meta), in whose search shares would be lost."""

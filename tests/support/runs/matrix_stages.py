@@ -58,7 +58,7 @@ class Grid(NamedTuple):
 
 
 def grid_of(cell: Any) -> Grid:
-    """That of a cell."""
+    """How a cell's processes are laid out."""
     if cell.spread in FOUR:
         return Grid(1, 4, 1, 1)
     peers = 1 + (cell.spread in PEERS)
