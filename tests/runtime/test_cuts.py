@@ -132,6 +132,25 @@ def test_an_activations_hook_is_called_once_where_w_begins() -> None:
     assert len(calls) == 2  # the plain backward's, and B's
 
 
+def test_what_a_hook_at_a_node_returns_for_a_weight_counts() -> None:
+    torch.manual_seed(0)
+
+    def tripled(gradients: tuple[torch.Tensor | None, ...], _: object) -> tuple[torch.Tensor | None, ...]:
+        return tuple(None if one is None else 3 * one for one in gradients)
+
+    class Hooked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: Any = x @ self.weight
+            y.grad_fn.register_hook(tripled)
+            return torch.tanh(y)
+
+    compared(Hooked().double(), [torch.randn(2, WIDTH).double() for _ in range(2)])
+
+
 class Scaled(torch.autograd.Function):
     """x·w + x·w, whose backward changes the gradients that it gives in place before it gives them, `times` times."""
 

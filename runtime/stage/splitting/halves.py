@@ -108,12 +108,14 @@ def backward_of_inputs(
     works = []
     for joint in cut.joints:
         reading = seen.get(joint.node) if joint.node in arrivals.at else None
-        gradients = arrivals.at[joint.node] if reading else [arrived[edge] for edge in joint.edges]
-        places = [(joint.node, number) for number in range(len(gradients))] if reading else joint.edges
-        versions = [
-            None if gradient is None else arrivals.version(place, gradient)
-            for place, gradient in zip(places, gradients, strict=True)
-        ]
+        if reading:
+            gradients, versions = arrivals.at[joint.node]
+        else:
+            gradients = [arrived[edge] for edge in joint.edges]
+            versions = [
+                None if gradient is None else arrivals.version(place, gradient)
+                for place, gradient in zip(joint.edges, gradients, strict=True)
+            ]
         works.append(WeightWork(joint, gradients, versions, reading))
     edges, values = arrived_at(cut.shared, found[len(asked) : len(asked) + len(cut.shared)])
     if edges:

@@ -102,6 +102,10 @@ class Reading(NamedTuple):
     """For each of its sides a tensor whose gradient goes there: a weight, or what the node has saved."""
 
 
+def _nothing(_inputs: object, _outputs: object) -> None:
+    """A hook with which a node's others are found: there is no list of them."""
+
+
 def read_by(node: Node, sides: Iterable[int]) -> Reading | None:
     """What one of autograd's own nodes has saved, and reads when it runs; it is kept for W.
 
@@ -110,8 +114,13 @@ def read_by(node: Node, sides: Iterable[int]) -> Reading | None:
         sides: which of its edges.
 
     Returns:
-        None where it cannot be seen what the node reads, as in a checkpointed region, or where a side has no tensor.
+        None where it cannot be seen what the node reads, as in a checkpointed region, where a side has no tensor, or where hooks
+        are called with what the node gives and may change it.
     """
+    handle = node.register_hook(_nothing)
+    handle.remove()
+    if handle.hooks_dict_ref():
+        return None
     saved: dict[str, Saved] = {}
     for raw, name in _fields_of(type(node)):
         field = getattr(node, raw)
@@ -212,8 +221,8 @@ class GradientArrivals:
         self._before = before
         self.found: dict[Place, torch.Tensor | None] = dict.fromkeys(before)
         self._versions: dict[Place, tuple[torch.Tensor, int]] = {}
-        self.at: dict[Node, Sequence[torch.Tensor | None]] = {}
-        """With what gradients the nodes have run that are watched."""
+        self.at: dict[Node, tuple[Sequence[torch.Tensor | None], list[int | None]]] = {}
+        """With what gradients the nodes have run that are watched, and how often each had been changed in place."""
         for root, seed in zip(roots, seeds, strict=True):
             if place_of(root) in before:
                 self._add(place_of(root), seed)
@@ -230,20 +239,16 @@ class GradientArrivals:
         """Note the gradients with which a node runs; remove the handle after the backward."""
 
         def note(gradients: Sequence[torch.Tensor | None]) -> None:
-            self.at[node] = gradients
-            for number, gradient in enumerate(gradients):
-                self._note((node, number), gradient)
+            self.at[node] = gradients, [None if one is None else one._version for one in gradients]
 
         return node.register_prehook(note)
 
-    def version(self, place: Place, gradient: torch.Tensor) -> int:
+    def version(self, place: Place, gradient: torch.Tensor) -> int | None:
         """How often the gradient had been changed in place when it arrived there."""
-        noted, version = self._versions.get(place, (None, 0))
+        node, number = place
+        gradients, versions = self.at.get(node, (None, []))
+        noted, version = self._versions.get(place, (None, None)) if gradients is None else (gradients[number], versions[number])
         return version if noted is gradient else gradient._version
-
-    def _note(self, place: Place, gradient: torch.Tensor | None) -> None:
-        if gradient is not None:
-            self._versions[place] = gradient, gradient._version
 
     def _taker(self, places: Sequence[tuple[int, Place]]) -> Callable[[Sequence[torch.Tensor | None], object], None]:
         def take(gradients: Sequence[torch.Tensor | None], _: object) -> None:
@@ -255,8 +260,8 @@ class GradientArrivals:
     def _add(self, place: Place, gradient: torch.Tensor | None) -> None:
         before = self.found[place]
         if gradient is not None:
-            self.found[place] = gradient if before is None else before + gradient
-            self._note(place, self.found[place])
+            self.found[place] = found = gradient if before is None else before + gradient
+            self._versions[place] = found, found._version
 
 
 @contextmanager
