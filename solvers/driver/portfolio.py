@@ -115,6 +115,8 @@ def solve(
         if at_once:
             with incumbent.alarm(constructive_s):
                 try_methods(incumbent, (method,))
+            # `steady` ends in time with the best that it has, and says nothing.
+            incumbent.cut_short |= constructive_s is not None and incumbent.seconds >= constructive_s
         elif not known:
             _begin(incumbent, constructive_s)
         can_wait = auto and limits.clock_s is not None and not overlap

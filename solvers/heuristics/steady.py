@@ -55,7 +55,7 @@ class SteadyList(Constructive, frozen=True):
         return (cls.name,)
 
     def construct(self, problem: Problem) -> Schedule:
-        """The period; within memory, unless nothing is. Where the time ends, the best so far.
+        """The period; within memory, unless nothing is. Where the time ends, the best so far, at first all ops one by one.
 
         Raises:
             Unsupported: the problem's steps do not overlap.
@@ -73,8 +73,6 @@ class SteadyList(Constructive, frozen=True):
             best = min(own, best, key=partial(rating, problem))
             return best if best is own else _climbed(problem, best)
         except OutOfTime as late:
-            if best is first:  # nothing of its own
-                raise
             late.by.quiet()
             return best
 

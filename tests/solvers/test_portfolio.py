@@ -64,6 +64,23 @@ def test_where_steps_overlap_and_nothing_else_is_done_in_time_one_by_one_is(monk
     assert verify_schedule(problem, found.schedule) == ()
 
 
+def test_a_method_that_keeps_its_best_where_the_time_ends_is_out_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`steady` climbs without end here: what it has then is a plan, at least all ops one by one, which another run may not find."""
+
+    def climb(*_: object) -> None:
+        while True:  # until the alarm
+            time.sleep(0.01)
+
+    problem = period_plan(2, 2, Versions.TWO_BUFFERED, wave=True).problem
+    monkeypatch.setattr("schedc.solvers.heuristics.steady.swap_climb", climb)
+    settings = SearchSettings(method="steady", limits=Limits(time_s=1.0))
+    with settings.interruption.listening():
+        found = solve(problem, settings, bound_ns=0, bound_by=BoundName.WORK, least_s=1.0)
+    assert found.found_by == "steady" and found.schedule is not None
+    assert (found.ended, found.cut_short) == (Ended.OUT_OF_TIME, True)
+    assert found.seconds < 30
+
+
 def test_a_solvers_bound_is_marked_with_what_it_rests_on() -> None:
     """No analytic bound is tight on these unequal stages, so only CP-SAT can prove the optimum."""
     links = {(0, 1): (4, 2), (1, 0): (4, 2)}
