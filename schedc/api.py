@@ -153,6 +153,7 @@ def write_profile(
     ep: int = 1,
     etp: int | None = None,
     context_exchange: str = "ring",
+    expert_exchange: str = "all-to-all",
     framework: str = "plain",
     microbatch: int = 1,
     sequence: int | None = None,
@@ -171,6 +172,7 @@ def write_profile(
         ep: the expert parallel size.
         etp: devices that divide the width of an expert; None: tp.
         context_exchange: how the devices of a sequence meet: `ring`, or `all-to-all`.
+        expert_exchange: how tokens come to their experts: `all-to-all`, or `hierarchical`.
         framework: whose habits count: `plain`, or `megatron-te`.
         microbatch: sequences in a microbatch.
         sequence: tokens in a sequence, those of images included; None: 4096, or the model's position embeddings if fewer.
@@ -193,6 +195,7 @@ def write_profile(
         ep=ep,
         etp=etp,
         context_exchange=context_exchange,
+        expert_exchange=expert_exchange,
         framework=framework,
         microbatch=microbatch,
         sequence=sequence,

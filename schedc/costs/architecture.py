@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
-from math import ceil
+from math import ceil, comb
 from typing import ClassVar, TypeAlias
 
 VOCABULARY_PADDING = 128
@@ -84,7 +84,23 @@ class Experts:
     shared_width: int = 0
     """Of all shared experts together; each token passes them."""
     router_bias: bool = False
+    groups: int = 1
+    """Of as many experts each; a token takes experts of `chosen_groups` of them alone (DeepSeek)."""
+    chosen_groups: int = 1
     kind: ClassVar[str] = "experts"
+
+    def reached(self, part: int) -> float:
+        """Which share of the tokens takes an expert of a part that has this many, in the mean.
+
+        Each choice of groups, and of experts in them, is as likely as any other. Parts are of one group, or of whole ones.
+        """
+        size, taken = self.count // self.groups, self.chosen_groups
+        own, each = (1, part) if part <= size else (part // size, size)  # groups of the part, and its experts in each
+        missed = sum(
+            comb(own, met) * comb(self.groups - own, taken - met) * comb(taken * size - met * each, self.chosen)
+            for met in range(min(own, taken) + 1)
+        )
+        return 1 - missed / (comb(self.groups, taken) * comb(taken * size, self.chosen))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +207,16 @@ class Framework(StrEnum):
     """
 
 
+class ExpertExchange(StrEnum):
+    """How tokens come to their experts, and back."""
+
+    ALL_TO_ALL = "all-to-all"
+    """A copy for each expert that a token takes goes to its device (Megatron-LM, `alltoall`)."""
+    HIERARCHICAL = "hierarchical"
+    """One copy goes to each node that has some of them, and on from there through the node's links, one to each device (DeepEP,
+    HybridEP)."""
+
+
 class ContextExchange(StrEnum):
     """How devices that share a sequence see all of it."""
 
@@ -217,6 +243,9 @@ class Setting:
     expert_tensor_parallel: int | None = None
     """Devices that divide the width of an expert; None: as many as elsewhere."""
     context_exchange: ContextExchange = ContextExchange.RING
+    expert_exchange: ExpertExchange = ExpertExchange.ALL_TO_ALL
+    node: int | None = None
+    """Devices that fast links connect; None: all."""
     framework: Framework = Framework.PLAIN
     element_bytes: int = 2
     """Of activations and of the weights that are computed with."""

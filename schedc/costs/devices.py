@@ -9,6 +9,7 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from importlib import resources
+from math import gcd
 
 from schedc.errors import InvalidInput
 from schedc.io.location import show
@@ -47,6 +48,21 @@ DEVICES = {
     for name, entry in tomllib.loads(resources.files("schedc.costs").joinpath("devices.toml").read_text(encoding="utf-8")).items()
 }
 """By name."""
+
+
+def members_in_node(members: int, apart: int, node: int) -> int:
+    """How many devices of a group a node has; where groups lie differently, of the group that has fewest.
+
+    Args:
+        members: of the group.
+        apart: places from each of its devices to the next.
+        node: devices of a node. A node that no whole number of groups fills, nor is filled by, is used up to its largest power of
+            two, as racks of 72 are: Megatron-Bridge's presets have `NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN=64` there.
+    """
+    spans = members * apart
+    if node % spans and spans % node:
+        node = 1 << (node.bit_length() - 1)
+    return members if node % spans == 0 else max(1, gcd(spans, node) // apart)
 
 
 def device_named(name: str) -> Accelerator:

@@ -154,14 +154,19 @@ def measured_s(efficiency: Efficiency, kind: CollectiveKind, group: int, sent_by
 
 
 def collective_s(work: OperatorWork, device: Accelerator, efficiency: Efficiency) -> float:
-    """Seconds of a phase's collectives: as measured, else by the links' bandwidth, its share, and a fixed time for each."""
+    """Seconds of a phase's collectives: as measured, else by bandwidths, their share, and a fixed time for each.
+
+    Links within a node and its adapters work at the same time; the slower ones count.
+    """
     if work.collectives:
         each_s = measured_s(efficiency, work.collective, work.spans, work.link_bytes / work.collectives)
         if each_s is not None:
             return work.collectives * each_s
-    links = device.link_bytes_per_s if work.spans <= device.group else device.network_bytes_per_s
-    reached = efficiency.exchange if work.collective is CollectiveKind.EXCHANGE else efficiency.link
-    return work.link_bytes / (links * reached) + work.collectives * efficiency.collective_s
+    within_bytes, reached = work.link_bytes, efficiency.link
+    if work.collective is CollectiveKind.EXCHANGE:
+        within_bytes, reached = within_bytes - work.network_bytes, efficiency.exchange
+    busy_s = max(within_bytes / device.link_bytes_per_s, work.network_bytes / device.network_bytes_per_s)
+    return busy_s / reached + work.collectives * efficiency.collective_s
 
 
 def sustained(share: float) -> Efficiency:

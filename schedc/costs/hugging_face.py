@@ -227,13 +227,19 @@ def _deepseek(keys: ConfigKeys, name: str) -> Architecture:
         rotary_dim=keys.count("qk_rope_head_dim"),
         value_dim=keys.count("v_head_dim"),
     )
-    width = keys.count("moe_intermediate_size")
+    width, count, chosen = keys.count("moe_intermediate_size"), keys.count("n_routed_experts"), keys.count("num_experts_per_tok")
+    groups = 1 if keys.table.get("topk_method") == "greedy" else keys.count("n_group", 1)
+    taken = 1 if groups == 1 else keys.count("topk_group", groups, most=groups)
+    if count % groups or chosen > count // groups * taken:
+        raise keys.refuse("n_group", f"a divisor of {count} experts of which topk_group = {taken} groups have {chosen}", groups)
     experts = Experts(
-        count=keys.count("n_routed_experts"),
-        chosen=keys.count("num_experts_per_tok"),
+        count=count,
+        chosen=chosen,
         width=width,
         shared_width=width * keys.count("n_shared_experts", least=0),
         router_bias=keys.table["model_type"] == "deepseek_v3",
+        groups=groups,
+        chosen_groups=taken,
     )
     keys.read |= {"num_key_value_heads", "head_dim", "qk_head_dim"}
     keys.must_be(False, "attention_bias")

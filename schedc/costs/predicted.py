@@ -7,7 +7,15 @@ from enum import StrEnum
 from numbers import Integral
 from typing import TYPE_CHECKING, TypeVar
 
-from schedc.costs.architecture import Architecture, ContextExchange, Framework, Setting, second_embedding, vision_parameters
+from schedc.costs.architecture import (
+    Architecture,
+    ContextExchange,
+    ExpertExchange,
+    Framework,
+    Setting,
+    second_embedding,
+    vision_parameters,
+)
 from schedc.costs.devices import Accelerator, device_named
 from schedc.costs.efficiency import Efficiency, efficiency_of
 from schedc.costs.layers import architecture_of, graph_of, layers_of, merged
@@ -67,6 +75,8 @@ def predicted(
     ep: int = 1,
     etp: int | None = None,
     context_exchange: str = "ring",
+    expert_exchange: str = "all-to-all",
+    node: int | None = None,
     framework: str = "plain",
     microbatch: int = 1,
     sequence: int | None = None,
@@ -87,6 +97,8 @@ def predicted(
         ep: the expert parallel size.
         etp: devices that divide the width of an expert; None: tp.
         context_exchange: how the devices of a sequence meet: `ring`, or `all-to-all`.
+        expert_exchange: how tokens come to their experts: `all-to-all`, or `hierarchical`.
+        node: devices that fast links connect; None: the device's group.
         framework: whose habits count: `plain`, or `megatron-te`.
         microbatch: sequences in a microbatch.
         sequence: tokens in a sequence, those of images included; None: 4096, or the model's position embeddings if fewer.
@@ -119,6 +131,8 @@ def predicted(
         expert_parallel=ep,
         expert_tensor_parallel=etp,
         context_exchange=_choice(ContextExchange, "context_exchange", context_exchange),
+        expert_exchange=_choice(ExpertExchange, "expert_exchange", expert_exchange),
+        node=where.group if node is None else node,
         framework=_choice(Framework, "framework", framework),
         selective_recompute=selective_recompute,
         images=images,

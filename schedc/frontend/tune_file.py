@@ -46,6 +46,10 @@ class ModelSection(Section, frozen=True, kw_only=True):
     context_exchange: Annotated[
         Literal["ring", "all-to-all"], Meta(description="How devices of one sequence meet: keys go round, or heads are exchanged.")
     ] = "ring"
+    expert_exchange: Annotated[
+        Literal["all-to-all", "hierarchical"],
+        Meta(description="How tokens come to their experts: a copy for each of them, or one for each node, as DeepEP sends it."),
+    ] = "all-to-all"
     framework: Annotated[
         Literal["plain", "megatron-te"], Meta(description="Whose habits count in memory and time, as of schedc costs.")
     ] = "plain"

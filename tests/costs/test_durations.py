@@ -8,7 +8,7 @@ from schedc.costs.architecture import Attention, Setting
 from schedc.costs.devices import DEVICES, Accelerator, device_named
 from schedc.costs.efficiency import Efficiency, operator_s, sustained
 from schedc.costs.operators.attention import attention_operators
-from schedc.costs.operators.operator import Engine, Operator, OperatorWork
+from schedc.costs.operators.operator import CollectiveKind, Engine, Operator, OperatorWork
 from schedc.errors import InvalidInput
 
 ROUND = Accelerator(
@@ -23,7 +23,10 @@ ROUND = Accelerator(
     network_bytes_per_s=1.0,
     source="",
 )
-HALF = Efficiency(matrix=0.5, attention=0.25, scan=0.1, memory=0.5, link=0.5, launch_s=0.25, move_s=0.25, collective_s=0.5)
+EXCHANGE = CollectiveKind.EXCHANGE
+HALF = Efficiency(
+    matrix=0.5, attention=0.25, scan=0.1, memory=0.5, link=0.5, exchange=0.25, launch_s=0.25, move_s=0.25, collective_s=0.5
+)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +39,10 @@ HALF = Efficiency(matrix=0.5, attention=0.25, scan=0.1, memory=0.5, link=0.5, la
         (OperatorWork(flops=1000), Engine.SCAN, 10 + 0.25),
         (OperatorWork(memory_bytes=50), Engine.MATRIX, 1 + 0.25),
         (OperatorWork(link_bytes=20, collectives=1, spans=8), Engine.MATRIX, 4 + 0.5),
-        (OperatorWork(link_bytes=20, collectives=1, spans=9), Engine.MATRIX, 40 + 0.5),
+        (OperatorWork(link_bytes=20, network_bytes=20, collectives=1, spans=9), Engine.MATRIX, 40 + 0.5),
+        (OperatorWork(link_bytes=20, network_bytes=1, collectives=1, spans=16), Engine.MATRIX, 4 + 0.5),
+        (OperatorWork(link_bytes=20, network_bytes=5, collectives=1, collective=EXCHANGE, spans=16), Engine.MATRIX, 20 + 0.5),
+        (OperatorWork(link_bytes=20, network_bytes=1, collectives=1, collective=EXCHANGE, spans=16), Engine.MATRIX, 7.6 + 0.5),
         (OperatorWork(flops=1000, link_bytes=20, collectives=2, spans=2), Engine.MATRIX, 2 + 0.25 + 4 + 1),
         (OperatorWork(flops=1000, link_bytes=20, collectives=1, spans=2, overlapped=True), Engine.MATRIX, 4 + 0.5),
         (OperatorWork(flops=5000, link_bytes=20, collectives=1, spans=2, overlapped=True), Engine.MATRIX, 10 + 0.25),

@@ -342,6 +342,7 @@ DEEPSEEK_V2_LITE = {
         **LITE,
         "model_type": "deepseek_v2",
         "first_k_dense_replace": 1,
+        "topk_method": "greedy",
         "hidden_size": 2048,
         "intermediate_size": 10944,
         "num_attention_heads": 16,
@@ -409,7 +410,7 @@ def test_every_kind_of_sublayer() -> None:
     of_v3 = read(DEEPSEEK_V3)
     attention = LatentAttention(heads=128, query_rank=1536, kv_rank=512, plain_dim=128, rotary_dim=64, value_dim=128)
     assert of_v3.blocks[2] == Block((attention, FeedForward(width=18432, gated=True)))
-    experts = Experts(count=256, chosen=8, width=2048, shared_width=2048, router_bias=True)
+    experts = Experts(count=256, chosen=8, width=2048, shared_width=2048, router_bias=True, groups=8, chosen_groups=4)
     assert of_v3.blocks[3] == of_v3.further_tokens[0] == Block((attention, experts))
 
 
@@ -465,6 +466,8 @@ def without(config: dict[str, Any], key: str) -> dict[str, Any]:
         ({**LLAMA, "num_key_value_heads": 5}, "num_key_value_heads: found 5, expected a divisor of 32 heads"),
         ({**LLAMA, "num_attention_heads": 33}, "head_dim: found nothing, expected a whole number, as 4096 is no multiple of 33"),
         ({**LLAMA, "model_type": "mistral"}, "sliding_window: found nothing, expected a whole number, or null"),
+        ({**DEEPSEEK_V3, "n_group": 6}, "n_group: found 6, expected a divisor of 256 experts of which topk_group = 4"),
+        ({**DEEPSEEK_V3, "topk_group": 9}, "topk_group: found 9, expected a whole number from 1 to 8"),
         ({**GEMMA2, "layer_types": ["sliding_attention"]}, 'expected 42 times "full_attention" or "sliding_attention"'),
         ({**GEMMA2, "layer_types": [{}] * 42}, 'expected 42 times "full_attention" or "sliding_attention"'),
         (vision(GEMMA3, vision_use_head=True), "vision_config.vision_use_head: found true, expected false"),

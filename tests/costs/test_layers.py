@@ -167,13 +167,14 @@ def test_heads_of_keys_that_would_be_cut_are_refused(kv_heads: int) -> None:
 def test_tokens_of_experts_go_through_the_network_and_are_gathered_within_the_node() -> None:
     """8 × 8 devices: the exchange takes the network; the tensor-parallel group of 8 still its own links."""
     mixtral = architecture_named("mixtral-8x22b")
-    setting = Setting(sequence_length=4096, tensor_parallel=8, expert_parallel=8)
+    setting = Setting(sequence_length=4096, tensor_parallel=8, expert_parallel=8, node=8)
     operators = block_operators(mixtral.blocks[0], mixtral, setting)
     spans = {operator.name: operator.forward.spans for operator in operators if operator.forward.link_bytes}
     assert spans == {"gather": 8, "scatter": 8, "all-to-all": 64}
     dispatch = next(operator for operator in operators if operator.name == "all-to-all")
     copies = 4096 / 8 * 2 * 6144
-    assert dispatch.forward.link_bytes == copies * 2 * 7 / 8
+    assert dispatch.forward.link_bytes == dispatch.forward.network_bytes == copies * 2 * 7 / 8
+    assert not any(operator.forward.network_bytes for operator in operators if operator.name in ("gather", "scatter"))
     assert operator_s(dispatch, "forward", H100, ROOFLINE) > dispatch.forward.link_bytes / (50e9 * 0.75)
 
 

@@ -28,6 +28,10 @@ def costs_command(
     context_exchange: Annotated[
         Literal["ring", "all-to-all"], Option(help="How devices of one sequence meet: keys go round, or heads are exchanged.")
     ] = "ring",
+    expert_exchange: Annotated[
+        Literal["all-to-all", "hierarchical"],
+        Option(help="How tokens come to experts: a copy for each, or one for each node, as DeepEP and HybridEP send them."),
+    ] = "all-to-all",
     framework: Annotated[
         Literal["plain", "megatron-te"], Option(help="Whose habits count: none's, or Megatron-LM's with Transformer Engine.")
     ] = "plain",
@@ -80,6 +84,7 @@ def costs_command(
         ep=ep,
         etp=etp,
         context_exchange=context_exchange,
+        expert_exchange=expert_exchange,
         framework=framework,
         microbatch=microbatch,
         sequence=sequence,

@@ -19,6 +19,7 @@ from schedc.costs.operators.operator import (
     OperatorWork,
     ProductShape,
     elementwise,
+    in_node,
     matrix_product,
     share,
 )
@@ -183,15 +184,18 @@ def _exchanged(
     devices = setting.context_parallel
     if devices == 1:
         return OperatorWork(), OperatorWork()
+    near = in_node(setting, devices, setting.tensor_parallel)
     if setting.context_exchange is ContextExchange.RING:
+        sent_bytes = (devices - 1) * pairs_of_keys
         work = OperatorWork(
-            link_bytes=(devices - 1) * pairs_of_keys,
+            link_bytes=sent_bytes,
+            network_bytes=0.0 if near == devices else sent_bytes,  # from the last of a node, for which the others wait
             collectives=devices - 1,
             collective=CollectiveKind.RING,
             spans=devices * setting.tensor_parallel,
             overlapped=True,
         )
-        return work, replace(work, link_bytes=2 * work.link_bytes)
+        return work, replace(work, link_bytes=2 * work.link_bytes, network_bytes=2 * work.network_bytes)
     if heads % devices or kv_heads % devices:
         raise Unsupported(
             f"context parallel size {devices} does not divide the {heads:g} heads and {kv_heads:g} heads of keys of a device,"
@@ -199,6 +203,7 @@ def _exchanged(
         )
     work = OperatorWork(
         link_bytes=touched * (devices - 1) / devices,
+        network_bytes=touched * (devices - near) / devices,
         collectives=4,
         collective=CollectiveKind.EXCHANGE,
         spans=devices * setting.tensor_parallel,

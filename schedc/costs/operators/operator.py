@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from schedc.costs.devices import members_in_node
 from schedc.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -62,11 +64,13 @@ class OperatorWork:
     flops: float = 0.0
     memory_bytes: float = 0.0
     link_bytes: float = 0.0
-    """That one device sends through its links in collectives."""
+    """That one device sends in collectives."""
+    network_bytes: float = 0.0
+    """Out of its node: those of them in an exchange; of others what a device carries besides, of all rings through its node."""
     collectives: int = 0
     collective: CollectiveKind = CollectiveKind.GATHER
     spans: int = 1
-    """How many devices they reach over; more than a group has go through the network."""
+    """How many devices they reach over."""
     overlapped: bool = False
     """The links work while the device computes (ring attention)."""
 
@@ -116,6 +120,18 @@ def share(count: int, setting: Setting, said: str) -> float:
     if count % setting.tensor_parallel:
         raise Unsupported(f"tensor parallel size {setting.tensor_parallel} does not divide {said.format(count)}")
     return count / setting.tensor_parallel
+
+
+def in_node(setting: Setting, members: int, apart: int = 1) -> int:
+    """How many devices of a group, `apart` from each to the next, a node has; a group as large as a node lies in one."""
+    node = setting.node
+    return members if node is None or members * apart <= node else members_in_node(members, apart, node)
+
+
+def _rings(setting: Setting, members: int) -> float:
+    """Over how many adapters of a node a ring's bytes go: those of all its devices there; infinite: they do not leave the node."""
+    near = in_node(setting, members)
+    return near if near < members else inf
 
 
 def matrix_product(
@@ -170,6 +186,7 @@ def matrix_product(
             flops=flops,
             memory_bytes=reads + writes + 2 * GRADIENT_BYTES * weights,
             link_bytes=reads * others / group,
+            network_bytes=reads * others / group / _rings(setting, group),
             collectives=min(1, others),
             spans=group,
         ),
@@ -222,7 +239,8 @@ def collective(name: str, setting: Setting, elements: float, *, group: int | Non
     others = (setting.tensor_parallel if group is None else group) - 1
     if not others:
         return []
-    work = OperatorWork(link_bytes=others * setting.own_tokens * elements * setting.element_bytes, collectives=1, spans=others + 1)
+    sent_bytes, rings = others * setting.own_tokens * elements * setting.element_bytes, _rings(setting, others + 1)
+    work = OperatorWork(link_bytes=sent_bytes, network_bytes=sent_bytes / rings, collectives=1, spans=others + 1)
     gather, scatter = (replace(work, collective=each) for each in (CollectiveKind.GATHER, CollectiveKind.SCATTER))
     forward, backward = (gather, scatter) if name == "gather" else (scatter, gather)
     return [Operator(name=name, forward=forward, backward_input=backward)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from schedc.costs.architecture import ExpertExchange
 from schedc.costs.operators.attention import HEADS
 from schedc.costs.operators.operator import (
     CollectiveKind,
@@ -19,6 +20,7 @@ from schedc.costs.operators.operator import (
     OperatorWork,
     collective,
     elementwise,
+    in_node,
     matrix_product,
     share,
 )
@@ -101,10 +103,14 @@ def _exchange(name: str, experts: Experts, hidden: int, setting: Setting) -> Ope
     `MoEAlltoAllTokenDispatcher`).
     """
     group, tokens_bytes = setting.expert_parallel, setting.own_tokens * hidden * setting.element_bytes
-    copies_bytes = experts.chosen * tokens_bytes
+    copies_bytes, near = experts.chosen * tokens_bytes, in_node(setting, group, setting.expert_tensor)
+    if group > 1 and setting.expert_exchange is ExpertExchange.HIERARCHICAL:
+        operators = _through_nodes(name, experts, setting, tokens_bytes, group // near)
+        return operators if name == "dispatch" else operators[::-1]
     moved, again = (OperatorWork(memory_bytes=copies_bytes + other) for other in (tokens_bytes, copies_bytes))
     sent = OperatorWork(
         link_bytes=copies_bytes * (group - 1) / group,
+        network_bytes=copies_bytes * (group - near) / group,
         collectives=1,
         collective=CollectiveKind.EXCHANGE,
         spans=group * setting.expert_tensor,
@@ -116,6 +122,28 @@ def _exchange(name: str, experts: Experts, hidden: int, setting: Setting) -> Ope
         sort = Operator(name="sort", engine=Engine.PERMUTE, forward=again, backward_input=again, working_bytes=again.memory_bytes)
         operators.append(sort)
     return operators if name == "dispatch" else operators[::-1]
+
+
+def _through_nodes(name: str, experts: Experts, setting: Setting, tokens_bytes: float, nodes: int) -> Operators:
+    """A token sent once to each node that has some of its experts, and on to each device there; then copied for each expert.
+
+    It comes to the device of the same place in a node, which sends it on; both go on at the same time (DeepEP, `internode.cu`).
+    """
+    group, per_node = setting.expert_parallel, setting.expert_parallel // nodes
+    met = experts.reached(experts.count // group)  # by a token: a device, a node
+    network_bytes = (nodes - 1) * experts.reached(experts.count // nodes) * tokens_bytes
+    sent = OperatorWork(
+        link_bytes=network_bytes + nodes * (per_node - 1) * met * tokens_bytes,
+        network_bytes=network_bytes,
+        collectives=1,
+        collective=CollectiveKind.EXCHANGE,
+        spans=group * setting.expert_tensor,
+    )
+    moved = OperatorWork(memory_bytes=(group * met + experts.chosen) * tokens_bytes)
+    return [
+        Operator(name="all-to-all", forward=sent, backward_input=sent, working_bytes=moved.memory_bytes),
+        Operator(name=name, engine=Engine.PERMUTE, forward=moved, backward_input=moved, working_bytes=moved.memory_bytes),
+    ]
 
 
 def mamba_operators(mamba: Mamba, hidden: int, setting: Setting) -> Operators:

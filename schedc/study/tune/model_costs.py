@@ -85,6 +85,8 @@ def _predicted(source: JobSource, file: TuneFile, device: Accelerator) -> ModelC
             ep=degrees.expert,
             etp=degrees.expert_tensor,
             context_exchange=model.context_exchange,
+            expert_exchange=model.expert_exchange,
+            node=min(device.group, *file.topology.sites),
             framework=model.framework,
             microbatch=size,
             sequence=sequence,

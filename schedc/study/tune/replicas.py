@@ -30,6 +30,7 @@ from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING
 
+from schedc.costs.devices import members_in_node
 from schedc.costs.efficiency import measured_s
 from schedc.costs.operators.operator import CollectiveKind
 from schedc.ir import MessageCost
@@ -178,12 +179,8 @@ def _ring_rate(request: TuneRequest, members: int, apart: int) -> float:
     """What each device of a ring sends at most, in bytes a second; `apart`: its devices have this many from each to the next."""
     device = request.device
     assert device is not None
-    spans = members * apart
-    if max(request.choices.sites) <= device.group or device.group % spans == 0:  # in one node
-        return device.link_bytes_per_s
-    nodes = -(-spans // device.group)
-    near = members // nodes if spans > device.group >= apart else 1  # of the ring, in a node
-    return min(device.link_bytes_per_s, max(1, near) * device.network_bytes_per_s)
+    near = members_in_node(members, apart, min(device.group, *request.choices.sites))
+    return device.link_bytes_per_s if near == members else min(device.link_bytes_per_s, near * device.network_bytes_per_s)
 
 
 def shared(link: MessageCost, senders: int, own: MessageCost | None = None) -> MessageCost:
