@@ -5,8 +5,9 @@ for the types and shapes of its tensors), and of how many samples it is. Those w
 first op are posted, where shapes have been the same for long: the word is there before what it works on. Where they are others
 then, all connect anew. Several ranks with inputs wait for each other.
 
-Before evaluations and the first step of a plan those with inputs ask all others, too; in each step that would cost up to the way of
-a message over the slowest link (benchmarks/runtime/beginning.py). So a rank may refuse what others have begun: it closes the pipe.
+Before evaluations, the first step of a plan, and steps after one with keyword arguments on other ranks, those with inputs ask all
+others, too; in each step that would cost up to the way of a message over the slowest link (benchmarks/runtime/beginning.py). So a
+rank may refuse what others have begun: it closes the pipe. The first word of a rank with inputs says what it is called for.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from schedc.runtime.stage.weighing import Shares, Weights
 
 
+CALLS = "step", "evaluation"
 WAITS, SAYS = "rank {rank} waits until rank {peer} begins", "rank {rank} says to rank {peer} that it begins"
 
 
@@ -128,6 +130,8 @@ class Beginning:
         self._even = cut_by_name is not None or problem.updates is not None
         self.has_run = False
         """Whether a step has; who runs them says so."""
+        self._named = False
+        """Whether a rank without inputs had keyword arguments in the last step that asked; the same on all ranks."""
         self._shapes.use(self._count, self._parts)
 
     def limit(self, patience_s: float) -> None:
@@ -255,28 +259,46 @@ class Beginning:
         self, given: Given, hooks: ReplicaHooks, executor: Executor, word: Sequence[int], *, fits: bool, posts: bool
     ) -> list[list[int]]:
         """The words of ranks with inputs: whether the call begins, and `word` of each; what this rank was given `fits`."""
-        rank, starts = self._groups.rank, self._groups.rank in self._starting
+        rank, starts, call = self._groups.rank, self._groups.rank in self._starting, CALLS.index(given.call)
+        numbers, named = 3 + 2 * self._count, not starts and bool(given.kwargs or given.loss_kwargs)
         self._words.finish(self._patience_s)  # what is left of the call before
-        if given.call != "step" or not self.has_run:
-            said = self._words.expect(self._everybody if starts else (), WAITS)
+        if call or not self.has_run or self._named:
+            asked = self._words.expect(self._starting, WAITS, numbers)
+            if starts:
+                self._words.say([call, *[0] * (numbers - 1)], self._everybody, SAYS)
+            said = self._words.expect(self._everybody if starts else (), WAITS, 2)
             ends = rank in self._ending and self._cut_by_name is None
             targets = given.targets.shape[0] if ends and isinstance(given.targets, torch.Tensor) else -1
-            self._words.say([targets if fits else 0], self._starting, SAYS)
+            self._words.say([targets if fits else 0, named], self._starting, SAYS)
+            self._words.finish(self._patience_s, sent=False)  # the sent: of another call it is not received
+            self._check_calls(given.call, asked)
             self._words.finish(self._patience_s)
+            if starts:
+                others, asks = zip(*(one.tolist() for one in said.values()), strict=True) if said else ((), ())
+                named = any(asks)
             if fits and starts:
                 samples, whole = sum(word[self._count :: self._parts]), self._count // self._parts
-                others = [int(one) for one in said.values()]
                 fits = all(one == -1 or (one and (samples < 0 or goes_with(one, samples, whole))) for one in others)
         weighed = given.weights is not None and given.divide_by is None and rank in self._ending
         hooks.begin_call(f"{given.call} with weights" if weighed else given.call, fits=fits)
-        begun = self._words.expect(self._starting, WAITS, 1 + 2 * self._count)
+        begun = self._words.expect(self._starting, WAITS, numbers)
         begins = False
         if starts:
             begins = hooks.begins(fits)
             if self._all_see is not None:
                 begins = self._all_see(begins)
-            self._words.say([begins, *word], self._everybody, SAYS)
+            self._words.say([call, named, begins, *word], self._everybody, SAYS)
         elif posts:
             executor.prepare()
         self._words.finish(self._patience_s, sent=False)
-        return [[begins, *word] if one == rank else begun[one].tolist() for one in self._starting]
+        self._check_calls(given.call, begun)
+        words = [[call, named, begins, *word] if one == rank else begun[one].tolist() for one in self._starting]
+        self._named = any(one[1] for one in words) if not call else self._named
+        return [one[2:] for one in words]
+
+    def _check_calls(self, call: str, words: Mapping[int, torch.Tensor]) -> None:
+        """Refuse where a rank with inputs, by its first word, is called for something else than this one."""
+        for peer, word in words.items():
+            if (other := CALLS[int(word[0])]) != call:
+                own = self._groups.rank
+                raise InvalidInput(f"rank {peer} is called for {other}, rank {own} for {call}; call all ranks for the same")

@@ -54,3 +54,15 @@ def test_several_pipelines(four: Ranks, zero: int | None) -> None:
 @pytest.mark.parametrize("name", ["1f1b", "zb-v"])
 def test_a_channel_that_fails(two: Ranks, name: str) -> None:
     assert two.run(loss_runs.evaluated_on_failing, few_plan(name)) == [{}] * 2
+
+
+@pytest.mark.parametrize("before", [0, 1])
+@pytest.mark.parametrize("evaluates", [0, 1])
+@pytest.mark.parametrize("name", ["1f1b", "bidirectional"])
+def test_one_rank_evaluates_while_others_step(two: Ranks, name: str, evaluates: int, before: int) -> None:
+    """In the first step and later: said on all ranks, without waiting for a limit."""
+    given = [{"call": "evaluate"} if rank == evaluates else {} for rank in range(2)]
+    calls = ["evaluation" if rank == evaluates else "step" for rank in range(2)]
+    lines = [f"rank {one} is called for {calls[one]}, rank {1 - one} for {calls[1 - one]}; call all ranks" for one in range(2)]
+    for said in two.run(loss_runs.call, few_plan(name), given, before=before, limit_s=45):
+        assert said.startswith("InvalidInput: ") and any(line in said for line in lines), said

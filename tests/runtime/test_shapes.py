@@ -93,6 +93,18 @@ def test_a_mistake_that_all_ranks_make(two: Ranks, given: dict[str, Any], line: 
         assert same
 
 
+@pytest.mark.parametrize("name", ["1f1b", "parts"])
+def test_a_mistake_by_name_of_one_rank_without_inputs(two: Ranks, name: str) -> None:
+    """In steps after the first: rank 0 does not begin before it has asked."""
+    mistakes: list[dict[str, Any]] = [{"kwargs": {"fator": 2}}, {"kwargs": {"factor": [1.0] * 3}}, {"loss_kwargs": {"a": 1}}]
+    for found in two.run(shape_runs.mistake_alone, few_plan(name), mistakes):
+        first, unknown, short, loss, again, last = found
+        assert max(first, again, last) < 1e-12, found
+        assert unknown.startswith("BatchRefused: rank 1: kwargs: no stage of [1] takes 'fator'")
+        assert short == "BatchRefused: rank 1: 3 microbatches of kwargs of stage 1, 'factor' were given, the plan has 4"
+        assert loss.startswith("BatchRefused: rank 1: loss_kwargs: smoothed: got an unexpected keyword argument 'a'")
+
+
 def test_batches_are_divided_as_evenly_as_possible() -> None:
     assert samples_of(torch.zeros(7, 2), 4) == [2, 2, 2, 1]
     assert samples_of([torch.zeros(2)] * 3, 3) == [-1] * 3

@@ -92,8 +92,8 @@ def without_tokens(rank: int, plan: Plan) -> list[str]:
     return said
 
 
-def call(rank: int, plan: Plan, given: list[dict[str, Any]], method: str = "step") -> str:
-    """Call this method of the pipe, where each pipeline, or each rank of the only one, is given something else.
+def call(rank: int, plan: Plan, given: list[dict[str, Any]], method: str = "step", before: int = 0) -> str:
+    """Call this method of the pipe, where each pipeline, or each rank of the only one, is given something else, `before` steps on.
 
     `call` among it names another method, or `clip`, which adds up a number.
     """
@@ -101,6 +101,8 @@ def call(rank: int, plan: Plan, given: list[dict[str, Any]], method: str = "step
     # A rank that is refused leaves a sum that nobody else has begun. Gloo's thread waits for it for as long as a rank may take, and
     # so does whoever collects the closed group as garbage: here a later call.
     with run.load(timeout_s=20) as pipe:
+        for step in range(before):
+            pipe.step(*make_batch(plan, step))
         own = dict(given[run.pipeline if run.pipelines > 1 else rank])
         method = own.pop("call", method)
         if method == "clip":

@@ -112,6 +112,43 @@ def mistake(rank: int, plan: Plan, given: dict[str, Any]) -> tuple[list[str], bo
     return lines, same and clean
 
 
+class Scaled(nn.Module):
+    """A piece of the model that takes a factor."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor, *, factor: float = 1.0) -> torch.Tensor:
+        found: torch.Tensor = self.inner(x) * factor
+        return found
+
+
+def smoothed(logits: torch.Tensor, targets: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
+    """Cross entropy, smoothed."""
+    return nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), label_smoothing=smoothing)
+
+
+def mistake_alone(rank: int, plan: Plan, mistakes: list[dict[str, Any]]) -> list[Any]:
+    """Steps in which rank 1 alone is given something by name: rightly, with each of these mistakes, rightly, and nothing.
+
+    Returns:
+        Of each the largest error, or what is said.
+    """
+    run, found = Run(plan), list[Any]()
+    run.stages = {stage: Scaled(module) for stage, module in run.stages.items()}
+    run.whole = [Scaled(module) for module in run.whole]
+    right = {"kwargs": {"factor": 1.0}, "loss_kwargs": {"smoothing": 0.0}}
+    with run.load(loss_fn=smoothed) as pipe:
+        for number, given in enumerate((right, *mistakes, right, {})):
+            run.clear()
+            pipe.evaluate(*make_batch(plan, 0))
+            with noting(found):
+                loss, expected = run.step(number, **(given if rank else {}))
+                found.append(max(abs(loss.item() - expected.item()), *run.gradient_errors()))
+    return found
+
+
 class Shifted(nn.Module):
     """A piece of the model that adds a number of each sample, and takes a factor."""
 
