@@ -17,8 +17,10 @@ from inputs.problems import make_problem
 from oracles.fuzz_checks import Finding
 
 from runs import matrix_runs
-from runs.matrix_stages import KINDS, RANDOM, SPREADS, grid_of
-from schedc.ir.problem import DataParallel
+from runs.matrix_stages import KINDS, PEERS, RANDOM, SPREADS, grid_of
+from schedc.analysis.simulation.memory import peak_bytes
+from schedc.ir.problem import DataParallel, with_whole_weights
+from schedc.lower.sharding import placed
 from schedc.solvers.driver.registry import constructive
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
     from runs.processes import Ranks
     from schedc.ir.plan import Plan
+    from schedc.ir.schedule import Schedule
 
 MICROBATCHES, STEPS = 4, 3
 MOST_ERROR = {"float64": 1e-12, "autocast": 0.05, "bf16": 0.05}
@@ -79,7 +82,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "recomputes": (False, True),
     "chooses": (False, True),
     "swaps": (False, True),
-    "replicas": ("one pipeline", "ZeRO 0", "ZeRO 1"),
+    "replicas": ("one pipeline", "ZeRO 0", "ZeRO 1", "ZeRO 3"),
     "accumulates": (False, True),
     "after": ("", "clipping", "scaling", "scaling and clipping"),
     "checkpoint": (False, True),
@@ -97,12 +100,16 @@ def changed(cell: Cell) -> Cell:
     """The cell, but for pairs of choices that mean nothing, or that one process cannot do alike."""
     if cell.spread in ("experts over replicas", "context", "FSDP2 in replicas") and cell.replicas == "one pipeline":
         cell = replace(cell, replicas="ZeRO 0")  # they are for processes with other data
+    if cell.replicas == "ZeRO 3" and not cell.spread.startswith("FSDP2"):
+        cell = replace(cell, spread="FSDP2 and TP" if cell.spread == "TP" else "FSDP2")  # it is for weights in shards
     if cell.spread == "context" and (cell.kind in RANDOM or cell.kind == "buffers"):
         cell = replace(cell, kind="plain")  # each process draws for its own samples, and has means of these
     if cell.spread == "FSDP2 in replicas" and cell.kind in ("buffers", "loss with weights"):
         cell = replace(cell, kind="plain")  # the runtime would sum over replicas alone
     if cell.spread.startswith("FSDP2") and cell.kind in ("buffers", "loss with weights") and cell.replicas == "one pipeline":
         cell = replace(cell, replicas="ZeRO 0")  # else what FSDP is not around is each process's own
+    if cell.kind == "mixture" and cell.precision != "float64" and cell.spread in (*PEERS, "context", "experts over replicas"):
+        cell = replace(cell, kind="plain")  # they add in another order, and what is rounded otherwise chooses another expert
     if cell.kind == "complex" and (cell.precision != "float64" or cell.spread.startswith(("FSDP2", "context"))):
         cell = replace(cell, kind="plain")
     return cell
@@ -143,7 +150,7 @@ def _pairs(cell: Cell) -> list[tuple[tuple[str, Any], tuple[str, Any]]]:
 def plans_of(cell: Cell) -> tuple[Plan, Plan]:
     """The plan to begin with, and another for the same model."""
     placement, ranks = "loop" if cell.chunks > 1 else "unidirectional", grid_of(cell).ranks
-    zero = {"one pipeline": None, "ZeRO 0": 0, "ZeRO 1": 1}[cell.replicas]
+    zero = {"one pipeline": None, "ZeRO 0": 0, "ZeRO 1": 1, "ZeRO 3": 3}[cell.replicas]
     found: list[Plan] = []
     for method, links in (("greedy{n_sub=1}", {}), ("gpipe", {(0, 1): (30, 5), (1, 0): (30, 5)})):
         problem = make_problem(
@@ -162,9 +169,18 @@ def plans_of(cell: Cell) -> tuple[Plan, Plan]:
                 zero_stage=zero,
                 reduce_scatter_ns=times,
                 all_gather_ns=times if zero else (),
+                gathered_bytes=times if zero == 3 else (),
+                gradient_bytes=times if zero == 3 else (),
             )
             problem = replace(problem, data_parallel=parallel)
-        found.append(plan_of(problem, constructive(method)(problem)))
+        orders = constructive(method)(with_whole_weights(problem))
+        schedule: Schedule | None = orders
+        if problem.is_sharded:  # a rank has room for all of its gradients, and for the weights of one stage at a time
+            held = peak_bytes(with_whole_weights(problem), orders)
+            problem = replace(problem, memory_limit_bytes=tuple(5 * (cell.chunks + 1) + each for each in held))
+            schedule = placed(problem, orders)
+        assert schedule is not None
+        found.append(plan_of(problem, schedule))
     first, other = found
     same = [one.collectives for one in first.ranks] == [one.collectives for one in other.ranks]
     return first, other if same else replace(
