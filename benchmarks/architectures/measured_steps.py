@@ -29,7 +29,8 @@ from schedc.solvers.common.base import SearchSettings
 from schedc.study.tune.candidates import candidates
 from schedc.study.tune.degrees import Degrees
 from schedc.study.tune.problems import candidate_problem
-from schedc.study.tune.request import OptimizerRates, TuneRequest, read_request
+from schedc.study.tune.request import TuneRequest, read_request
+from schedc.study.tune.sites import OptimizerRates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -141,13 +142,19 @@ class Term(NamedTuple):
     framework: str = "megatron-te"
 
 
+def with_site(request: TuneRequest, **changes: Any) -> TuneRequest:
+    """The request with other values of its one site."""
+    return replace(request, sites=(replace(request.sites[0], **changes),))
+
+
 def without(*terms: Term) -> Callable[[TuneRequest], TuneRequest]:
     """A request without these terms."""
 
     def change(before: TuneRequest) -> TuneRequest:
-        assert before.device is not None
-        efficiency = reduce(lambda rates, term: term.rates(rates), terms, before.rates)
-        device = before.device
+        (site,) = before.sites
+        assert site.device is not None
+        efficiency = reduce(lambda rates, term: term.rates(rates), terms, site.rates)
+        device = site.device
 
         def left(operator: Operator | None) -> Operator | None:
             for term in terms:
@@ -155,7 +162,7 @@ def without(*terms: Term) -> Callable[[TuneRequest], TuneRequest]:
             return operator
 
         def costs(degrees: Degrees, size: int, selective: bool) -> LayerCosts:
-            known = before.costs(Degrees(**asdict(degrees)), size, selective)
+            known = site.costs(Degrees(**asdict(degrees)), size, selective)
             parts = [part._replace(operators=[new for old in part.operators if (new := left(old))]) for part in known.parts]
             entries = [
                 layer_of(
@@ -171,7 +178,7 @@ def without(*terms: Term) -> Callable[[TuneRequest], TuneRequest]:
             ]
             return replace(known, entries=tuple(entries), parts=tuple(parts))
 
-        return reduce(lambda request, term: term.request(request), terms, replace(before, rates=efficiency, costs=costs))
+        return reduce(lambda request, term: term.request(request), terms, with_site(before, rates=efficiency, costs=costs))
 
     return change
 
@@ -226,7 +233,7 @@ TERMS = (
     Term(
         "the optimizer's step",
         "no optimizer's step",
-        request=lambda each: replace(each, optimizer=OptimizerRates(Fraction(0), Fraction(0))),
+        request=lambda each: with_site(each, optimizer=OptimizerRates(Fraction(0), Fraction(0))),
     ),
     Term("W gathers its input again", "W does not gather again", operator=without_repeated_gather),
     Term(
@@ -245,7 +252,7 @@ TERMS = (
     Term(
         "what a backward works with, and buffers",
         "nothing held besides states and activations",
-        request=lambda each: replace(each, costs=lambda *of: replace(each.costs(*of), setting=None)),
+        request=lambda each: with_site(each, costs=lambda *of: replace(each.sites[0].costs(*of), setting=None)),
     ),
     Term(
         "what products keep in a step (fitted)",

@@ -82,7 +82,8 @@ def partition_of(text: str) -> list[int] | None:
 def theirs(row: dict[str, str]) -> tuple[int, dict[str, float], str]:
     """The step, its causes, and what a device lacks."""
     request = request_of(row, as_recipe=True)
-    room_bytes, request = request.room_bytes, replace(request, capacity_bytes=10**15)
+    (site,) = request.sites
+    room_bytes, request = site.room_bytes, replace(request, sites=(replace(site, capacity_bytes=10**15),))
     (candidate,) = candidates(request.choices)
     method = "sequential" if candidate.ranks == 1 else "interleaved" if candidate.chunks > 1 else "1f1b"
     made = candidate_problem(request, candidate, partition_of(row["partition"]))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, structs
 
-from schedc.io.conform import BlockDurations, Count, Counts, Rules, Section, Size, Sizes, key
+from schedc.io.conform import BlockDurations, Count, Counts, Rules, Section, Sizes, key
 from schedc.units import format_bytes
 
 Text: TypeAlias = Annotated[str, Meta(min_length=1)]
@@ -222,10 +223,11 @@ class MemorySection(Section, frozen=True, kw_only=True):
         key("Instead of `version`: for each parameter of its layers in `profile.json`. 2 for weights in bf16."),
     ] = None
     reserve_bytes: Annotated[
-        Size | None,
+        Sizes | None,
         key(
-            "The part of `capacity` that no plan uses: the CUDA context, buffers of NCCL and of messages, fragmentation. Default:"
-            " nothing; [`init`](command-line.md#init) and [`tune`](tune-file.md), which know the device, keep 6 % of it.",
+            "The part of `capacity` that no plan uses, one value or one per rank: the CUDA context, buffers of NCCL and of"
+            " messages, fragmentation. Default: nothing; [`init`](command-line.md#init) and [`tune`](tune-file.md), which know the"
+            " device, keep 6 % of it.",
             note="of that, for the CUDA context, NCCL's buffers and fragmentation",
         ),
     ] = None
@@ -265,9 +267,12 @@ class MemorySection(Section, frozen=True, kw_only=True):
             yield "static", "nothing", f"{sizes}, or bytes_per_parameter instead, as memory.capacity is given"
         if self.static_bytes is not None and self.bytes_per_parameter is not None:
             yield "bytes_per_parameter", "a value beside memory.static", "one of the two"
-        capacities = capacity if isinstance(capacity, tuple) else (capacity,)
-        if self.reserve_bytes is not None and self.reserve_bytes > (least := min(capacities, default=self.reserve_bytes)):
-            yield "reserve", format_bytes(self.reserve_bytes), f"at most the capacity, {format_bytes(least)}"
+        reserve = self.reserve_bytes or 0
+        both = isinstance(capacity, tuple) and isinstance(reserve, tuple)
+        values = [each if isinstance(each, tuple) else (each,) for each in (reserve, capacity)]
+        too_large = [pair for pair in (zip(*values, strict=False) if both else product(*values)) if pair[0] > pair[1]]
+        for kept, each in too_large[:1]:
+            yield "reserve", format_bytes(kept), f"at most the capacity, {format_bytes(each)}"
 
 
 class DevicesSection(Section, frozen=True, kw_only=True):

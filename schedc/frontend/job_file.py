@@ -329,7 +329,8 @@ class JobFile(Section, frozen=True, kw_only=True):
                     durations = 'a duration such as "38 ms" or a list of them'
                     yield f"profile.{name}", "nothing", f"{durations}, or profile.path instead"
         memory = {} if self.memory is None else {f"memory.{name}": value for name, value in self.memory.ways.items()}
-        for name, values in {**memory, "devices.speed": self.devices.speed}.items():
+        reserve = None if self.memory is None else self.memory.reserve_bytes
+        for name, values in {**memory, "memory.reserve": reserve, "devices.speed": self.devices.speed}.items():
             if isinstance(values, tuple) and len(values) != ranks:
                 yield name, counted(len(values), "value"), f"{ranks}, one per rank"
 

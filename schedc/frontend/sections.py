@@ -184,7 +184,8 @@ def read_memory(
         return Memory(devices=tuple(Device(in_flight=count) for count in values))
     if memory.limit_bytes is not None:
         return Memory(devices=tuple(Device(limit_bytes=limit) for limit in values))
-    devices = tuple(Device(capacity_bytes=capacity - (memory.reserve_bytes or 0)) for capacity in values)
+    reserves = memory.reserve_bytes if isinstance(memory.reserve_bytes, tuple) else (memory.reserve_bytes or 0,) * ranks
+    devices = tuple(Device(capacity_bytes=capacity - kept) for capacity, kept in zip(values, reserves, strict=True))
     if memory.static_bytes is not None:
         return Memory(devices=devices, static_bytes=per_stage(memory.static_bytes, placed, location / "static"))
     if not any(layer.parameters for layer in layers):
@@ -222,11 +223,12 @@ def check_room(problem: Problem, devices: Sequence[Device], memory: MemorySectio
     Raises:
         InvalidInput: a rank needs more than its device has.
     """
-    values = memory.capacity_bytes
+    values, reserve = memory.capacity_bytes, memory.reserve_bytes
     for rank, (device, left) in enumerate(zip(devices, problem.memory_limit_bytes, strict=True)):
         if left is not None and left < 0:
             given = device.capacity_bytes or 0
-            kept = f" after a reserve of {format_bytes(memory.reserve_bytes)}" if memory.reserve_bytes else ""
+            own = reserve[rank] if isinstance(reserve, tuple) else reserve
+            kept = f" after a reserve of {format_bytes(own)}" if own else ""
             raise (location / "capacity" / rank if isinstance(values, tuple) else location / "capacity").refuse(
                 f"{format_bytes(given)}{kept}", f"at least the {format_bytes(given - left)} that is static on rank {rank}"
             )

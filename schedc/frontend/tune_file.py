@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 from msgspec import Meta
 
 from schedc.frontend.job_file import SolverSection
-from schedc.io.conform import Bandwidth, Count, Duration, Rules, Section, Size
+from schedc.io.conform import Bandwidth, Count, Duration, Rules, Section, Size, Sizes
 from schedc.io.location import show
 from schedc.ir import Semantics, Versions
+from schedc.spelling import counted
 
 Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 PlacementName: TypeAlias = Literal["unidirectional", "loop", "wave"]
@@ -76,7 +77,11 @@ class TuneSection(Section, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1, le=2**40)] | None, Meta(description="Instead: tokens of one training step.")
     ] = None
     profiles: Annotated[
-        Any, Meta(description="Instead of a model: a table with the path of a profile.json per microbatch size.")
+        Any,
+        Meta(
+            description="Instead of a model: a table with the path of a profile.json per microbatch size, or one such table for"
+            " each site."
+        ),
     ] = None
     ranks: Annotated[SomeCounts | None, Meta(description="Pipeline ranks. Default: all that divide.")] = None
     microbatch_sizes: Annotated[
@@ -145,7 +150,8 @@ class TuneSection(Section, frozen=True, kw_only=True):
             yield "recompute", '"full" where tune.semantics is "torch"', expected
         if self.profiles is not None and "selective" in (self.recompute or ()):
             yield "recompute", '"selective" with tune.profiles', "none or full, as the profiles say what a layer computes again"
-        if self.profiles is not None and (not isinstance(self.profiles, dict) or not self.profiles):
+        tables = self.profiles if isinstance(self.profiles, list) else [self.profiles]
+        if self.profiles is not None and not (tables and all(isinstance(each, dict) and each for each in tables)):
             yield "profiles", show(self.profiles), 'a table such as { 1 = "profile-1.json", 2 = "profile-2.json" }'
 
 
@@ -163,13 +169,23 @@ class TuneTopology(Section, frozen=True, kw_only=True):
     """Sites with their devices."""
 
     sites: Annotated[tuple[Count, ...], Meta(min_length=1, description="Devices in each site.")]
+    devices: Annotated[
+        tuple[Text, ...] | None, Meta(description="Where sites differ, the known device of each. Default: model.device.")
+    ] = None
+    nodes: Annotated[
+        tuple[Count, ...] | None,
+        Meta(description="Of each site: devices in a node, which fast links connect. Default: as the device's maker has it."),
+    ] = None
     within: Annotated[TuneLink, Meta(description="Each device's link to the others of its site.")] = TuneLink()
     between: Annotated[
         TuneLink | None, Meta(description="Any two sites; the bandwidth is that of all their devices together, in each direction.")
     ] = None
 
     def rules(self) -> Rules:
-        """A bandwidth between sites."""
+        """A bandwidth between sites; a device and a node's size for each."""
+        for name, values in (("devices", self.devices), ("nodes", self.nodes)):
+            if values is not None and len(values) != len(self.sites):
+                yield name, counted(len(values), "value"), f"{len(self.sites)}, one for each site"
         if len(self.sites) > 1 and (self.between is None or self.between.bytes_per_second is None):
             yield "between", "no bandwidth", "latency and bandwidth between sites, as there are several"
 
@@ -177,10 +193,14 @@ class TuneTopology(Section, frozen=True, kw_only=True):
 class StateSection(Section, frozen=True, kw_only=True):
     """What a device can hold, and what it holds for each parameter all the time."""
 
-    capacity_bytes: Annotated[Size | None, Meta(description="Default: the device's memory.")] = None
+    capacity_bytes: Annotated[Sizes | None, Meta(description="One value, or one for each site. Default: the device's memory.")] = (
+        None
+    )
     reserve_bytes: Annotated[
-        Size | None,
-        Meta(description="The part of capacity that no plan uses: context, buffers, fragmentation. Default: 6 % of it."),
+        Sizes | None,
+        Meta(
+            description="The part of capacity that no plan uses, as capacity: context, buffers, fragmentation. Default: 6 % of it."
+        ),
     ] = None
     weight_bytes: Annotated[Size, Meta(description="For each parameter: the weight that is computed with.")] = 2
     gradient_bytes: Annotated[Size, Meta(description="For each parameter: its gradient, which is reduced in this size.")] = 4
@@ -247,7 +267,13 @@ class TuneFile(Section, frozen=True, kw_only=True):
     solver: SolverSection = SolverSection()
 
     def rules(self) -> Rules:
-        """A model on a device, or profiles; a loss where steps overlap."""
+        """A model on a device, or profiles; values for each site; a loss where steps overlap."""
+        sites = self.topology.sites
+        of_sites = {"memory.capacity": self.memory.capacity_bytes, "memory.reserve": self.memory.reserve_bytes}
+        of_sites["tune.profiles"] = tuple(self.tune.profiles) if isinstance(self.tune.profiles, list) else None
+        for key, values in of_sites.items():
+            if isinstance(values, tuple) and len(values) != len(sites):
+                yield key, counted(len(values), "value"), f"{len(sites)}, one for each site"
         model, profiles = self.model, self.tune.profiles
         modes, loss = self.tune.modes, self.loss
         if "asynchronous" in (modes or ()) and loss is None:
@@ -274,5 +300,5 @@ class TuneFile(Section, frozen=True, kw_only=True):
             yield "model", found, "one of them, or tune.profiles instead"
         elif model.table is not None and model.efficiency is not None:
             yield "model.table", "a table beside model.efficiency", "one of them"
-        elif model.device is None:
+        elif model.device is None and self.topology.devices is None:
             yield "model.device", "nothing", 'a known device such as "h100"'

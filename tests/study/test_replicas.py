@@ -156,9 +156,9 @@ def test_tune_takes_a_table_that_was_measured(tmp_path: Path) -> None:
     plain = tiny_request(tmp_path, tune=ALONE)
     measured = tiny_request(tmp_path, tune=ALONE, model={"table": "table.json"})
     assert tmp_path / "table.json" in measured.files
-    assert (measured.rates.memory, measured.rates.link) == (0.4, 0.5)
-    assert measured.optimizer.own == pytest.approx(2 * plain.optimizer.own)
-    slow, fast = (request.costs(request.choices.degrees[0], 1, False).totals for request in (measured, plain))
+    assert (measured.sites[0].rates.memory, measured.sites[0].rates.link) == (0.4, 0.5)
+    assert measured.sites[0].optimizer.own == pytest.approx(2 * plain.sites[0].optimizer.own)
+    slow, fast = (request.sites[0].costs(request.choices.degrees[0], 1, False).totals for request in (measured, plain))
     assert slow.forward_ns > 3 * fast.forward_ns
     for key, value in (("efficiency", 0.5), ("device", "a100")):
         with pytest.raises(InvalidInput):

@@ -115,7 +115,7 @@ def test_activations_hold_memory_until_their_backward_and_so_bound_the_step(tmp_
         found = tune(request, SearchSettings(method="greedy{n_sub=1}"), prune=False)
         for row in found.rows:
             totals = costs_of(request, row.candidate).totals
-            layers = request.costs(row.candidate.degrees, 1, False).layers
+            layers = request.sites[0].costs(row.candidate.degrees, 1, False).layers
             times = [layer.forward_ns[0] + min(layer.backward_input_ns[0], layer.backward_ns[0]) for layer in layers]
             held = sum(layer.activation_bytes * sum(times[at:]) for at, layer in enumerate(layers))
             assert totals.held_byte_ns == held

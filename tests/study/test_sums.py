@@ -147,6 +147,6 @@ def test_six_percent_stay_free_unless_the_job_says_otherwise(tmp_path: Path) -> 
     memory = job_table(request, first, made)["memory"]
     assert memory["capacity"] == "80000000000 B" and memory["reserve"] == "4800000000 B"
     assert {device.capacity_bytes for device in made.workload.devices} == {75_200_000_000}
-    assert experts_request(tmp_path, memory={"reserve": "0 B"}).room_bytes == 80_000_000_000
+    assert experts_request(tmp_path, memory={"reserve": "0 B"}).sites[0].room_bytes == 80_000_000_000
     with pytest.raises(InvalidInput, match=r"memory.reserve: found 74.506 GiB, expected less than the capacity"):
         experts_request(tmp_path, memory={"reserve": "80 GB"})

@@ -14,6 +14,8 @@ from schedc.ir import BoundName, Problem, Updates, Versions
 from schedc.spelling import counted
 from schedc.study.tune.candidates import TuneCandidate, candidates
 from schedc.study.tune.replicas import bytes_per_parameter, collectives_ns, costs_of, optimizer_ns
+from schedc.study.tune.sites import RankDevices, first_ranks, ranks_devices
+from schedc.study.tune.unlike import least_of
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
@@ -32,9 +34,11 @@ def simple_bound_ns(request: TuneRequest, candidate: TuneCandidate, totals: Tota
     Where steps overlap, a period has a step's work of each rank and its updates: on some rank no less than on average. What updates
     take bends upwards, so the average is no less than that of a rank with the average of the parameters, but for what is rounded.
     """
-    work_ns = candidate.microbatches * totals.work_ns(candidate) // candidate.ranks
+    work_ns = int(candidate.microbatches * totals.rank_work_ns(candidate))
     if candidate.versions is not None:
         updates_ns = _collectives_ns(request, candidate, totals) + update_bound_ns(request, candidate, totals)
+        if totals.of_unlike is not None:  # the rank with the most work need not be that whose updates take longest
+            return max(work_ns, updates_ns - ROUNDED_NS, _memory_bound_ns(request, candidate, totals))
         return max(work_ns + max(0, updates_ns - ROUNDED_NS), _memory_bound_ns(request, candidate, totals))
     collectives_ns = _collectives_ns(request, candidate, totals)
     if candidate.ranks == 1:  # nothing runs beside them
@@ -44,15 +48,16 @@ def simple_bound_ns(request: TuneRequest, candidate: TuneCandidate, totals: Tota
 
 def _memory_bound_ns(request: TuneRequest, candidate: TuneCandidate, totals: Totals) -> int:
     """What all microbatches' activations hold of bytes × time, over the bytes that all ranks have for them."""
-    free_bytes = candidate.ranks * request.room_bytes - int(static_bytes(request, candidate, totals))
+    free_bytes = room_bytes(request, candidate) - int(static_bytes(request, candidate, totals))
     if candidate.recompute == "full" or free_bytes <= 0:
         return 0
     return candidate.microbatches * totals.held_byte_ns // free_bytes
 
 
 def update_bound_ns(request: TuneRequest, candidate: TuneCandidate, totals: Totals) -> int:
-    """What the optimizer's step takes on average of the ranks; on some rank it takes no less."""
-    return max(0, optimizer_ns(request, candidate, totals.parameters, totals.expert_parameters) - 1) // candidate.ranks
+    """What the optimizer's step takes on average of the ranks, were all as fast as the fastest; on some rank it takes no less."""
+    of = partial(optimizer_ns, request, candidate, totals.parameters, totals.expert_parameters)
+    return max(0, min(map(of, first_ranks(request.sites, candidate))) - 1) // candidate.ranks
 
 
 def work_bound_ns(problem: Problem) -> int:
@@ -96,10 +101,10 @@ def about_ns(request: TuneRequest, candidate: TuneCandidate, totals: Totals) -> 
     if candidate.versions is not None:
         return simple_bound_ns(request, candidate, totals)
     rounds = candidate.microbatches + (candidate.ranks - 1) / candidate.chunks
-    step_ns = rounds * totals.work_ns(candidate) / candidate.ranks
+    step_ns = rounds * float(totals.rank_work_ns(candidate))
     if candidate.recompute != "full":
         in_flight = min(candidate.microbatches, candidate.ranks + (candidate.ranks - 1) * (1 - 1 / candidate.chunks))
-        free_bytes = candidate.ranks * request.room_bytes - static_bytes(request, candidate, totals)
+        free_bytes = room_bytes(request, candidate) - static_bytes(request, candidate, totals)
         step_ns *= max(1.0, in_flight * totals.activation_bytes / max(1.0, free_bytes))
     of_rank = totals.parameters // candidate.ranks, totals.expert_parameters // candidate.ranks
     return round(step_ns) + sum(collectives_ns(request, candidate, *of_rank))
@@ -107,14 +112,27 @@ def about_ns(request: TuneRequest, candidate: TuneCandidate, totals: Totals) -> 
 
 def no_room(request: TuneRequest, candidate: TuneCandidate, totals: Totals) -> str:
     """Why the ranks together have no room for what is static and for one microbatch, if so; empty: they may have."""
-    needed, room_bytes = static_bytes(request, candidate, totals), candidate.ranks * request.room_bytes
+    needed, have_bytes = static_bytes(request, candidate, totals), room_bytes(request, candidate)
     what = "what is static"
-    if candidate.recompute != "full" and needed <= room_bytes:
+    if candidate.recompute != "full" and needed <= have_bytes:
         needed, what = needed + totals.activation_bytes, "what is static and one microbatch"
-    if needed <= room_bytes:
+    if needed <= have_bytes:
         return ""
-    each, have = format_bytes(int(needed / candidate.ranks), 1), format_bytes(request.room_bytes, 1)
+    each, have = format_bytes(int(needed / candidate.ranks), 1), format_bytes(have_bytes // candidate.ranks, 1)
     return f"a rank needs {each} on average for {what}, and has {have}"
+
+
+def totals_of(request: TuneRequest, candidate: TuneCandidate) -> Totals:
+    """Sums over the layers of a candidate, whatever its partition."""
+    firsts = first_ranks(request.sites, candidate)
+    if len(firsts) == 1:
+        return costs_of(request, candidate).totals
+    return least_of([costs_of(request, candidate, rank) for rank in firsts], tuple(firsts.values()))
+
+
+def room_bytes(request: TuneRequest, candidate: TuneCandidate) -> int:
+    """What plans may use, of one device of each rank of a pipeline together."""
+    return sum(devices.fullest.room_bytes for devices in ranks_devices(request.sites, candidate))
 
 
 def static_bytes(request: TuneRequest, candidate: TuneCandidate, totals: Totals) -> float:
@@ -131,6 +149,10 @@ def _collectives_ns(request: TuneRequest, candidate: TuneCandidate, totals: Tota
     below them counts.
     """
     others, experts = totals.parameters // candidate.ranks, totals.expert_parameters // candidate.ranks
+    if totals.of_unlike is not None:  # some rank has the average of either, on devices with the least collectives
+        alone = partial(collectives_ns, request, candidate, least=True)
+        firsts = first_ranks(request.sites, candidate)
+        return max(min(sum(alone(*of, rank=rank)) for rank in firsts) for of in ((others, 0), (0, experts)))
     of = partial(collectives_ns, request, candidate, others, least=candidate.ranks > 1)
     least_ns = sum(of(0))
     if experts:
@@ -142,20 +164,23 @@ def what_fits(request: TuneRequest) -> str:
     """Why no candidate has room, in sums over the cluster, and what would have; empty where the sums alone leave room."""
     choices, devices = request.choices, sum(request.choices.sites)
     least = min(
-        static_bytes(request, each, costs_of(request, each).totals) * each.data_parallel * each.degrees.group
+        static_bytes(request, each, totals_of(request, each)) * each.data_parallel * each.degrees.group
         for each in candidates(choices)
     )
-    if least <= devices * request.room_bytes:
+    have_bytes = sum(size * site.room_bytes for size, site in zip(choices.sites, request.sites, strict=True))
+    if least <= have_bytes:
         return ""
     larger = "larger devices"
     for times in range(2, MOST_TIMES + 1):  # by how much the cluster would have to be larger
         ranks = choices.ranks and tuple(dict.fromkeys(factor * each for factor in range(1, times + 1) for each in choices.ranks))
         more = replace(choices, sites=tuple(times * each for each in choices.sites), ranks=ranks)
-        if any(not no_room(request, each, costs_of(request, each).totals) for each in candidates(more)):
+        if any(not no_room(request, each, totals_of(request, each)) for each in candidates(more)):
             larger = f"{times} times as many devices"
             break
-    needed, room = format_bytes(int(least), 1), format_bytes(devices * request.room_bytes, 1)
-    each, kept = format_bytes(request.room_bytes, 1), format_bytes(request.reserve_bytes, 1)
+    needed, room = format_bytes(int(least), 1), format_bytes(have_bytes, 1)
+    smallest = RankDevices(request.sites).fullest
+    each, kept = format_bytes(smallest.room_bytes, 1), format_bytes(smallest.reserve_bytes, 1)
+    each = each if len(set(request.sites)) == 1 else f"{each} or more"
     have = f"{counted(devices, 'device')} {'has' if devices == 1 else 'have'}"
     return (
         f"weights, gradients and optimizer state take {needed} or more in all, and {have} {room}"

@@ -22,7 +22,8 @@ from schedc.solvers.common.method import Constructive
 from schedc.solvers.driver.registry import method_named
 from schedc.study.tune.candidates import rows_csv
 from schedc.study.tune.layer_costs import PROFILE
-from schedc.study.tune.replicas import bytes_per_parameter, costs_of
+from schedc.study.tune.problems import capacities
+from schedc.study.tune.replicas import bytes_per_parameter
 from schedc.units import format_duration_ns
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def write_folder(folder: Path, request: TuneRequest, tuned: Tuned) -> None:
     """
     import tomlkit
 
-    profile = costs_of(request, tuned.best.candidate).profile.encode()
+    profile = tuned.problem.costs.profile.encode()
     each, table = tuned.best.candidate, job_table(request, tuned.best.candidate, tuned.problem)
     method = tuned.plan.made_by.method
     if issubclass(method_named(method) or object, Constructive):
@@ -126,11 +127,16 @@ def job_table(request: TuneRequest, candidate: TuneCandidate, made: CandidatePro
         "pipeline": pipeline,
         "profile": {"path": PROFILE},
         "memory": {
-            "capacity": f"{request.capacity_bytes} B",
-            "reserve": f"{request.reserve_bytes} B",
+            name.removesuffix("_bytes"): [f"{size} B" for size in sizes] if isinstance(sizes, tuple) else f"{sizes} B"
+            for name, sizes in capacities(request, candidate).items()
         },
         "topology": {"sites": list(candidate.ranks_of_site), "within": _link(network.within)},
     }
+    if any(device.speed != 1 for device in made.workload.devices):
+        table["devices"] = {"speed": [float(device.speed) for device in made.workload.devices]}
+    if network.links:
+        own = (link for link in network.links if link.source < link.destination)
+        table["topology"]["link"] = [{"ranks": [link.source, link.destination], **_link(link)} for link in own]
     if candidate.versions is not None:
         table["memory"]["bytes_per_version_parameter"] = float(request.file.memory.weight_bytes)
     if made.besides:

@@ -8,6 +8,7 @@ than the gathering of a layer's weights, its backward no less than gathering and
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -45,10 +46,18 @@ class Totals:
     parameters: int
     """But those of experts."""
     expert_parameters: int
+    of_unlike: tuple[Fraction, Fraction] | None = None
+    """Where ranks differ, what the one with the most work has of blocks, and of forwards that run again, at least (`least_of`)."""
 
     def work_ns(self, candidate: TuneCandidate) -> int:
         """All blocks of one microbatch."""
         return self.forward_ns + self.backward_ns + self._again_ns(candidate)
+
+    def rank_work_ns(self, candidate: TuneCandidate) -> Fraction:
+        """What the rank with the most work has of it, of one microbatch, at least."""
+        if self.of_unlike is None:
+            return Fraction(self.work_ns(candidate), candidate.ranks)
+        return self.of_unlike[0] + (self.of_unlike[1] if candidate.recompute == "full" else 0)
 
     def path_ns(self, candidate: TuneCandidate) -> int:
         """From the first forward of a microbatch to its last gradient."""
@@ -83,7 +92,7 @@ def totals_of(layers: Sequence[Layer], *, split_backward: bool, shared_parameter
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class LayerCosts:
     """A model's layers for one microbatch size and one way to divide them."""
 
@@ -112,6 +121,14 @@ class LayerCosts:
             InvalidInput: the entries cannot be used.
         """
         return layers_of_entries(self.entries, Location(self.file), split_backward=self.split_backward)
+
+    @cached_property
+    def each(self) -> tuple[LayerEntry, ...]:
+        """An entry for each layer."""
+        repeated = [structs.replace(entry, repeat=1) for entry in self.entries for _ in range(entry.repeat)]
+        if self.parts:
+            repeated = [structs.replace(entry, name=part.name) for entry, part in zip(repeated, self.parts, strict=True)]
+        return tuple(repeated)
 
     @cached_property
     def totals(self) -> Totals:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
+from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 from schedc.costs.architecture import Experts, second_embedding
-from schedc.costs.efficiency import efficiency_of, sustained
+from schedc.costs.efficiency import sustained
 from schedc.costs.layers import architecture_of, parts_of
 from schedc.costs.predicted import DEFAULT_SEQUENCE, predicted
 from schedc.errors import InvalidInput, Unsupported
@@ -19,11 +20,12 @@ from schedc.study.tune.degrees import Degrees, tried_degrees
 from schedc.study.tune.layer_costs import LayerCosts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from schedc.costs.architecture import Architecture
     from schedc.costs.devices import Accelerator
+    from schedc.costs.efficiency import Efficiency
     from schedc.frontend.job_source import JobSource
     from schedc.frontend.tune_file import TuneFile
 
@@ -34,8 +36,8 @@ MICROBATCH_SIZES = (1, 2, 4, 8)
 class ModelCosts(NamedTuple):
     """A model as a tune job has it."""
 
-    of: Callable[[Degrees, int, bool], LayerCosts]
-    """By degrees, microbatch size, and whether B computes norms and activation functions again."""
+    of: tuple[Callable[[Degrees, int, bool], LayerCosts], ...]
+    """Of each site, by degrees, microbatch size, and whether B computes norms and activation functions again."""
     degrees: tuple[Degrees, ...]
     """Those that its dimensions and the sites can be divided by."""
     sizes: tuple[int, ...]
@@ -48,24 +50,22 @@ class ModelCosts(NamedTuple):
     """That were read."""
 
 
-def model_costs(source: JobSource, file: TuneFile, device: Accelerator | None) -> ModelCosts:
-    """Of the file of a source.
+def model_costs(source: JobSource, file: TuneFile, devices: Sequence[Accelerator], rates: Sequence[Efficiency]) -> ModelCosts:
+    """Of the file of a source, on the devices of each site, or as measured.
 
     Raises:
         InvalidInput: a file that it names cannot be read or used, or the model or the sites cannot be divided.
     """
     if file.tune.profiles is not None:
         return _measured(source, file)
-    assert device is not None, "a rule of the file"
-    return _predicted(source, file, device)
+    return _predicted(source, file, devices, rates)
 
 
-def _predicted(source: JobSource, file: TuneFile, device: Accelerator) -> ModelCosts:
+def _predicted(source: JobSource, file: TuneFile, devices: Sequence[Accelerator], rates: Sequence[Efficiency]) -> ModelCosts:
     model, at = file.model, source.place / "model"
     path = None if model.config is None else source.directory / model.config
     named, sizes = model.name or str(path), file.tune.microbatch_sizes or MICROBATCH_SIZES
     table = None if model.table is None else source.directory / model.table
-    rates = efficiency_of(device.name, table) if model.efficiency is None else sustained(model.efficiency)
     try:
         architecture = architecture_of(named)
     except InvalidInput as error:
@@ -76,7 +76,7 @@ def _predicted(source: JobSource, file: TuneFile, device: Accelerator) -> ModelC
     sequence = model.sequence or min(DEFAULT_SEQUENCE, architecture.positions or DEFAULT_SEQUENCE)
 
     @cache
-    def of(degrees: Degrees, size: int, selective: bool) -> LayerCosts:
+    def on(device: Accelerator, own: Efficiency, degrees: Degrees, size: int, selective: bool) -> LayerCosts:
         made = predicted(
             named,
             device.name,
@@ -86,13 +86,13 @@ def _predicted(source: JobSource, file: TuneFile, device: Accelerator) -> ModelC
             etp=degrees.expert_tensor,
             context_exchange=model.context_exchange,
             expert_exchange=model.expert_exchange,
-            node=min(device.group, *file.topology.sites),
+            node=device.group,
             framework=model.framework,
             microbatch=size,
             sequence=sequence,
             selective_recompute=selective or model.recompute == "selective",
             split_backward=file.tune.split_backward,
-            rates=rates,
+            rates=own if model.efficiency is None else sustained(model.efficiency),
         )
         second = second_embedding(architecture)
         return LayerCosts(
@@ -107,10 +107,11 @@ def _predicted(source: JobSource, file: TuneFile, device: Accelerator) -> ModelC
 
     blocks = (sublayer for block in architecture.blocks for sublayer in block.sublayers)
     experts = max((each.count for each in blocks if isinstance(each, Experts)), default=0)
+    of = tuple(partial(on, *site) for site in zip(devices, rates, strict=True))
     degrees, refused = [], None
-    for each in _tried(source, file, sequence, device.group, experts):
+    for each in _tried(source, file, sequence, min(device.group for device in devices), experts):
         try:
-            of(each, sizes[0], False)
+            of[0](each, sizes[0], False)
             degrees.append(each)
         except Unsupported as error:
             refused = refused or error
@@ -120,17 +121,26 @@ def _predicted(source: JobSource, file: TuneFile, device: Accelerator) -> ModelC
 
 
 def _measured(source: JobSource, file: TuneFile) -> ModelCosts:
-    root, paths = source.place, _profile_paths(source, file)
-    sizes = file.tune.microbatch_sizes or tuple(sorted(paths))
-    for index, size in enumerate(sizes):
+    root, of_sites = source.place, _profile_paths(source, file)
+    sizes = file.tune.microbatch_sizes or tuple(sorted(of_sites[0]))
+    for paths, (index, size) in product(of_sites, enumerate(sizes)):
         if size not in paths:
             raise (root / "tune" / "microbatch_sizes" / index).refuse(
                 f"{size}", f"one of tune.profiles: {', '.join(map(str, paths))}"
             )
     degrees = _tried(source, file, None, 1, 0)[0]
-    read = {size: _profile(paths[size], degrees.expert, file.tune.split_backward) for size in sizes}
-    files = tuple(paths[size] for size in sizes)
-    return ModelCosts(lambda _degrees, size, _selective: read[size], (degrees,), sizes, file.model.sequence, None, files)
+    files = tuple(dict.fromkeys(paths[size] for paths in of_sites for size in sizes))
+    read = {path: _profile(path, degrees.expert, file.tune.split_backward) for path in files}
+    first = read[files[0]]
+    for path, costs in read.items():
+        if len(of_sites) > 1 and [each.parameters for each in costs.layers] != [each.parameters for each in first.layers]:
+            raise Location(str(path)).refuse("layers with other parameters", f"those of {files[0]}, as it is the same model")
+
+    def of_site(paths: dict[int, Path]) -> Callable[[Degrees, int, bool], LayerCosts]:
+        return lambda _degrees, size, _selective: read[paths[size]]
+
+    of = tuple(map(of_site, of_sites if len(of_sites) > 1 else of_sites * len(file.topology.sites)))
+    return ModelCosts(of, (degrees,), sizes, file.model.sequence, None, files)
 
 
 def _tried(source: JobSource, file: TuneFile, sequence: int | None, node: int, experts: int) -> tuple[Degrees, ...]:
@@ -149,17 +159,18 @@ def _least(sizes: int | tuple[int, ...] | None) -> int:
     return min(sizes) if isinstance(sizes, tuple) else sizes or 1
 
 
-def _profile_paths(source: JobSource, file: TuneFile) -> dict[int, Path]:
-    """The paths of the profiles, by microbatch size."""
+def _profile_paths(source: JobSource, file: TuneFile) -> list[dict[int, Path]]:
+    """The paths of the profiles, by microbatch size: for all sites, or for each."""
     at, given = source.place / "tune" / "profiles", file.tune.profiles
-    paths = {}
-    for key, name in given.items():
-        if not (key.isascii() and key.isdigit() and int(key) > 0):
-            raise at.refuse(f"the microbatch size {show(key)}", "a whole number of at least 1")
-        if not isinstance(name, str):
-            raise (at / key).refuse(show(name), "the path of a profile.json")
-        paths[int(key)] = source.directory / name
-    return paths
+    found = []
+    for table in given if isinstance(given, list) else [given]:
+        for key, name in table.items():
+            if not (key.isascii() and key.isdigit() and int(key) > 0):
+                raise at.refuse(f"the microbatch size {show(key)}", "a whole number of at least 1")
+            if not isinstance(name, str):
+                raise (at / key).refuse(show(name), "the path of a profile.json")
+        found.append({int(key): source.directory / name for key, name in table.items()})
+    return found
 
 
 def _profile(path: Path, expert_parallel: int, split_backward: bool) -> LayerCosts:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from schedc.ir import Versions
 from schedc.study.loss.time_to_loss import LossCandidate, LossRow
 from schedc.study.tune.candidates import CandidateState
-from schedc.study.tune.estimates import about_ns, no_room, simple_bound_ns, update_bound_ns
-from schedc.study.tune.replicas import costs_of
+from schedc.study.tune.estimates import about_ns, no_room, simple_bound_ns, totals_of, update_bound_ns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +29,7 @@ def prepare(request: TuneRequest, works: Sequence[Work]) -> None:
         candidate = work.row.candidate
         alike = replace(candidate, placement="unidirectional", chunks=1)  # of which all this is the same
         if alike not in known:
-            total = costs_of(request, alike).totals
+            total = totals_of(request, alike)
             known[alike] = total, no_room(request, alike, total), simple_bound_ns(request, alike, total)
         total, why_not, bound_ns = known[alike]
         if why_not:

@@ -6,9 +6,10 @@ The partition is the balanced one. Nothing is written or read: `folder` writes t
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from schedc.costs.memory import Besides, besides
 from schedc.errors import Defect
@@ -21,6 +22,8 @@ from schedc.lower.partition import balanced_partition
 from schedc.lower.placement import place
 from schedc.lower.problem import problem_of, stage_static_bytes, static_bytes
 from schedc.study.tune.replicas import bytes_per_parameter, collectives_ns, costs_of, gathered_bytes, optimizer_ns, shared
+from schedc.study.tune.sites import first_ranks, ranks_devices, slowest, with_own_links
+from schedc.study.tune.unlike import THOUSANDTHS, placed_costs, speeds_of
 from schedc.verify.layout import verify_layout
 from schedc.verify.workload import verify_workload
 
@@ -39,6 +42,8 @@ JOB = Location("the job")
 class CandidateProblem:
     """A candidate that can be compiled."""
 
+    costs: LayerCosts
+    """Its layers; where ranks have unlike devices, such that each takes what it takes on its rank at the rank's speed."""
     workload: Workload
     layout: Layout
     problem: Problem
@@ -71,23 +76,32 @@ def candidate_problem(request: TuneRequest, candidate: TuneCandidate, partition:
     placed = place(candidate.placement, candidate.ranks, candidate.chunks)
     recomputed = frozenset(range(len(placed.rank_of_stage)) if candidate.recompute == "full" else ())
     each, of_expert = bytes_per_parameter(request, candidate)
+    of_ranks, firsts = ranks_devices(request.sites, candidate), list(first_ranks(request.sites, candidate))
+    kinds = [costs_of(request, candidate, rank) for rank in firsts]
+    kind_of_rank = [[of_ranks[first] for first in firsts].index(devices) for devices in of_ranks]
+    speeds = speeds_of(kinds)
     memory = Memory(
-        devices=(Device(capacity_bytes=request.room_bytes),) * candidate.ranks,
+        devices=tuple(
+            Device(capacity_bytes=devices.fullest.room_bytes, speed=Fraction(speeds[kind], THOUSANDTHS))
+            for devices, kind in zip(of_ranks, kind_of_rank, strict=True)
+        ),
         bytes_per_parameter=exactly(each),
         bytes_per_expert_parameter=exactly(of_expert),
     )
-    costs = costs_of(request, candidate)
+    costs = kinds[0]
     sites, between = candidate.ranks_of_site, None
     if len(sites) > 1:  # each rank has its share of what all pipelines use at the same time
         assert request.between is not None
-        between = shared(request.between, candidate.data_parallel * candidate.degrees.group, request.within)
+        between = shared(
+            request.between, candidate.data_parallel * candidate.degrees.group, slowest(devices.within for devices in of_ranks)
+        )
     site_of_rank = tuple(site for site, ranks in enumerate(sites) for _ in range(ranks))
     workload = Workload(
         name=request.name,
         microbatches=candidate.microbatches,
         layers=memory.held_by(costs.layers),
         devices=memory.devices,
-        network=Network(site_of_rank=site_of_rank, within=request.within, between=between),
+        network=Network(site_of_rank=site_of_rank, within=of_ranks[0].within, between=between),
         split_backward=request.file.tune.split_backward,
         semantics=request.file.tune.semantics,
     )
@@ -100,15 +114,25 @@ def candidate_problem(request: TuneRequest, candidate: TuneCandidate, partition:
         recomputed=recomputed,
         placement=candidate.placement,
     )
+    if len(kinds) > 1:  # of each layer what it takes where it is
+        rank_of_layer = {
+            layer: rank for rank, own in zip(layout.rank_of_stage, layout.layers_of_stage, strict=True) for layer in range(*own)
+        }
+        costs = placed_costs(kinds, speeds, [kind_of_rank[rank_of_layer[layer]] for layer in range(len(costs.layers))])
+        ends = rank_of_layer[0], rank_of_layer[costs.shared_layer]  # of the exchange of a shared matrix
+        pairs = {pair for pair in (*layout.crossed(), ends) if pair[0] != pair[1]}
+        network = with_own_links(workload.network, of_ranks, pairs)
+        workload = replace(workload, layers=memory.held_by(costs.layers), network=network)
     durations_ns, optimizers_ns = [], []
     once = _counted_twice(costs, layout)
-    for (first, last), less in zip(layout.layers_of_stage, once, strict=True):  # from the parameters of one device of each stage
+    parts = zip(layout.rank_of_stage, layout.layers_of_stage, once, strict=True)
+    for rank, (first, last), less in parts:  # from the parameters of one device of each stage
         experts = sum(layer.expert_parameters for layer in workload.layers[first:last])
         others = sum(layer.parameters for layer in workload.layers[first:last]) - experts - less
         begins = workload.layers[first]
         of_first = begins.parameters - begins.expert_parameters, begins.expert_parameters
-        durations_ns.append(collectives_ns(request, candidate, others, experts, of_first))
-        optimizers_ns.append(optimizer_ns(request, candidate, others, experts))
+        durations_ns.append(collectives_ns(request, candidate, others, experts, of_first, rank=rank))
+        optimizers_ns.append(optimizer_ns(request, candidate, others, experts, rank))
     reduce_ns, gather_ns = zip(*durations_ns, strict=True)
     of_collectives = [0] * candidate.ranks
     for rank, both_ns in zip(layout.rank_of_stage, durations_ns, strict=True):
@@ -144,12 +168,13 @@ def candidate_problem(request: TuneRequest, candidate: TuneCandidate, partition:
         static = tuple(states + besides - int(each * less) for states, besides, less in own)
         workload = replace(workload, layers=costs.layers, static_bytes=static)
     problem = problem_of(workload, layout)
-    section = MemorySection(capacity_bytes=request.capacity_bytes, reserve_bytes=request.reserve_bytes)
+    section = MemorySection(**capacities(request, candidate))
     check_room(problem, workload.devices, section, JOB / "memory")
     for violation in (*verify_workload(workload), *verify_layout(workload, layout)):
         raise Defect(f"{request.name}: what is made of a candidate breaks a rule: {violation}")
     check_size(problem, JOB / "profile")
     return CandidateProblem(
+        costs=costs,
         workload=workload,
         layout=layout,
         problem=problem,
@@ -157,6 +182,13 @@ def candidate_problem(request: TuneRequest, candidate: TuneCandidate, partition:
         besides=held,
         optimizer_ns=tuple(optimizers_ns),
     )
+
+
+def capacities(request: TuneRequest, candidate: TuneCandidate) -> dict[str, Any]:
+    """What a device of each rank has, and the part of it that no plan uses; one value where all have the same."""
+    fullest = [devices.fullest for devices in ranks_devices(request.sites, candidate)]
+    each = {name: tuple(getattr(site, name) for site in fullest) for name in ("capacity_bytes", "reserve_bytes")}
+    return {name: values if len(set(values)) > 1 else values[0] for name, values in each.items()}
 
 
 def _counted_twice(costs: LayerCosts, layout: Layout) -> tuple[int, ...]:

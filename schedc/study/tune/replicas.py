@@ -35,22 +35,31 @@ from schedc.costs.efficiency import measured_s
 from schedc.costs.operators.operator import CollectiveKind
 from schedc.ir import MessageCost
 from schedc.study.tune.layer_costs import LayerCosts, sharded
+from schedc.study.tune.sites import rank_devices
+from schedc.study.tune.unlike import slowest_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from schedc.study.tune.candidates import TuneCandidate
     from schedc.study.tune.request import TuneRequest
+    from schedc.study.tune.sites import SiteDevices
 
 
-def costs_of(request: TuneRequest, candidate: TuneCandidate) -> LayerCosts:
-    """The model's layers as a candidate has them, with the collectives that run beside their blocks."""
-    whole = request.costs(candidate.degrees, candidate.microbatch_size, candidate.recompute == "selective")
+def whole_costs_of(request: TuneRequest, candidate: TuneCandidate, rank: int = 0) -> LayerCosts:
+    """The model's layers as a rank of a candidate would have them if weights were whole."""
+    selective, devices = candidate.recompute == "selective", rank_devices(request.sites, candidate, rank)
+    return slowest_of(tuple(each.costs(candidate.degrees, candidate.microbatch_size, selective) for each in devices.sites))
+
+
+def costs_of(request: TuneRequest, candidate: TuneCandidate, rank: int = 0) -> LayerCosts:
+    """The model's layers as a rank of a candidate would have them, with the collectives that run beside their blocks."""
+    whole = whole_costs_of(request, candidate, rank)
     if candidate.zero_stage < 2:
         return whole
 
     def beside_ns(others: int, experts: int) -> tuple[int, int]:
-        reduce_ns, gather_ns = _both_ns(request, candidate, others, experts)
+        reduce_ns, gather_ns = _both_ns(request, candidate, others, experts, rank)
         return reduce_ns, gather_ns if candidate.zero_stage == 3 else 0
 
     return sharded(whole, beside_ns)
@@ -108,33 +117,40 @@ def collectives_ns(
     experts: int,
     first: tuple[int, int] | None = None,
     *,
+    rank: int = 0,
     least: bool = False,
 ) -> tuple[int, int]:
-    """Reduce-scatter and all-gather of a stage, from the parameters of one device of it, those of experts apart.
+    """Reduce-scatter and all-gather of a stage of a rank, from the parameters of one device of it, those of experts apart.
 
     With ZeRO 0 the first is an all-reduce, and there is no second. `first` are those of the stage's first layer, which count alone
     for what ZeRO 2 and 3 do layer by layer; None: nothing counts for that. `least`: as of `measured_s`.
     """
-    reduce_ns, gather_ns = _both_ns(request, candidate, others, experts, least=least)
+    reduce_ns, gather_ns = _both_ns(request, candidate, others, experts, rank, least=least)
     if candidate.zero_stage > 1:
-        of_first = (0, 0) if first is None else _both_ns(request, candidate, *first)
+        of_first = (0, 0) if first is None else _both_ns(request, candidate, *first, rank)
         return of_first[0], gather_ns if candidate.zero_stage == 2 else of_first[1]
     return (reduce_ns, gather_ns) if candidate.zero_stage else (2 * reduce_ns, 0)
 
 
-def _both_ns(request: TuneRequest, candidate: TuneCandidate, others: int, experts: int, *, least: bool = False) -> tuple[int, int]:
-    """Reducing and gathering these parameters of a device, once."""
-    memory = request.file.memory
+def _both_ns(
+    request: TuneRequest, candidate: TuneCandidate, others: int, experts: int, rank: int, *, least: bool = False
+) -> tuple[int, int]:
+    """Reducing and gathering these parameters of a device of a rank, once."""
+    memory, devices = request.file.memory, rank_devices(request.sites, candidate, rank)
+
+    def among_ns(kind: CollectiveKind, size_bytes: int, *, experts: bool) -> int:
+        of = partial(_among_ns, request, candidate, kind, size_bytes, experts=experts, least=least)
+        return max(of(site) for site in devices.sites)
 
     def of(kind: CollectiveKind, bytes_of_each: int) -> int:
-        among_ns = partial(_among_ns, request, candidate, kind, least=least)
-        return among_ns(others * bytes_of_each, experts=False) + (among_ns(experts * bytes_of_each, experts=True) if experts else 0)
+        of_others_ns = among_ns(kind, others * bytes_of_each, experts=False)
+        return of_others_ns + (among_ns(kind, experts * bytes_of_each, experts=True) if experts else 0)
 
     return of(CollectiveKind.SCATTER, memory.gradient_bytes), of(CollectiveKind.GATHER, memory.weight_bytes)
 
 
-def optimizer_ns(request: TuneRequest, candidate: TuneCandidate, others: int, experts: int) -> int:
-    """The optimizer's step of a stage, from the parameters of one device of it, those of experts apart.
+def optimizer_ns(request: TuneRequest, candidate: TuneCandidate, others: int, experts: int, rank: int = 0) -> int:
+    """The optimizer's step of a stage of a rank, from the parameters of one device of it, those of experts apart.
 
     ZeRO 1 leaves each replica its own part of what the step of the parameters takes, but not of what is done to all gradients;
     ZeRO 2 its part of that, too.
@@ -145,13 +161,21 @@ def optimizer_ns(request: TuneRequest, candidate: TuneCandidate, others: int, ex
         own = Fraction(others, degrees.replicas(pipelines)) + Fraction(experts, degrees.expert_replicas(pipelines))
     if candidate.zero_stage > 1:
         every = own
-    return ceil(request.optimizer.own * own + request.optimizer.every * every)
+    rates = [site.optimizer for site in rank_devices(request.sites, candidate, rank).sites]
+    return max(ceil(each.own * own + each.every * every) for each in rates)
 
 
 def _among_ns(
-    request: TuneRequest, candidate: TuneCandidate, kind: CollectiveKind, size_bytes: int, *, experts: bool, least: bool
+    request: TuneRequest,
+    candidate: TuneCandidate,
+    kind: CollectiveKind,
+    size_bytes: int,
+    site: SiteDevices,
+    *,
+    experts: bool,
+    least: bool,
 ) -> int:
-    """Among the replicas of a stage's weights, or of its experts.
+    """Among the replicas of a stage's weights, or of its experts, as the devices of a site are that some of them have.
 
     Groups that have different weights are beside each other, so each has its part of what connects sites. Of neighbours in one site
     the device's table may have it measured.
@@ -164,22 +188,22 @@ def _among_ns(
         assert request.between is not None
         beside = candidate.ranks * degrees.group * candidate.replicas_of_site[0] // members[0]
         between = shared(request.between, beside)
-    within, device = request.within, request.device
+    within, device, rates = site.within, site.device, site.rates
     if device is not None and request.file.topology.within.bytes_per_second is None:
         sent_bytes = size_bytes * (members[0] - 1) / members[0]
-        took_s = measured_s(request.rates, kind, members[0], sent_bytes, least=least) if between is None and apart == 1 else None
+        took_s = measured_s(rates, kind, members[0], sent_bytes, least=least) if between is None and apart == 1 else None
         if took_s is not None:  # rounded as a ring's time is, but for what binary fractions add
             return int(took_s * 1e9) if least else ceil(took_s * 1e9 - 1e-3)
-        within = replace(within, bytes_per_second=round(_ring_rate(request, max(members), apart) * request.rates.link))
-    fixed_ns = round(request.rates.collective_s * 1e9) if sum(members) > 1 and device is not None else 0
+        within = replace(within, bytes_per_second=round(_ring_rate(site, max(members), apart) * rates.link))
+    fixed_ns = round(rates.collective_s * 1e9) if sum(members) > 1 and device is not None else 0
     return fixed_ns + one_way_ns(members, within, between, size_bytes)
 
 
-def _ring_rate(request: TuneRequest, members: int, apart: int) -> float:
+def _ring_rate(site: SiteDevices, members: int, apart: int) -> float:
     """What each device of a ring sends at most, in bytes a second; `apart`: its devices have this many from each to the next."""
-    device = request.device
+    device = site.device
     assert device is not None
-    near = members_in_node(members, apart, min(device.group, *request.choices.sites))
+    near = members_in_node(members, apart, device.group)
     return device.link_bytes_per_s if near == members else min(device.link_bytes_per_s, near * device.network_bytes_per_s)
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from schedc.costs.devices import RESERVE, Accelerator, device_named
-from schedc.costs.efficiency import ROOFLINE, Efficiency, efficiency_of
+from schedc.costs.devices import RESERVE, device_named
+from schedc.costs.efficiency import ROOFLINE, efficiency_of
 from schedc.costs.layers import is_known
 from schedc.errors import InvalidInput
 from schedc.frontend.tune_file import TuneFile
@@ -21,26 +21,19 @@ from schedc.study.loss.delay_table import read_delay_table
 from schedc.study.loss.time_to_loss import Measurements, Theory, theory_of
 from schedc.study.tune.candidates import Choices
 from schedc.study.tune.model_costs import model_costs
+from schedc.study.tune.sites import OptimizerRates, SiteDevices
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
     from pathlib import Path
 
     from schedc.costs.architecture import Architecture
+    from schedc.costs.devices import Accelerator
+    from schedc.costs.efficiency import Efficiency
     from schedc.frontend.job_source import JobSource
     from schedc.io.location import Location
-    from schedc.study.tune.degrees import Degrees
-    from schedc.study.tune.layer_costs import LayerCosts
-
-
-class OptimizerRates(NamedTuple):
-    """Nanoseconds for each parameter."""
-
-    own: Fraction
-    """Of those whose state a device has."""
-    every: Fraction
-    """Of those whose gradient it has."""
+    from schedc.study.tune.model_costs import ModelCosts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,25 +44,15 @@ class TuneRequest:
     file: TuneFile
     name: str
     choices: Choices
-    costs: Callable[[Degrees, int, bool], LayerCosts]
-    """Of the model's layers by degrees, microbatch size and whether B computes norms and activation functions again."""
+    sites: tuple[SiteDevices, ...]
     sequence: int | None
     """Tokens."""
-    within: MessageCost
-    """Of one device."""
     between: MessageCost | None
     """Of all devices of a site together."""
-    capacity_bytes: int
-    """Of a device, as is `reserve_bytes`."""
-    reserve_bytes: int
     architecture: Architecture | None
     """None: the layers are measured ones."""
-    device: Accelerator | None
     loss: Theory | Measurements | None
     """How many updates reach the loss; None: candidates are compared by their steps."""
-    optimizer: OptimizerRates
-    rates: Efficiency
-    """Which share of the links' bandwidth collectives reach, and how long they take besides."""
     files: tuple[Path, ...]
     """All files that were read."""
 
@@ -77,11 +60,6 @@ class TuneRequest:
     def tokens_of_sequence(self) -> int:
         """What counts as tokens of an update; by the theory all candidates have as many."""
         return self.sequence or 1
-
-    @property
-    def room_bytes(self) -> int:
-        """What a plan may use of a device."""
-        return self.capacity_bytes - self.reserve_bytes
 
 
 def tune_table(
@@ -136,44 +114,20 @@ def read_request(source: JobSource) -> TuneRequest:
     """
     root = source.place
     file = conform(source.document, TuneFile, root)
-    model, tune, device = file.model, file.tune, None
-    if model.device is not None:
-        try:
-            device = device_named(model.device)
-        except InvalidInput as error:
-            raise (root / "model" / "device").error(str(error)) from error
-    costs = model_costs(source, file, device)
+    model, tune = file.model, file.tune
+    devices = _devices(file, root)
+    table = None if model.table is None else source.directory / model.table
+    rates = [efficiency_of(each.name, table if each.name == model.device else None) for each in devices]
+    costs = model_costs(source, file, devices, rates)
     sequence = costs.sequence
-    capacity = file.memory.capacity_bytes or (None if device is None else device.memory_bytes)
-    if capacity is None:
-        raise (root / "memory" / "capacity").refuse("nothing", 'a size such as "80 GB", or model.device')
-    reserve = round(RESERVE * capacity) if file.memory.reserve_bytes is None else file.memory.reserve_bytes
-    if reserve >= capacity:
-        raise (root / "memory" / "reserve").refuse(format_bytes(reserve), f"less than the capacity, {format_bytes(capacity)}")
-    of_first = [costs.of(costs.degrees[0], size, False) for size in costs.sizes]
-    within_bandwidth = file.topology.within.bytes_per_second
-    if within_bandwidth is None and device is not None:
-        within_bandwidth = round(
-            device.link_bytes_per_s if max(file.topology.sites) <= device.group else device.network_bytes_per_s
-        )
-    if within_bandwidth is None:
-        raise (root / "topology" / "within" / "bandwidth").refuse("nothing", 'a bandwidth such as "50 GB/s", or model.device')
+    of_first = [of(costs.degrees[0], size, False) for of in costs.of for size in costs.sizes]
     between = file.topology.between
     recompute = tune.recompute or ("none", *(("selective",) if tune.profiles is None and model.recompute == "none" else ()))
     if tune.recompute is None and tune.semantics is not Semantics.TORCH:
         recompute = (*recompute, "full")
     own = () if source.path is None else (source.path,)
-    table = None if model.table is None else source.directory / model.table
     loss, of_loss = _loss(source, file, sequence, root)
-    rates = ROOFLINE if device is None else efficiency_of(device.name, table)
-    if model.efficiency is not None:  # nothing but FLOPs takes time; bytes take what the links say
-        rates = replace(rates, link=1.0, collective_s=0.0)
     parameters = sum(layer.parameters for layer in of_first[0].layers)
-    optimizer = OptimizerRates(Fraction(0), Fraction(0))
-    if file.loss is not None and file.loss.update_ns is not None:
-        optimizer = OptimizerRates(Fraction(file.loss.update_ns, max(1, parameters)), Fraction(0))
-    elif device is not None and model.efficiency is None:
-        optimizer = _optimizer(file, 1e9 / (rates.memory * device.memory_bytes_per_s))
     return TuneRequest(
         source=source,
         file=file,
@@ -193,19 +147,79 @@ def read_request(source: JobSource) -> TuneRequest:
             overlaps=_overlaps(file),
             step_microbatches=tune.step_microbatches or (("all",) if isinstance(loss, Theory) else (1, "all")),
         ),
-        costs=costs.of,
+        sites=_sites(file, costs, devices, rates, parameters, root),
         sequence=sequence,
-        within=MessageCost(latency_ns=file.topology.within.latency_ns, bytes_per_second=within_bandwidth),
         between=None if between is None else MessageCost(latency_ns=between.latency_ns, bytes_per_second=between.bytes_per_second),
-        capacity_bytes=capacity,
-        reserve_bytes=reserve,
         architecture=costs.architecture,
-        device=device,
         loss=loss,
-        optimizer=optimizer,
-        rates=rates,
         files=(*own, *costs.files, *of_loss),
     )
+
+
+def _devices(file: TuneFile, root: Location) -> list[Accelerator]:
+    """Of each site; none where the layers are measured on devices that nobody named."""
+    names, topology, found = file.topology.devices, file.topology, []
+    for at in range(len(topology.sites)):
+        place = root / "model" / "device" if names is None else root / "topology" / "devices" / at
+        name = file.model.device if names is None else names[at]
+        if name is None:
+            return []
+        try:
+            device = device_named(name)
+        except InvalidInput as error:
+            raise place.error(str(error)) from error
+        node = device.group if topology.nodes is None else topology.nodes[at]
+        found.append(replace(device, group=min(node, topology.sites[at])))
+    return found
+
+
+def _sites(
+    file: TuneFile, costs: ModelCosts, devices: Sequence[Accelerator], rates: Sequence[Efficiency], parameters: int, root: Location
+) -> tuple[SiteDevices, ...]:
+    """What sites have; the same object for those with equal devices."""
+    known: dict[object, SiteDevices] = {}
+    found: list[SiteDevices] = []
+    for at, size in enumerate(file.topology.sites):
+        device = devices[at] if devices else None
+        own = rates[at] if devices else ROOFLINE
+        if file.model.efficiency is not None:  # nothing but FLOPs takes time; bytes take what the links say
+            own = replace(own, link=1.0, collective_s=0.0)
+        capacity, reserve = (
+            values[at] if isinstance(values, tuple) else values
+            for values in (file.memory.capacity_bytes, file.memory.reserve_bytes)
+        )
+        capacity = capacity or (None if device is None else device.memory_bytes)
+        if capacity is None:
+            raise (root / "memory" / "capacity").refuse("nothing", 'a size such as "80 GB", or model.device')
+        reserve = round(RESERVE * capacity) if reserve is None else reserve
+        if reserve >= capacity:
+            raise (root / "memory" / "reserve").refuse(format_bytes(reserve), f"less than the capacity, {format_bytes(capacity)}")
+        bandwidth = file.topology.within.bytes_per_second
+        if bandwidth is None and device is not None:
+            bandwidth = round(device.link_bytes_per_s if device.group == size else device.network_bytes_per_s)
+        if bandwidth is None:
+            raise (root / "topology" / "within" / "bandwidth").refuse("nothing", 'a bandwidth such as "50 GB/s", or model.device')
+        optimizer = OptimizerRates(Fraction(0), Fraction(0))
+        if file.loss is not None and file.loss.update_ns is not None:
+            optimizer = OptimizerRates(Fraction(file.loss.update_ns, max(1, parameters)), Fraction(0))
+        elif device is not None and file.model.efficiency is None:
+            optimizer = _optimizer(file, 1e9 / (own.memory * device.memory_bytes_per_s))
+        profiles = str(file.tune.profiles[at]) if isinstance(file.tune.profiles, list) else ""
+        same = device, bandwidth, capacity, reserve, profiles
+        known.setdefault(
+            same,
+            SiteDevices(
+                costs=costs.of[at],
+                device=device,
+                rates=own,
+                within=MessageCost(latency_ns=file.topology.within.latency_ns, bytes_per_second=bandwidth),
+                capacity_bytes=capacity,
+                reserve_bytes=reserve,
+                optimizer=optimizer,
+            ),
+        )
+        found.append(known[same])
+    return tuple(found)
 
 
 def _optimizer(file: TuneFile, byte_ns: float) -> OptimizerRates:

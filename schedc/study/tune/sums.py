@@ -68,15 +68,18 @@ def sums_of(request: TuneRequest, candidate: TuneCandidate, static_bytes: Sequen
         static_bytes: what a device of each rank holds all the time.
         certificate: of the plan, which says what a rank holds besides, at most, and how long the step is.
     """
-    replicas, devices = candidate.data_parallel * candidate.degrees.group, sum(request.file.topology.sites)
-    share = None
-    if request.architecture is not None and request.device is not None and request.sequence is not None and certificate.makespan_ns:
+    replicas, sites = (
+        candidate.data_parallel * candidate.degrees.group,
+        list(zip(request.choices.sites, request.sites, strict=True)),
+    )
+    share, peaks = None, sum(size * site.device.flops_per_s for size, site in sites if site.device is not None)
+    if request.architecture is not None and peaks and request.sequence is not None and certificate.makespan_ns:
         flops = 6 * matrix_parameters(request.architecture) * candidate.sequences * request.sequence
-        share = flops / (request.device.flops_per_s * devices * certificate.makespan_ns / 1e9)
+        share = flops / (peaks * certificate.makespan_ns / 1e9)
     return Sums(
         static_bytes=replicas * sum(static_bytes),
         peak_bytes=replicas * (sum(static_bytes) + sum(certificate.peak_activation_bytes)),
-        room_bytes=devices * request.room_bytes,
+        room_bytes=sum(size * site.room_bytes for size, site in sites),
         state_bytes=state_bytes(request, candidate),
         peak_share=share,
     )
