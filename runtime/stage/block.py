@@ -27,7 +27,7 @@ from schedc.runtime.common.boundary import Value, handed_over, tensors_of
 from schedc.runtime.stage.autograd import arrived_at, outside_autocast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Sequence
+    from collections.abc import Callable, Sequence
 
     from schedc.runtime.stage.recompute import Buffers, ForwardAgain
     from schedc.runtime.stage.splitting.halves import WeightWork
@@ -108,9 +108,7 @@ class StageBlock:
             sources = [get_gradient_edge(self._inputs[number]) for number in wanting]
             found, self._weight_work = backward_of_inputs(roots, seeds, sources, saved)
             given = dict(zip(wanting, found, strict=True))
-        arrived = [one for work in self._weight_work for one in work.arrived]
-        kept = {one.untyped_storage()._cdata for one in arrived if one is not None and one.layout is torch.strided}
-        self._result = tuple(_gradient(tensor, given.get(number), kept) for number, tensor in enumerate(self._inputs))
+        self._result = tuple(_gradient(tensor, given.get(number), self._weight_work) for number, tensor in enumerate(self._inputs))
         for number in wanting:  # the graph holds it to the end; what W reads of it is kept apart, or is the stage's alias
             self._inputs[number].data = self._inputs[number].new_empty(0)
         self._inputs = ()
@@ -152,14 +150,20 @@ class StageBlock:
                 replay.ran_again(self._forward(replay.work))
 
 
-def _gradient(tensor: torch.Tensor, found: torch.Tensor | None, kept: Container[int] | None = None) -> torch.Tensor | None:
+def _gradient(tensor: torch.Tensor, found: torch.Tensor | None, left: Sequence[WeightWork] | None = None) -> torch.Tensor | None:
     """What goes back for an input, in memory of its own.
 
     Of the same memory autograd may have made a weight's `.grad`, or W may do so: the next microbatch adds to that in place, while
-    this gradient is on its way. After B, `kept` are the storages of what W gets; after BW others that use the storage are counted.
+    this gradient is on its way. Others that use the storage are counted; after B, where `left` is left for W, only W's matter.
     """
     if found is None:
         return torch.zeros_like(tensor) if tensor.requires_grad else None
     storage = found.untyped_storage()
-    shared = torch._C._storage_Use_Count(storage._cdata) > 2 if kept is None else storage._cdata in kept  # 2: `found`, `storage`
+    shared = torch._C._storage_Use_Count(storage._cdata) > 2  # 2: `found`, `storage`
+    if left is not None:
+        arrived = [one for work in left for one in work.arrived if one is not None]
+        shared = any(
+            one is found or (shared and one.layout is torch.strided and one.untyped_storage()._cdata == storage._cdata)
+            for one in arrived
+        )
     return found.clone() if shared else found

@@ -151,6 +151,31 @@ def test_what_a_hook_at_a_node_returns_for_a_weight_counts() -> None:
     compared(Hooked().double(), [torch.randn(2, WIDTH).double() for _ in range(2)])
 
 
+@pytest.mark.parametrize("same", [False, True], ids=["a view", "the tensor"])
+def test_an_input_s_gradient_is_in_memory_that_no_weight_s_gradient_gets(same: bool) -> None:
+    """Autograd gives one tensor for both terms of a sum; what W makes `.grad` of it is added to in place."""
+
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2, WIDTH) if same else torch.ones(2 * WIDTH))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.weight.view_as(x)
+
+    stage = Shifted()
+    given: list[torch.Tensor | None] = []
+    for seed in (1.0, 2.0):
+        block = StageBlock(stage, [torch.zeros(2, WIDTH, requires_grad=True)], split=True)
+        block.take()
+        block.backward_input((torch.full((2, WIDTH), seed),))
+        given += block.take()
+        block.backward_weight()
+    assert [one is not None and sorted({*one.flatten().tolist()}) for one in given] == [[1.0], [2.0]]
+    assert stage.weight.grad is not None
+    assert {*stage.weight.grad.flatten().tolist()} == {3.0}
+
+
 class Scaled(torch.autograd.Function):
     """x·w + x·w, whose backward changes the gradients that it gives in place before it gives them, `times` times."""
 

@@ -24,6 +24,8 @@ from schedc.runtime.stage.splitting.kept import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from torch.autograd.graph import Node
+
 
 AT_ONCE = 1 << 25
 """The most elements of weights whose gradients one call of autograd makes in W; until it ends, all of them are in memory. A call
@@ -83,20 +85,28 @@ def backward_of_inputs(
     cut = find_cut(roots, sources)
     if cut.functions:
         give_own_weights(cut.functions)
-    seen = {joint.node: reading for joint in cut.joints if joint.sides and (reading := read_by(joint.node, joint.sides))}
-    twice = [joint.node for joint in cut.joints if joint.runs_twice]
-    certain = seen if sources else {}  # to run in B, on the way to an input
-    asked = [edge for joint in cut.joints if joint.ends or (joint.runs_twice and joint.node not in certain) for edge in joint.edges]
-    wanted = [*(GradientEdge(*edge) for edge in asked), *cut.shared, *sources]
-    if not wanted:
-        saved.release()
-        return [], []
     arrivals = GradientArrivals(cut.before, roots, seeds)
-    handles = [*arrivals.listen(), *map(arrivals.watch, twice)]
-    for node in twice:
-        if node not in seen:
-            handles += saved.keep_for(node)
+    seen: dict[Node, Reading] = {}
+    handles = arrivals.listen()
+    twice = [joint for joint in cut.joints if joint.runs_twice]
     try:
+        for node, sides in [(joint.node, joint.sides) for joint in twice]:
+            reading = read_by(node, sides) if sides else None
+            if reading:
+                handle = arrivals.watch(node, after=True)
+                if len(handle.hooks_dict_ref() or ()) == 1:
+                    seen[node] = reading
+                    handles.append(handle)
+                    continue
+                handle.remove()  # there are hooks that are called with what the node gives, and may change it
+            handles += arrivals.watch(node, after=False), *saved.keep_for(node)
+        certain = seen if sources else {}  # to run in B, on the way to an input
+        asking = [joint for joint in cut.joints if joint.ends or (joint.runs_twice and joint.node not in certain)]
+        asked = [edge for joint in asking for edge in joint.edges]
+        wanted = [*(GradientEdge(*edge) for edge in asked), *cut.shared, *sources]
+        if not wanted:
+            saved.release()
+            return [], []
         with outside_autocast(), without_hooks(cut.shared):
             found: list[torch.Tensor | None] = [
                 *torch.autograd.grad(roots, wanted, seeds, retain_graph=bool(twice), allow_unused=True)

@@ -22,6 +22,7 @@ from torch.utils import checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from types import FrameType
 
     from torch.autograd.function import BackwardCFunction
     from torch.autograd.graph import GradientEdge
@@ -33,11 +34,10 @@ class Saved:
 
     __slots__ = ("kept", "read", "tensor", "version")
 
-    def __init__(self, tensor: torch.Tensor, kept: bool) -> None:
-        self.tensor: torch.Tensor | None = tensor.detach()  # detached: a graph that holds its own output never dies
-        self.version = tensor._version
-        self.read = False
-        self.kept = kept
+    tensor: torch.Tensor | None
+    version: int
+    read: bool
+    kept: bool
 
 
 class SavedTensors:
@@ -73,18 +73,24 @@ class SavedTensors:
         self._in_kept_node = False
 
     def _pack(self, tensor: torch.Tensor) -> Saved:
-        saved = Saved(tensor, _of_a_checkpoint())
+        saved = Saved()  # filled here, as there is one for each tensor of a forward, and a call of Python's costs as much as this
+        saved.tensor = tensor.detach()  # detached: a graph that holds its own output never dies
+        saved.version = tensor._version
+        saved.read = False
+        saved.kept = _of_a_checkpoint(sys._getframe(1))
         self._saved.append(saved)
         return saved
 
     def _unpack(self, saved: Saved) -> torch.Tensor:
-        if saved.tensor is None:
+        tensor = saved.tensor
+        if tensor is None:
             raise RuntimeError("autograd reads a tensor in W that only B was to read")
-        if saved.tensor._version != saved.version:  # autograd's own check does not see tensors that went through hooks
+        if tensor._version != saved.version:  # autograd's own check does not see tensors that went through hooks
             raise RuntimeError("a tensor that the backward needs has been changed in place since the forward")
         saved.read = True
-        saved.kept = saved.kept or self._in_kept_node
-        return saved.tensor
+        if self._in_kept_node:
+            saved.kept = True
+        return tensor
 
 
 @cache
@@ -102,10 +108,6 @@ class Reading(NamedTuple):
     """For each of its sides a tensor whose gradient goes there: a weight, or what the node has saved."""
 
 
-def _nothing(_inputs: object, _outputs: object) -> None:
-    """A hook with which a node's others are found: there is no list of them."""
-
-
 def read_by(node: Node, sides: Iterable[int]) -> Reading | None:
     """What one of autograd's own nodes has saved, and reads when it runs; it is kept for W.
 
@@ -114,13 +116,8 @@ def read_by(node: Node, sides: Iterable[int]) -> Reading | None:
         sides: which of its edges.
 
     Returns:
-        None where it cannot be seen what the node reads, as in a checkpointed region, where a side has no tensor, or where hooks
-        are called with what the node gives and may change it.
+        None where it cannot be seen what the node reads, as in a checkpointed region, or where a side has no tensor.
     """
-    handle = node.register_hook(_nothing)
-    handle.remove()
-    if handle.hooks_dict_ref():
-        return None
     saved: dict[str, Saved] = {}
     for raw, name in _fields_of(type(node)):
         field = getattr(node, raw)
@@ -153,9 +150,8 @@ def read_by(node: Node, sides: Iterable[int]) -> Reading | None:
 _CHECKPOINT = checkpoint.__dict__
 
 
-def _of_a_checkpoint() -> bool:
-    """Whether it is torch's checkpoint that saves a tensor now: an argument of its region. No node of the graph has that."""
-    frame = sys._getframe(2)
+def _of_a_checkpoint(frame: FrameType) -> bool:
+    """Whether it is torch's checkpoint that saves a tensor here: an argument of its region. No node of the graph has that."""
     if frame.f_globals is _CHECKPOINT:
         return True
     before = frame.f_back  # in some versions of torch one of `autograd.Function` lies between
@@ -235,13 +231,14 @@ class GradientArrivals:
                 edges.setdefault(node, []).append((number, place))
         return [node.register_hook(self._taker(places)) for node, places in edges.items()]
 
-    def watch(self, node: Node) -> RemovableHandle:
-        """Note the gradients with which a node runs; remove the handle after the backward."""
+    def watch(self, node: Node, *, after: bool) -> RemovableHandle:
+        """Note the gradients with which a node runs, before it does or after; remove the handle after the backward."""
 
-        def note(gradients: Sequence[torch.Tensor | None]) -> None:
+        def note(*arguments: Sequence[torch.Tensor | None]) -> None:
+            gradients = arguments[-1]
             self.at[node] = gradients, [None if one is None else one._version for one in gradients]
 
-        return node.register_prehook(note)
+        return node.register_hook(note) if after else node.register_prehook(note)
 
     def version(self, place: Place, gradient: torch.Tensor) -> int | None:
         """How often the gradient had been changed in place when it arrived there."""
