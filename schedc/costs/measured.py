@@ -24,34 +24,44 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from schedc.costs.devices import Accelerator
+
 NAMED = re.compile(r"embedding|block|further token|head")
 DURATIONS = ("forward_ns", "backward_input_ns", "backward_weight_ns", "backward_ns", "forward_again_ns")
 SIZES = ("activation_bytes", "activation_after_input_bytes")
 
 
-def with_measured(layers: Sequence[LayerEntry], path: Path, *, bias: float = 1.0) -> tuple[tuple[LayerEntry, ...], tuple[str, ...]]:
+def with_measured(
+    layers: Sequence[LayerEntry], path: Path, device: Accelerator, *, bias: float = 1.0, other_device: bool = False
+) -> tuple[tuple[LayerEntry, ...], tuple[str, ...]]:
     """A model's layers, measured where a profile has their kind.
 
     Args:
         layers: predicted ones.
         path: of the profile.
+        device: what they are predicted for.
         bias: what a layer takes in a model, of what it takes measured alone; durations are multiplied by it.
+        other_device: whether the profile may be of another device.
 
     Returns:
         The layers, and for people what is measured, how it differs from the prediction, and what is not.
 
     Raises:
-        InvalidInput: the file is no profile, or a layer of it is of no kind that the model has.
+        InvalidInput: the file is no profile, or one of another device, or a layer of it is of no kind that the model has.
         Unsupported: B and W are asked for, and only both together were measured.
     """
     place = Location(str(path)) / "layers"
-    measured = conform(parse_json(read_bytes(path), str(path)), ProfileFile, Location(str(path))).layers
+    file = conform(parse_json(read_bytes(path), str(path)), ProfileFile, Location(str(path)))
+    measured, said_of = file.layers, file.device
+    if said_of and not other_device and not _is_named(device, said_of):
+        expected = f"{device.title}, whose costs are asked for, or --other-device"
+        raise (Location(str(path)) / "device").refuse(show(said_of), expected)
     kinds = {_kind(layer, layers) for layer in layers}
     for index, entry in enumerate(measured):
         if _kind(entry, layers) not in kinds:
             known = ", ".join(sorted({layer.kind for layer in layers}))
             raise (place / index / "kind").refuse(show(entry.kind or entry.name), f"a kind of layer that the model has: {known}")
-    made, said = [], []
+    made, said = [], [] if said_of else [f"{path.name} does not say which device it was measured on"]
     for layer in layers:
         of_kind = [entry for entry in measured if _kind(entry, layers) == _kind(layer, layers)]
         if not of_kind:
@@ -68,6 +78,11 @@ def with_measured(layers: Sequence[LayerEntry], path: Path, *, bias: float = 1.0
         said.append(f"{layer.name}: measured{'' if bias == 1 else f' alone × {bias:g}'}, {took}: {ratio:.2f} × the prediction")
         made.append(new)
     return tuple(made), tuple(said)
+
+
+def _is_named(device: Accelerator, said: str) -> bool:
+    """Whether this may be the device: its name is one of the words, as of H100 in NVIDIA H100 80GB HBM3."""
+    return re.search(rf"\b{re.escape(device.name.partition('-')[0])}\b", said, re.IGNORECASE) is not None
 
 
 def _kind(layer: LayerEntry, model: Sequence[LayerEntry]) -> str:

@@ -63,7 +63,8 @@ class Predicted:
 
     def profile_json(self, *, exact: bool = False) -> str:
         """The text of its profile; `exact` as of `schedc.formats.profile_file.profile_json`."""
-        return profile_json(self.layers, modules=self.modules, edges=self.edges, model=f"{self.title}, predicted", exact=exact)
+        named = {"model": f"{self.title}, predicted", "device": self.device.title}
+        return profile_json(self.layers, modules=self.modules, edges=self.edges, **named, exact=exact)
 
 
 def predicted(

@@ -138,6 +138,7 @@ class ProfileFile(Section, frozen=True, kw_only=True):
     format: Literal["schedc.profile"]
     version: Literal[1]
     model: Annotated[str, Meta(description="For people.")] = ""
+    device: Annotated[str, Meta(description="What it was measured on, or predicted for. Default: not known.")] = ""
     layers: Annotated[tuple[LayerEntry, ...], Meta(min_length=1, description="In the order of the forward.")]
     modules: Annotated[tuple[ModuleEntry, ...], Meta(description="Parts of the model that are chains. Default: all is one.")] = ()
     edges: Annotated[tuple[LayerEdge, ...], Meta(description="What layers take from each other besides.")] = ()
@@ -149,6 +150,7 @@ def profile_json(
     modules: Sequence[ModuleEntry] = (),
     edges: Sequence[LayerEdge] = (),
     model: str = "",
+    device: str = "",
     exact: bool = False,
 ) -> str:
     """The text of the file.
@@ -158,11 +160,14 @@ def profile_json(
         modules: that have them, where the model is a graph.
         edges: besides those within and between modules.
         model: a name for people.
+        device: what they were measured on, or predicted for.
         exact: every nanosecond and every byte; else as many digits as people read.
     """
     file: dict[str, JsonValue] = {"format": "schedc.profile", "version": 1}
     if model:
         file["model"] = model
+    if device:
+        file["device"] = device
     for name, entries in (("layers", layers), ("modules", modules), ("edges", edges)):
         if entries:
             file[name] = [_entry(each, exact) for each in entries]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from suite.command_line import schedc
 
+from schedc.costs.devices import device_named
 from schedc.costs.measured import with_measured
 from schedc.costs.predicted import predicted
 from schedc.errors import InvalidInput, Unsupported
@@ -32,7 +33,7 @@ def made(
 ) -> tuple[dict[str, LayerEntry], dict[str, LayerEntry], tuple[str, ...]]:
     """The layers by name, predicted and with the profile's; and what is said."""
     before = predicted(model, "h100", **options).layers
-    after, said = with_measured(before, path)
+    after, said = with_measured(before, path, device_named("h100"))
     return {each.name: each for each in before}, {each.name: each for each in after}, said
 
 
@@ -47,7 +48,23 @@ def test_a_measured_kind_counts_for_all_its_layers(tmp_path: Path) -> None:
     assert [after[name] == before[name] for name in ("embedding", "head")] == [True, True]
     ratio = 9 * MS / (old.forward_ns + old.whole_ns)
     expected = f"blocks 0 to 31: measured, F 3 ms, BW 6 ms: {ratio:.2f} × the prediction"
-    assert said == ("embedding: not measured, predicted", expected, "head: not measured, predicted")
+    nowhere = "p.json does not say which device it was measured on"
+    assert said == (nowhere, "embedding: not measured, predicted", expected, "head: not measured, predicted")
+
+
+def test_another_devices_profile_is_refused_unless_asked_for(tmp_path: Path) -> None:
+    path = profile_in(tmp_path / "p.json", {"name": "block", **TIMES})
+    for said, is_of in (("NVIDIA H100 80GB HBM3", True), ("NVIDIA GH100", False), ("the CPU, threads: 2", False)):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "device": said}))
+        if is_of:
+            assert made(path)[2][0] == "embedding: not measured, predicted"
+            continue
+        done = schedc("costs", "llama3-8b", "--measured", path, "-o", tmp_path / "out.json")
+        assert done.returncode == 2 and done.stderr.count("\n") == 1
+        expected = f'p.json: device: found "{said}", expected NVIDIA H100 SXM5 80 GB, whose costs are asked for, or --other-device'
+        assert expected in done.stderr.replace(".json.", ".json: ")
+        assert schedc("costs", "llama3-8b", "--measured", path, "--other-device", "-o", tmp_path / "out.json").returncode == 0
+    assert schedc("costs", "llama3-8b", "--device", "h200", "--measured", tmp_path / "out.json", "-o", path).returncode == 2
 
 
 @pytest.mark.parametrize("naming", [{"name": "block.7"}, {"kind": "block"}])

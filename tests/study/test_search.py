@@ -19,9 +19,12 @@ from schedc.study.tune.candidates import CandidateState, candidates
 from schedc.study.tune.estimates import simple_bound_ns, undelayed_ns, work_bound_ns
 from schedc.study.tune.folder import job_table
 from schedc.study.tune.layer_costs import PROFILE
+from schedc.study.tune.planner import KEPT
 from schedc.study.tune.problems import candidate_problem
 from schedc.study.tune.replicas import collectives_ns, costs_of, optimizer_ns
 from schedc.study.tune.search import tune
+from schedc.view.document import Line
+from schedc.view.terminal.studies import shown_tuned
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -200,6 +203,11 @@ def test_an_interruption_leaves_the_first_plan(tmp_path: Path) -> None:
         in {row.state for row in found.rows[1:]}
         <= {CandidateState.NOT_REACHED, CandidateState.BOUNDED, CandidateState.NO_ROOM}
     )
+    *_, last = shown_tuned(found, tmp_path, interrupted=True)
+    assert isinstance(last, Line) and last.text.endswith("; interrupted"), "nothing was kept"
+    (tmp_path / KEPT).mkdir()
+    *_, last = shown_tuned(found, tmp_path, interrupted=True)
+    assert isinstance(last, Line) and last.text.endswith("the same command goes on from kept")
 
 
 def test_where_nothing_fits_the_message_says_why(tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ def costs_command(
     bias: Annotated[
         float, Option(min=0.1, max=10, metavar="X", help="With --measured: what a layer takes in a model, of what it takes alone.")
     ] = 1.0,
+    other_device: Annotated[bool, Option("--other-device", help="With --measured: take layers of another device, too.")] = False,
     operators: Annotated[bool, Option("--operators", help="Print what each operator of each kind of layer costs, too.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -96,7 +97,7 @@ def costs_command(
         table=table,
     )
     if measured is not None:
-        of_layers, said = with_measured(made.layers, measured, bias=bias)
+        of_layers, said = with_measured(made.layers, measured, made.device, bias=bias, other_device=other_device)
         title = f"{made.title}, with the layers of {one_line(measured.name)}"
         made = replace(made, title=title, layers=of_layers, notes=(*made.notes, *said))
     architecture, layers = made.architecture, made.layers

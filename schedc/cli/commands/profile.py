@@ -98,8 +98,8 @@ def profile_command(
     written = merged(measured) if merge else measured
     rows = [ProfileRow(profile_layer(layer), layer.phases(), layer.parameters, layer.held_bytes) for layer in written]
     layers, edges = [row.layer for row in rows], measured_edges(loaded, measured)
-    write_output(output, profile_json(layers, modules=loaded.modules, edges=edges, model=loaded.name).encode())
     notes, on = warnings(measured, written), described(where)
+    write_output(output, profile_json(layers, modules=loaded.modules, edges=edges, model=loaded.name, device=on).encode())
     if as_json:
         show({"model": loaded.name, "measured_on": on, **measured_json(rows, notes)})
     else:

@@ -141,7 +141,7 @@ def shown_tuned(tuned: Tuned, folder: Path, *, interrupted: bool) -> Iterator[Bl
         what = f"{states} of states, {activations} of activations, {besides} besides"
         moment = f"; most in the {most.moment}" if most.moment else ""
         yield Line(f"fullest rank: {most.rank}, with {size(most.bytes, 1)} on a device: {what}{moment}", soft=True)
-    rest = "" if tuned.is_done else f"; the same command goes on from {KEPT}"
+    rest = f"; the same command goes on from {KEPT}" if not tuned.is_done and (folder / KEPT).exists() else ""
     yield Line(f"{folder}: {TABLE}, {JOB} with its profile, {PLAN}{'; interrupted' if interrupted else ''}{rest}", soft=True)
 
 
