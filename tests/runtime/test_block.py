@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from runs.stage_blocks import WAYS, WIDTH, Attention, Residual, Watching, assert_equal, gradients, run_all
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from schedc.errors import InvalidInput
 from schedc.runtime.stage.block import StageBlock
@@ -189,6 +190,16 @@ class Region(nn.Module):
         return result
 
 
+class Selective(Checkpointed):
+    """Layers that run again but for their products, which are kept."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        products = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default, torch.ops.aten.addmm.default])
+        for layer in (self.inner, self.outer):
+            x = checkpoint(layer, x, use_reentrant=False, context_fn=products)
+        return x
+
+
 class Empty(nn.Module):
     """A weight without elements, as of a table of no entries."""
 
@@ -233,6 +244,7 @@ MIDDLE: dict[str, Callable[[], nn.Module]] = {
     "views": Views,
     "in place, parts": InPlace,
     "checkpointed": Checkpointed,
+    "selective": Selective,
     "checkpoints that read the input": Region,
     "empty weight": Empty,
     "experts": Experts,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from copy import copy
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -47,9 +48,15 @@ class SavedTensors:
         self._saved: list[Saved] = []
         self._in_kept_node = False
 
-    def recording(self) -> torch.autograd.graph.saved_tensors_hooks:
+    @contextmanager
+    def recording(self) -> Iterator[None]:
         """The context in which the forward runs."""
-        return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+        _CHECKPOINT[_SELECTED.__name__] = _Selected
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
+                yield
+        finally:
+            _CHECKPOINT[_SELECTED.__name__] = _SELECTED
 
     def keep_for(self, node: Node) -> tuple[RemovableHandle, RemovableHandle]:
         """Keep what `node` reads while it runs; remove the handles after B."""
@@ -148,6 +155,20 @@ def read_by(node: Node, sides: Iterable[int]) -> Reading | None:
 
 
 _CHECKPOINT = checkpoint.__dict__
+_SELECTED = checkpoint._CachedTorchDispatchMode
+"""With it a region runs again whose checkpoint is selective. It takes out of its storage what it uses."""
+
+
+class _Selected(_SELECTED):
+    """One for a region that runs again in B, and once more in W."""
+
+    def __enter__(self) -> Any:
+        self._before = {key: copy(entries) for key, entries in self.storage.items()}
+        return super().__enter__()
+
+    def __exit__(self, *given: Any) -> Any:
+        self.storage.update(self._before)
+        return super().__exit__(*given)
 
 
 def _of_a_checkpoint(frame: FrameType) -> bool:
