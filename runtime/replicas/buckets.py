@@ -2,10 +2,11 @@
 
 A bucket is a set of weights of one stage whose gradients have one type; they travel in one flat tensor. `Bucket` sums whole
 gradients, those in `.grad` or others, each time in a `GradientSum`. `ShardedBucket` is for ZeRO 1: each replica of a stage owns an
-equal share of its weights, gets the gradients of that share alone, and updates it. The weights of a stage that have one type lie in
-one flat tensor, of which the modules' parameters become views; its shares are cut by number of elements, across weights where that
-is how it comes out. A replica's share is an `nn.Parameter` for each weight, or piece of a weight, that lies in it: what the
-optimizer works on (Rajbhandari et al., ZeRO, section 5.1; as in Megatron's distributed optimizer).
+equal share of its weights, gets the gradients of that share alone, and updates it. The weights of a stage that have one type (of
+DTensors what this process has of them) lie in one flat tensor, of which the modules' parameters become views; its shares are cut by
+number of elements, across weights where that is how it comes out. A replica's share is an `nn.Parameter` for each weight, or piece
+of a weight, that lies in it: what the optimizer works on (Rajbhandari et al., ZeRO, section 5.1; as in Megatron's distributed
+optimizer).
 
 What starts something with other processes, or waits for it, raises `TransferFailed` where one of them is lost or too late.
 """
@@ -257,7 +258,7 @@ class Shard:
     name: str
     """The weight's name in the stage's module."""
     start: int
-    """Its elements [start, stop) of the flattened weight."""
+    """Its elements [start, stop) of the flattened weight; of a DTensor, of what this process has of it."""
     stop: int
     weight: nn.Parameter
     """These elements, flat, with their gradient after a step; in the type of the gradient, which may be wider than the module's."""
@@ -282,26 +283,31 @@ class ShardedBucket:
         self._stage = f"stage {stage}"
         self._rank = f"rank {rank}"
         first, group = parameters[0], partners.group
-        self._chunk = max(1, -(-sum(parameter.numel() for parameter in parameters) // group.size()))
+        parts = [own_part(parameter.detach()) for parameter in parameters]
+        self._chunk = max(1, -(-sum(part.numel() for part in parts) // group.size()))
         self._whole = torch.zeros(self._chunk * group.size(), dtype=first.dtype, device=first.device)
         begin = group.rank() * self._chunk
         self._own = self._whole[begin : begin + self._chunk]
         self._places: list[int] = []
         """Where each weight begins."""
         at = 0
-        for parameter in parameters:
-            view = self._whole[at : at + parameter.numel()].view(parameter.shape)
-            view.copy_(parameter.detach())
-            parameter.data = view
+        parameter: Any
+        for parameter, part in zip(parameters, parts, strict=True):
+            view = self._whole[at : at + part.numel()].view(part.shape).copy_(part)
+            if hasattr(parameter, "device_mesh"):  # in a storage of its own, or torch.compile fails
+                parameter._local_tensor.data = torch.utils.dlpack.from_dlpack(view)
+            else:
+                parameter.data = view
             self._places.append(at)
-            at += parameter.numel()
+            at += part.numel()
         kind = gradient_type(first)
         self._master = self._own if kind == first.dtype else self._own.to(kind)
         self.shards: list[Shard] = []
         self._pieces: list[tuple[int, int, int]] = []
         """Of each shard, the number of its weight, and its elements [from, to) of this replica's share."""
-        for number, (name, parameter, at) in enumerate(zip(names.values(), parameters, self._places, strict=True)):
-            start, stop = max(at, begin), min(at + parameter.numel(), begin + self._chunk)
+        places = zip(names.values(), parameters, self._places, [*self._places[1:], at], strict=True)
+        for number, (name, parameter, at, end) in enumerate(places):
+            start, stop = max(at, begin), min(end, begin + self._chunk)
             if start < stop:
                 self._pieces.append((number, start - begin, stop - begin))
                 weight = nn.Parameter(self._master[start - begin : stop - begin])
@@ -341,7 +347,7 @@ class ShardedBucket:
         self._used = [parameter.grad is not None for parameter in self._parameters]
         for number, (parameter, at) in enumerate(zip(self._parameters, self._places, strict=True)):
             if parameter.grad is not None:
-                values = parameter.grad.reshape(-1)
+                values = _flat_sum([parameter], [parameter.grad])
                 for owner in range(at // self._chunk, -(-(at + values.numel()) // self._chunk)):
                     begin = owner * self._chunk
                     start, stop = max(at, begin), min(at + values.numel(), begin + self._chunk)

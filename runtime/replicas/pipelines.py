@@ -153,12 +153,12 @@ def check_weights(stages: Mapping[int, nn.Module], among: Collection[int], *, sh
             mesh = getattr(weight, "device_mesh", None)
             if mesh is None:
                 continue
-            if sharded:
-                raise Unsupported(
-                    f"stage {stage}: {name} is a DTensor, which ZeRO 1 of the runtime does not share out; compile with"
-                    " zero_stage = 0 or 3, and give load stages with fully_shard around them"
-                )
             common = len({*mesh.mesh.flatten().tolist()}.intersection(among))
+            if sharded and common > 1:
+                raise Unsupported(
+                    f"stage {stage}: {name} is a DTensor over {common} processes of the data_parallel_group, which ZeRO 1 does not"
+                    " share out; compile with zero_stage = 0"
+                )
             if 1 < common < len(among):
                 raise Unsupported(
                     f"stage {stage}: {name} is a DTensor over {common} of the {len(among)} processes of the data_parallel_group;"

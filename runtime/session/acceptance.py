@@ -148,4 +148,11 @@ def _check_replicas(plan: Plan, stages: Mapping[int, nn.Module], replicas: Colle
         )
     from schedc.runtime.replicas.pipelines import check_weights
 
-    check_weights(stages, replicas, sharded=parallel is not None and parallel.zero_stage == 1)
+    zero_one = parallel is not None and parallel.zero_stage == 1
+    wrapped = [stage for stage, module in stages.items() if fsdp_roots(module)] if zero_one else []
+    if wrapped:  # it keeps its shards in memory of its own
+        raise Unsupported(
+            f"stage {wrapped[0]} has fully_shard around it, whose weights ZeRO 1 of plan {plan.name!r} does not share out;"
+            " compile with zero_stage = 0 or 3"
+        )
+    check_weights(stages, replicas, sharded=zero_one)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from schedc.runtime.replicas.buckets import Shard
     from schedc.runtime.session.pipe import Pipe
 
 ALIKE = 1e-3
@@ -60,18 +61,20 @@ def clip_grad_norm_(
         raise InvalidInput(f"norm_type: found {norm_type}, expected a number above 0")
     shards = shards_of(pipe.hooks)
     sharded = shards is not None  # each process of a rank in several pipelines has other weights (ZeRO 1), and counts them all
-    apart = set(local)
+    apart, spread = set(local), list[float]()
     if shards is None:
         weights = list(dict.fromkeys(weight for module in pipe.modules.values() for weight in module.parameters()))
         elsewhere = _in_replicas(pipe).union(*(tie.counted_elsewhere for tie in pipe.steps.ties))
         counted = [weight for weight in weights if weight not in elsewhere]
     else:
-        weights = counted = [shard.weight for shard in shards]
+        weights = [shard.weight for shard in shards]
+        counted = [shard.weight for shard in shards if not _split_over(shard.whole)]
+        spread = _norms_over_meshes(pipe, shards, p)
         apart = {shard.weight for shard in shards if shard.whole in apart}
     if pipe.swap_group is None:
-        total = _over_ranks(pipe, counted, p, sharded=sharded)
+        total = _over_ranks(pipe, counted, p, sharded=sharded, more=spread)
     else:
-        of_all = _over_ranks(pipe, [weight for weight in counted if weight not in apart], p, sharded=sharded)
+        of_all = _over_ranks(pipe, [weight for weight in counted if weight not in apart], p, sharded=sharded, more=spread)
         of_this = _over_ranks(pipe, [weight for weight in counted if weight in apart], p, sharded=sharded)
         total = _over_peers(pipe.swap_group.exchange((of_all, of_this)), p)
     total = total if math.isinf(p) else total ** (1 / p)
@@ -85,9 +88,9 @@ def clip_grad_norm_(
     return torch.tensor(total, dtype=torch.float64, device="cpu")
 
 
-def _over_ranks(pipe: Pipe, weights: list[nn.Parameter], p: float, *, sharded: bool) -> float:
-    """Over all ranks, the p-th power of the norm of these weights' gradients; where p is infinite, the norm."""
-    norms = [_norm(alike, p) for alike in _by_kind(weights)]
+def _over_ranks(pipe: Pipe, weights: list[nn.Parameter], p: float, *, sharded: bool, more: Sequence[float] = ()) -> float:
+    """Over all ranks, the p-th power of the norm of these weights' gradients and of `more` norms; where p is infinite, the norm."""
+    norms = [*(_norm(alike, p) for alike in _by_kind(weights)), *more]
     if math.isinf(p):
         largest = max((math.inf if math.isnan(norm) else norm for norm in norms), default=0.0)
         return over_ranks(pipe, largest, "compares gradients", sharded=sharded, largest=True)
@@ -120,6 +123,26 @@ def _norm(weights: list[nn.Parameter], p: float) -> float:
     """The norm of their gradients; of DTensors, of what they are together."""
     norm: Any = torch.nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None], p)
     return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+
+def _split_over(weight: Any) -> tuple[tuple[Any, int], ...]:
+    """Of a DTensor its mesh with each dimension along which processes have other parts; none of another weight."""
+    places = enumerate(weight.placements) if hasattr(weight, "device_mesh") else ()
+    return tuple((weight.device_mesh, dim) for dim, placement in places if placement.is_shard())
+
+
+def _norms_over_meshes(pipe: Pipe, shards: Sequence[Shard], p: float) -> list[float]:
+    """Under ZeRO 1 the norms of what the processes of each mesh own of its DTensors together; all of them ask together."""
+    found, kind = list[float](), dist.ReduceOp.MAX if math.isinf(p) else dist.ReduceOp.SUM
+    for places in dict.fromkeys(_split_over(weight) for module in pipe.modules.values() for weight in module.parameters()):
+        norm = _norm([shard.weight for shard in shards if _split_over(shard.whole) == places], p) if places else 0.0
+        for mesh, dim in places:
+            total = torch.tensor(math.inf if math.isnan(norm) else norm, dtype=torch.float64, device=mesh.device_type)
+            total = total if math.isinf(p) else total**p
+            dist.all_reduce(total, kind, group=mesh.get_group(dim))
+            norm = total.item() if math.isinf(p) else total.item() ** (1 / p)
+        found.append(norm)
+    return found
 
 
 def _in_replicas(pipe: Pipe) -> set[nn.Parameter]:

@@ -9,6 +9,7 @@ from torch import nn
 
 from schedc.errors import InvalidInput, Unsupported
 from schedc.runtime.common.hooks import shards_of
+from schedc.runtime.replicas.buckets import own_part
 from schedc.runtime.session.building import layers_of_stage
 from schedc.runtime.stage.training import loss_has_weights, losses_of
 from schedc.runtime.training.checkpoint_checks import weight_of
@@ -101,7 +102,7 @@ def set_model_state(
     set_model_state_dict(layers, state["model"], options=options)
     with torch.no_grad():
         for shard in owned or () if "master" not in state else ():  # else they have been loaded into
-            shard.weight.copy_(shard.whole.flatten()[shard.start : shard.stop])
+            shard.weight.copy_(own_part(shard.whole).flatten()[shard.start : shard.stop])
     if optimizer is None or "optim" not in state:
         return
     trained = layers if owned is None else module_of_shards(shards_by_name(layers, owned))

@@ -53,7 +53,8 @@ class GradScaler(torch.amp.GradScaler):
             if not state["found_inf_per_device"]:  # it has no gradients
                 state["found_inf_per_device"][torch.device("cpu")] = torch.zeros(1, device="cpu")
             worst = max(tensor.item() for tensor in state["found_inf_per_device"].values())
-        for mesh in dict.fromkeys(weight.device_mesh for weight in weights if hasattr(weight, "device_mesh")):
+        own: list[Any] = [weight for module in self._pipe.modules.values() for weight in module.parameters()]  # of which are shards
+        for mesh in dict.fromkeys(weight.device_mesh for weight in own if hasattr(weight, "device_mesh")):
             found = torch.tensor(worst, device=mesh.device_type)
             for group in mesh.get_all_groups():  # others have other parts of the same weights
                 dist.all_reduce(found, dist.ReduceOp.MAX, group=group)

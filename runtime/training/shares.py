@@ -30,11 +30,14 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclass(eq=False)
 class Share:
-    """Elements of a tensor of this shape from `start` on, in a flat tensor; torch asks it as it asks its own sharded tensors."""
+    """Elements of a box of a tensor from `start` on, in a flat tensor; torch asks it as it asks its own sharded tensors."""
 
     values: torch.Tensor
     shape: tuple[int, ...]
+    """Of the tensor."""
     start: int
+    box: Box
+    """All of it; of a DTensor what this process has of it."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -68,7 +71,9 @@ class Share:
         raise ValueError(f"found no box at {index.offset}")
 
     def _boxes(self) -> Iterator[Box]:
-        return boxes(self.shape, self.start, self.start + self.values.numel())
+        first, shape = self.box
+        for begin, size in boxes(shape, self.start, self.start + self.values.numel()):
+            yield tuple(map(sum, zip(first, begin, strict=True))), size
 
 
 def boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]:
@@ -122,7 +127,15 @@ def as_share(shard: Shard, values: Any, what: str) -> Any:
             f"{what} has the shape {list(values.shape)} for a shard of {shard.weight.numel()} elements (ZeRO 1), expected as many;"
             " save without the optimizer, or take one that keeps a value for each element"
         )
-    return Share(values, tuple(shard.whole.shape), shard.start)
+    whole: Any = shard.whole
+    shape = tuple(whole.shape)
+    box: Box = (0,) * len(shape), shape
+    if hasattr(whole, "device_mesh"):
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+        size, first = compute_local_shape_and_global_offset(shape, whole.device_mesh, whole.placements)
+        box = tuple(first), tuple(size)
+    return Share(values, shape, shard.start, box)
 
 
 class SavesShares(DefaultSavePlanner):

@@ -6,6 +6,7 @@ import random
 import warnings
 from contextlib import nullcontext
 from functools import cache
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -130,15 +131,17 @@ def _train(rank: int, cell: Cell, plans: tuple[Plan, Plan], folder: str) -> dict
                     losses.append(pipe.step(batches["inputs"], batches["targets"], scale=scale).item())
             if scaler is not None:
                 scaler.unscale_(optimizer)
+            found: dict[str, Any] = {} if sums_alone else {"loss": np.array(losses)}  # its replicas are not the pipe's
             if "clipping" in cell.after:
                 by_hand = SLICED if cell.spread == "TP by hand" else ("apart.",)
-                clip_grad_norm_(pipe, NORM, local=[weight for name, weight in named.items() if any(one in name for one in by_hand)])
-            found: dict[str, Any] = {} if sums_alone else {"loss": np.array(losses)}  # its replicas are not the pipe's
+                local = [weight for name, weight in named.items() if any(one in name for one in by_hand)]
+                found["grad"] = _array(clip_grad_norm_(pipe, inf, inf, local=local))
+                clip_grad_norm_(pipe, NORM, local=local)
             if zero_one:
                 for shard in pipe.shards():
                     name = shard.name.removeprefix("loss_fn.")
                     place = "loss" if name != shard.name else str(shard.stage)
-                    if cell.spread == "TP by hand" and name in SLICED:
+                    if hasattr(shard.whole, "device_mesh") or (cell.spread == "TP by hand" and name in SLICED):
                         continue  # a share of a slice; the weight tells whether it was right
                     found[f"grad {place}.{name}[{shard.start}:{shard.stop}]"] = _array(shard.weight.grad)
             else:
@@ -246,9 +249,10 @@ def expected(cell: Cell, plan: Plan, drawn: dict[int, dict[int, Any]]) -> list[d
             given = [grad for weights in named if (grad := weights[name].grad) is not None]
             if given:
                 weight.grad = torch.stack(given).sum(0)
-        if "clipping" in cell.after:
-            torch.nn.utils.clip_grad_norm_(list(named[0].values()), NORM)
         found: dict[str, Any] = {"loss": np.array(losses)}
+        if "clipping" in cell.after:
+            found["grad"] = _array(torch.nn.utils.clip_grad_norm_(list(named[0].values()), inf, inf))
+            torch.nn.utils.clip_grad_norm_(list(named[0].values()), NORM)
         found |= {f"grad {name}": _array(weight.grad) for name, weight in named[0].items()}
         Descent(named[0].values()).step()
         with torch.no_grad():
