@@ -160,8 +160,9 @@ class BoundaryMeta(dict[Key, tuple[TensorMeta, ...]]):
             InvalidInput: they are not like the first of this key.
             Unsupported: one is made of other tensors and is no DTensor: gloo would end the process.
         """
-        known, layouts = self.get(key), list[tuple[int, ...]]()
-        if [tensor for tensor in value if hasattr(tensor, "__tensor_flatten__")]:
+        known = self.get(key)
+        layouts: list[tuple[int, ...]] = []
+        if [tensor for tensor in value if type(tensor) is not torch.Tensor and hasattr(tensor, "__tensor_flatten__")]:
             value, layouts = self._parts(value, message, known)
         if known is None:
             own = [TensorMeta.of(tensor) for tensor in value if tensor is not None]

@@ -226,7 +226,7 @@ class Receiver(_End):
             TransferFailed: it does not come.
         """
         message = self.wire.messages[at]
-        for key in self._keys[self._next : at + 1]:
+        for key in self._keys[self._next : at + 1] if self._headers else ():
             if key in self._headers:
                 self.boundaries.note(key, self._header(*self._headers.pop(key), op))
         self.post(at)

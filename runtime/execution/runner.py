@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from schedc.ir import Op
     from schedc.runtime.common.boundary import Value
     from schedc.runtime.common.hooks import ReplicaHooks
-    from schedc.runtime.common.program import GivenMessage, Instruction, Message, NeededMessage, Program, ShardMoment
+    from schedc.runtime.common.program import Instruction, Message, NeededMessage, Program, ShardMoment, Slot
     from schedc.runtime.execution.wiring import Wiring, Wrap
 
 
@@ -94,7 +94,10 @@ class Executor:
             self.wiring.receivers[slot.wire].post(slot.at)
         values: list[Value] = []
         for need in instruction.needs:
-            values.append(self._take(need, instruction.op))
+            if need.receive is not None:
+                values.append(self._receive(need, need.receive, instruction.op))
+            else:
+                values.append(self._local[need.message] if need.stays else self._local.pop(need.message))
         if instruction.opens:
             for hooks in self.hooks:
                 hooks.on_weights_needed(instruction.op.stage)
@@ -113,8 +116,11 @@ class Executor:
             raise
         ended_ns = self.now()
         if instruction.gives:
-            for at, gift in enumerate(instruction.gives):
-                self._give(gift, given[at])
+            for gift, value in zip(instruction.gives, given, strict=True):
+                if gift.send is not None:
+                    self._send(gift.send, value)
+                else:
+                    self._local[gift.message] = value
         if instruction.completes:
             self._complete(instruction.op.stage)
         if self.observer is not None:
@@ -132,11 +138,8 @@ class Executor:
         for hooks in self.hooks:
             hooks.on_gradients_complete(stage)
 
-    def _take(self, need: NeededMessage, op: Op) -> Value:
-        """What the op works on, from another rank or from this one."""
-        slot = need.receive
-        if slot is None:
-            return self._local[need.message] if need.stays else self._local.pop(need.message)
+    def _receive(self, need: NeededMessage, slot: Slot, op: Op) -> Value:
+        """What the op works on, from another rank."""
         value = self.wiring.receivers[slot.wire].take(slot.at, op)
         if value:
             for sent in need.arrived:
@@ -148,17 +151,15 @@ class Executor:
             self.observer.taken(wire.transfers[slot.at], wire.source, self.now())
         return value
 
-    def _give(self, gift: GivenMessage, given: Value) -> None:
-        """Hand on what the op gives, to another rank or to this one."""
-        slot = gift.send
-        if slot is None:
-            self._local[gift.message] = given
-        elif given:
-            sent_ns = self.now()  # before it is handed over: the peer may take it while this rank still hands it over
-            self.wiring.senders[slot.wire].send(slot.at, given)
-            if self.observer is not None:
-                wire = self.program.wires[slot.wire]
-                self.observer.sent(wire.transfers[slot.at], wire.destination, sent_ns)
+    def _send(self, slot: Slot, given: Value) -> None:
+        """Hand on what an op gives to another rank; `()` is nothing."""
+        if not given:
+            return
+        sent_ns = self.now()  # before it is handed over: the peer may take it while this rank still hands it over
+        self.wiring.senders[slot.wire].send(slot.at, given)
+        if self.observer is not None:
+            wire = self.program.wires[slot.wire]
+            self.observer.sent(wire.transfers[slot.at], wire.destination, sent_ns)
 
 
 class PipelineRunner:

@@ -70,13 +70,16 @@ class ShapesOfCalls:
             self._numbers.clear()
         what = f"rank {self._rank}: a microbatch of inputs"
         numbers = []
+        parts, named = [one for one in (own.inputs, *own.inputs_of.values()) if one], own.kwargs.values()
         for at in range(self._count):
-            named = [each[at] for each in own.kwargs.values()]
-            beside = [(value.dtype, value.shape) for one in named for value in one.values() if isinstance(value, torch.Tensor)]
-            found = (*(shape_of(one[at], what) for one in (own.inputs, *own.inputs_of.values()) if one), *beside)
-            if found not in self._numbers:
-                self._numbers[found] = next(self._number)
-            numbers.append(self._numbers[found])
+            found = tuple([shape_of(one[at], what) for one in parts])
+            if named:
+                beside = [value for each in named for value in each[at].values() if isinstance(value, torch.Tensor)]
+                found += tuple((value.dtype, value.shape) for value in beside)
+            number = self._numbers.get(found)
+            if number is None:
+                number = self._numbers[found] = next(self._number)
+            numbers.append(number)
         samples = samples_of(inputs, self._count // self._parts)
         self._looked = look, [*numbers, *(each for each in samples for _ in range(self._parts))]
         return self._looked[1]
