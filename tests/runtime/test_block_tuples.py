@@ -207,3 +207,30 @@ def test_b_leaves_the_weights_to_w(name: str, left_to_b: set[str]) -> None:
     assert {key for key, weight in stage.named_parameters() if weight.grad is not None} == left_to_b
     block.backward_weight()
     assert all(weight.grad is not None for weight in stage.parameters())
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("first", [False, True])
+def test_a_weight_that_is_frozen_after_its_forward(first: bool, parts: int) -> None:
+    """Before B or before W: it has no gradient, as with one backward, and the others have theirs."""
+    stage = nn.Sequential(Residual(), nn.Linear(WIDTH, WIDTH)).double()
+    value = torch.randn(2, 5, WIDTH).double()
+    for frozen in stage.parameters():
+        found = []
+        for way in ("BW", "before B", "before W"):
+            stage.zero_grad()
+            stage.requires_grad_(True)
+            block = StageBlock(stage, [value.detach().requires_grad_(not first)], split=way != "BW")
+            seeds = tuple(None if one is None else torch.ones_like(one) for one in block.take())
+            frozen.requires_grad_(way == "before W")
+            if way == "BW":
+                block.backward(seeds)
+            else:
+                block.backward_input(seeds)
+                frozen.requires_grad_(False)
+                for part in range(parts):
+                    block.backward_weight(part, (1,) * parts)
+            found.append(gradients(stage))
+        assert frozen.grad is None
+        for other in found[1:]:
+            assert_equal(other, found[0])

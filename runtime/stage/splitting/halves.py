@@ -148,12 +148,18 @@ def backward_of_weights(works: Sequence[WeightWork], part: int, shares: Sequence
         for group in _groups(work for work in works if work.reading and any(one is not None for one in work.arrived)):
             sides = [side for work in group if work.reading for side in work.reading.sides]
             begin = _FromJoints.apply(group, *sides)  # type: ignore[no-untyped-call]
-            torch.autograd.backward(begin, inputs=[leaf for work in group for leaf in work.joint.leaves])
+            if trained := _trained(leaf for work in group for leaf in work.joint.leaves):
+                torch.autograd.backward(begin, inputs=trained)
         for joint, arrived, _, reading in works:
             edges, values = ([], []) if reading else arrived_at([GradientEdge(*edge) for edge in joint.edges], arrived)
-            if edges:
+            if edges and (trained := _trained(joint.leaves)):
                 # With `inputs`, a node that runs again computes the gradients of these weights alone.
-                torch.autograd.backward(edges, values, inputs=joint.leaves if joint.runs_twice else None)
+                torch.autograd.backward(edges, values, inputs=trained if joint.runs_twice else None)
+
+
+def _trained(leaves: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """The weights that have not been frozen since F: a fused backward skips those, and autograd refuses to be asked for them."""
+    return [leaf for leaf in leaves if leaf.requires_grad]
 
 
 def _groups(works: Iterable[WeightWork]) -> Iterator[list[WeightWork]]:
