@@ -17,12 +17,14 @@ from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.common.interruption import Interruption
 from schedc.study.tune.candidates import CandidateState, candidates
 from schedc.study.tune.estimates import simple_bound_ns, undelayed_ns, work_bound_ns
+from schedc.study.tune.first_plans import baseline_of
 from schedc.study.tune.folder import job_table
 from schedc.study.tune.layer_costs import PROFILE
 from schedc.study.tune.planner import KEPT
 from schedc.study.tune.problems import candidate_problem
 from schedc.study.tune.replicas import collectives_ns, costs_of, optimizer_ns
 from schedc.study.tune.search import tune
+from schedc.verify.plan.checks import verify_plan
 from schedc.view.document import Line
 from schedc.view.terminal.studies import shown_tuned
 
@@ -208,6 +210,25 @@ def test_an_interruption_leaves_the_first_plan(tmp_path: Path) -> None:
     (tmp_path / KEPT).mkdir()
     *_, last = shown_tuned(found, tmp_path, interrupted=True)
     assert isinstance(last, Line) and last.text.endswith("the same command goes on from kept")
+
+
+def test_a_first_plan_is_there_where_the_time_is_up(tmp_path: Path) -> None:
+    """What all is within ends methods, but for the first that has a schedule."""
+    request = tiny_request(tmp_path, tune={"ranks": [4], "microbatch_sizes": [1], "placements": ["unidirectional"]})
+    problem = candidate_problem(request, candidates(request.choices)[0]).problem
+    interruption = Interruption()
+    with interruption.within(0.0):
+        late = baseline_of(problem, SearchSettings(interruption=interruption), [])
+    whole = baseline_of(problem, SearchSettings(), [])
+    assert late.certificate.makespan_ns >= whole.certificate.makespan_ns > 0 and not verify_plan(late)
+
+
+def test_what_would_not_be_done_in_time_is_left(tmp_path: Path) -> None:
+    """A candidate of 49,152 ops is not begun in 3.5 seconds, where nothing says yet how long others take, either."""
+    keys = {"batch": 16384, "ranks": [4], "microbatch_sizes": [64, 4], "recompute": ["none"], "placements": ["unidirectional"]}
+    found = tuned(tiny_request(tmp_path, tune=keys, model={"efficiency": 0.5}), time_s=3.5)
+    assert [row.state for row in found.rows] == [CandidateState.BEST, CandidateState.NOT_REACHED]
+    assert found.best.candidate.microbatch_size == 64
 
 
 def test_where_nothing_fits_the_message_says_why(tmp_path: Path) -> None:

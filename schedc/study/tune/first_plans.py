@@ -82,7 +82,8 @@ def best_period_of(
 def baseline_of(problem: Problem, settings: SearchSettings, failures: list[Failure]) -> Plan:
     """A first plan: the best of the known schedules and of one list scheduler, whatever the settings' method, within their limits.
 
-    An interruption ends the work once there is a schedule. `failures` gets those of methods.
+    An interruption, or the end of the time that all is within, ends the work once there is a schedule. `failures` gets those of
+    methods.
 
     Raises:
         NoPlanFound: there is no schedule.
@@ -93,8 +94,14 @@ def baseline_of(problem: Problem, settings: SearchSettings, failures: list[Failu
     with defects_named(problem.name, "the baselines"):
         try:
             # Of equal steps the first stays, so that which holds all microbatches goes last.
-            known = sorted(TEMPLATES, key=lambda name: name == "gpipe")
-            try_methods(incumbent, (*known, GREEDY, *fused), mix=fusing_saves_time(problem))
+            methods = (*sorted(TEMPLATES, key=lambda name: name == "gpipe"), GREEDY, *fused)
+            try:
+                with incumbent.alarm(None):
+                    try_methods(incumbent, methods, mix=fusing_saves_time(problem))
+            except OutOfTime:
+                if incumbent.schedule is None:
+                    incumbent.candidates.clear()
+                    try_methods(incumbent, methods, mix=False)
             if incumbent.schedule is None:
                 try_methods(incumbent, ("sequential",))
         except KeyboardInterrupt:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING
 from schedc.analysis.bounds.lower_bounds import cheap_bound_ns
 from schedc.analysis.bounds.residency import rank_without_room
 from schedc.analysis.gap import check_bound, relative_gap
-from schedc.compile.driver import checks_s
+from schedc.compile.driver import CHECKS_S_PER_OP, checks_s
 from schedc.errors import InvalidInput, NoPlanFound, Unsupported
 from schedc.solvers.driver.registry import is_auto, method_named
 from schedc.study.loss.time_to_loss import LossCandidate, TimeToLoss, sorted_rows
@@ -50,6 +51,7 @@ longer."""
 MOST_TRIES, COMPARED = 5, 24
 """This many candidates of a kind are planned before bounds refuse all of it, and this many of the kind that lost once the best is
 known: so verdicts have good plans of both sides."""
+LEAST_S_PER_OP = 2 * CHECKS_S_PER_OP
 BASELINES_SHARE = 0.6
 """Of the time limit, for the first pass."""
 
@@ -100,9 +102,12 @@ class _Search:
         return self.best is not None and (self.settings.interruption.requested or (left_s is not None and left_s <= 0))
 
     def is_too_long(self, work: Work, share: float = 1.0) -> bool:
-        """Whether planning the candidate would take longer than what is left of this share, as others took; then it is left."""
+        """Whether planning the candidate would take longer than what is left of this share, as others took; then it is left.
+
+        Where no other was planned, at least what checks take, and as much for bounds and schedules.
+        """
         left_s, (took_s, ops) = self.left_s(share), self.took
-        return self.best is not None and left_s is not None and work.ops * took_s > left_s * ops
+        return self.best is not None and left_s is not None and work.ops * max(took_s / max(1, ops), LEAST_S_PER_OP) > left_s
 
     def refuses(self, work: Work, *, of_kind: bool = False) -> bool:
         """Whether no schedule of the candidate is better than the best plan, or the best of its kind, by its bounds."""
@@ -262,6 +267,9 @@ class _Search:
             self._plan(work, limit_s, baseline=baseline)
 
     def _settings(self, problem: Problem, limit_s: float, baseline: bool) -> SearchSettings:
+        left_s = self.left_s()
+        if left_s is not None and self.best is not None:
+            limit_s = min(limit_s, max(0.0, left_s))
         if not baseline:
             limit_s = max(limit_s, 1.1 * checks_s(problem))  # a limit below what checks take leaves nothing for a search
         return replace(self.settings, limits=replace(self.settings.limits, time_s=limit_s))
@@ -357,11 +365,13 @@ def tune(
     search = _Search(request, settings, prune, report, works, planner or Planner())
     wanted = search.wanted(against or {})
     prepare(request, works)
-    search.first_pass(candidate_s)
-    if is_auto(settings.method):
-        search.second_pass(candidate_s)
-        if prune and search.best is not None:
-            search.verdict_pass(candidate_s)
+    left_s = search.left_s()
+    with nullcontext() if left_s is None else settings.interruption.within(left_s):
+        search.first_pass(candidate_s)
+        if is_auto(settings.method):
+            search.second_pass(candidate_s)
+            if prune and search.best is not None:
+                search.verdict_pass(candidate_s)
     search.plan_wanted(wanted, candidate_s)
     best = search.best
     if best is None or best.made is None or best.plan is None:
