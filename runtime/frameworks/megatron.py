@@ -21,8 +21,9 @@ from megatron.core.utils import get_model_config
 from schedc.errors import CheckFailed, InvalidInput, SchedcError
 from schedc.ir import Plan
 from schedc.runtime.common.hooks import ReplicaHooks
+from schedc.runtime.frameworks.megatron_backwards import ApartPipe, delayed_layers, layers_of_one_backward, split_linear_layers
 from schedc.runtime.frameworks.megatron_checks import check_call, check_model, splits, warn_of_backwards
-from schedc.runtime.frameworks.megatron_stage import Call, FusedPipe, MegatronStage, layers_of_one_backward, split_linear_layers
+from schedc.runtime.frameworks.megatron_stage import Call, MegatronStage
 from schedc.runtime.session.acceptance import read
 from schedc.runtime.session.loading import load
 from schedc.runtime.session.pipe import Pipe
@@ -93,9 +94,10 @@ class ForwardBackward:
             data_iterator: one, or one of its own for each of this rank's chunks.
             model: this rank's chunks of the model, in the order of their stages in the plan.
             num_microbatches: as many as the plan has.
-            seq_length: not looked at, as the two below: the first step finds the shapes of what crosses ranks.
-            micro_batch_size: not looked at.
-            decoder_seq_length: not looked at.
+            seq_length: with the two below it says whether what crosses ranks has shapes that have been seen before. Where
+                microbatches of a call differ, the model has `variable_seq_lengths`.
+            micro_batch_size: as `seq_length`.
+            decoder_seq_length: as `seq_length`.
             forward_only: whether to run the forwards alone.
             collect_non_loss_data: whether the loss function gives other data.
             first_val_step: whether it is the first step of a validation, for layers in FP8.
@@ -128,16 +130,16 @@ class ForwardBackward:
         call = Call(forward_step_func, iterators, num_microbatches, device, forward_only, collect_non_loss_data, first_val_step)
         if config.timers is not None:
             config.timers("forward-backward", log_level=1).start(barrier=config.barrier_with_L1_time)
-        nothing: list[tuple[()]] = [()] * num_microbatches
+        alike = [torch.empty(seq_length or 0, decoder_seq_length or 0, micro_batch_size or 0, 0, device="cpu")] * num_microbatches
         for stage in self._stages.values():
             stage.begin(call)
         if forward_only:
-            self.pipe.evaluate(nothing, outputs={})
+            self.pipe.evaluate(alike, outputs={})
         else:
             with ExitStack() as not_synchronizing:
                 for function in _each(config.no_sync_func):
                     not_synchronizing.enter_context(function())
-                self.pipe.step(nothing, nothing, divide_by=1)
+                self.pipe.step(alike, alike, divide_by=1)
         for stage in self._stages.values():
             stage.end()
         if config.finalize_model_grads_func is not None and not forward_only:
@@ -182,7 +184,7 @@ class ForwardBackward:
         apart = splits(self.plan)
         if apart and group.rank() == 0:
             warn_of_backwards(self.plan, config, layers_of_one_backward(chunks))
-        if apart and not config.recompute_granularity:
+        if apart:
             self._split = split_linear_layers(chunks)
         self.pipe = load(
             self.plan,
@@ -191,7 +193,8 @@ class ForwardBackward:
             pipeline_group=group,
             check_loss=False,
             replicas=GradientSync(dict(zip(own, chunks, strict=True)), config),
-            kind=FusedPipe if apart and config.recompute_granularity else Pipe,
+            kind=ApartPipe if apart or delayed_layers(chunks) else Pipe,
+            varying=bool(config.variable_seq_lengths),
             **self._options,
         )
         self._chunks, self._stages, self._group = [*chunks], stages, group

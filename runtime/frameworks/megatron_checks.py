@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from schedc.errors import InvalidInput, Unsupported
 from schedc.ir import Kind, Plan
+from schedc.runtime.frameworks.megatron_backwards import delayed_layers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,9 +16,7 @@ if TYPE_CHECKING:
 
 
 _UNSUPPORTED = {
-    "variable_seq_lengths": "what crosses ranks must have the same shape for all microbatches",
     "overlap_moe_expert_parallel_comm": "it runs a forward and a backward of two microbatches as one op",
-    "delay_wgrad_compute": "the plan says when weights' gradients are computed",
     "defer_embedding_wgrad_compute": "the plan says when weights' gradients are computed",
     "hybrid_context_parallel": "it has an order of its own",
     "num_microbatches_with_partial_activation_checkpoints": "it counts microbatches in an order of its own",
@@ -29,6 +28,8 @@ _UNSUPPORTED = {
 """Options of a model's configuration that must be off, and why."""
 _SHARDED = ("FullyShardedDataParallel", "TorchFullyShardedDataParallel")
 """What wraps a chunk and lets go of weights between ops."""
+_WITH_WEIGHTS = {"mlp", "moe", "shared_experts", "mla_up_proj"}
+"""Of the `recompute_modules`, those with linear layers in them."""
 
 
 def check_model(plan: Plan, chunks: Sequence[nn.Module], config: Any, rank: int) -> None:
@@ -55,6 +56,14 @@ def check_model(plan: Plan, chunks: Sequence[nn.Module], config: Any, rank: int)
     for chunk in chunks:
         if any(type(part).__name__ in _SHARDED for part in chunk.modules()):
             raise Unsupported("the model is sharded by FSDP, which the plan does not run; use Megatron's DistributedDataParallel")
+        if delayed_layers([chunk]):
+            wrapper = getattr(chunk, "ddp_config", config)
+            for holds, holder in (("configuration", config), ("DistributedDataParallelConfig", wrapper)):
+                if not holder.delay_wgrad_compute:
+                    raise InvalidInput(
+                        f"layers of the model delay their weights' gradients, and its {holds} has delay_wgrad_compute = False, so"
+                        " that these would be lost; expected True, when the layers are built and after"
+                    )
     own = plan.problem.stages_on(rank) if rank < plan.problem.ranks else ()
     if len(own) != len(chunks):
         raise InvalidInput(
@@ -118,8 +127,11 @@ def warn_of_backwards(plan: Plan, config: Any, together: Sequence[str]) -> None:
         config: the model's configuration.
         together: the layers that compute all their gradients in one backward.
     """
-    if config.recompute_granularity:
-        why = f"recompute_granularity = {config.recompute_granularity!r} computes all gradients at once: B does W's work here"
+    selective = config.recompute_granularity == "selective"
+    recomputed = _WITH_WEIGHTS.intersection(config.recompute_modules or ()) if selective else ()
+    if (config.recompute_granularity == "full" or recomputed) and not config.delay_wgrad_compute:
+        what = f"recompute_modules = {sorted(recomputed)}" if recomputed else "recompute_granularity = 'full'"
+        why = f"{what} computes all gradients of what is recomputed at once: B does W's work there"
     elif together:
         more = f" and of {len(together) - 1} more" if len(together) > 1 else ""
         why = f"the layer {together[0]!r}{more} computes all its gradients at once: in B, and W only adds them up"

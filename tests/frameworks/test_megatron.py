@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +19,8 @@ skip_without("megatron")
 
 from runs import megatron_runs  # noqa: E402
 from runs.megatron_runs import Case  # noqa: E402
+
+from schedc.runtime.frameworks.megatron_checks import splits  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,6 +68,11 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "zb-v": ("zb-v", WAVE),
     "greedy with W in parts": ("greedy{n_sub=3}", {"links": {(0, 1): (25, 10), (1, 0): (25, 10)}, "in_flight": 6}),
 }
+FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+
+
+def selective(*modules: str) -> dict[str, Any]:
+    return {"recompute_granularity": "selective", "recompute_modules": [*modules], "add_bias_linear": False}
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -94,14 +102,17 @@ def test_tokens_are_counted(two: Ranks, method: str, per_token: bool) -> None:
     assert (None in last.tokens) != per_token
 
 
-@pytest.mark.parametrize("method", ["1f1b", "zb-h1"])
-def test_with_tensor_parallelism(four: Ranks, method: str) -> None:
-    results = four.run(megatron_runs.train, Case(plan(method, 2, 3), (1, 1), loss="tokens", tensor_parallel=2))
+@pytest.mark.parametrize("sequence", [False, True], ids=["", "and of sequences"])
+@pytest.mark.parametrize("method", ["1f1b", "zb-h1", "greedy with W in parts"])
+def test_with_tensor_parallelism(four: Ranks, method: str, sequence: bool) -> None:
+    name, placed = PLANS[method]
+    options = {"sequence_parallel": sequence, **(selective("core_attn", "layernorm") if sequence else {})}
+    results = four.run(megatron_runs.train, Case(plan(name, 2, 3, **placed), (1, 1), "tokens", options, tensor_parallel=2))
     for rank, result in enumerate(results):
         assert isinstance(result, megatron_runs.Found), results
         assert result.error == 0
         assert result.stores == (result.expected if rank >= 2 else [[], []])
-        assert (result.split_layers > 0) == (method == "zb-h1")
+        assert result.split_layers == (0 if method == "1f1b" else 4 if rank < 2 else 5)
 
 
 @pytest.mark.parametrize("method", ["1f1b", "zb-h1"])
@@ -141,14 +152,74 @@ def test_backwards_that_cannot_be_split_are_named(two: Ranks) -> None:
     assert second.warned == []  # once is enough
 
 
+@pytest.mark.parametrize(
+    ("recomputed", "said"),
+    [
+        (FULL, "recompute_granularity = 'full' computes all gradients of what is recomputed at once: B does W's work there"),
+        (
+            selective("mlp"),
+            "recompute_modules = ['mlp'] computes all gradients of what is recomputed at once: B does W's work there",
+        ),
+        (selective("core_attn", "layernorm"), None),
+    ],
+    ids=["full", "mlp", "without weights"],
+)
 @pytest.mark.parametrize("method", ["1f1b", "zb-h1"])
-def test_recomputation_fuses_the_backwards(two: Ranks, method: str) -> None:
-    full = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-    first, _ = run(two, Case(plan(method, 2, 3), (1, 2), options=full))
-    assert [text.partition(", and ")[2] for text in first.warned] == [
-        "recompute_granularity = 'full' computes all gradients at once: B does W's work here; compile with split_backward = false"
-    ] * (method == "zb-h1")
-    assert first.split_layers == 0
+def test_recomputation(two: Ranks, method: str, recomputed: dict[str, Any], said: str | None) -> None:
+    """Whatever is recomputed, the rest has B and W apart."""
+    first, second = run(two, Case(plan(method, 2, 3), (1, 2), options=recomputed))
+    expected = [] if said is None or method == "1f1b" else [f"{said}; compile with split_backward = false"]
+    assert [text.partition(", and ")[2] for text in first.warned] == expected
+    assert (first.split_layers, second.split_layers) == ((0, 0) if method == "1f1b" else (4, 9))
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved", "zb-v", "greedy with W in parts"])
+def test_weights_whose_gradients_are_delayed(two: Ranks, name: str) -> None:
+    """As by Transformer Engine's layers: they are W's work, and where a plan has no W, that of the whole backward."""
+    method, options = PLANS[name]
+    made = plan(method, 2, 4, **options)
+    for result in run(two, Case(made, (1,) * len(made.problem.stages), delayed=True)):
+        own = len(made.problem.stages) // 2  # decoder layers, of four linear layers each
+        assert result.delayed == {"W" if splits(made) else "BW": 2 * 4 * 4 * own}
+        assert result.warned == []
+
+
+def test_delayed_gradients_of_what_is_recomputed(two: Ranks) -> None:
+    case = Case(plan("zb-h1", 2, 3), (1, 2), delayed=True, options=FULL)
+    assert [result.delayed for result in run(two, case)] == [{"W": 2 * 3 * 4}, {"W": 2 * 3 * 8}]
+
+
+VARIABLE = {"variable_seq_lengths": True, "moe_token_dispatcher_type": "alltoall"}
+
+
+def drawn(number: int) -> Case:
+    """One of many combinations."""
+    random = Random(number)
+    method, options = PLANS[random.choice([*PLANS])]
+    made = plan(method, 2, 4, **options)
+    varying = random.random() < 0.5
+    config = {
+        "add_bias_linear": False,  # Megatron cannot recompute an mlp that gives its bias
+        **random.choice([{}, FULL, *(selective(*random.sample(["core_attn", "layernorm", "mlp"], count)) for count in (1, 2))]),
+        **(VARIABLE if varying else {}),
+        "calculate_per_token_loss": random.random() < 0.5,
+    }
+    return Case(
+        made,
+        tuple(random.randint(1, 2) for _ in made.problem.stages),
+        loss=random.choice(["mean", "tokens"]) if not config["calculate_per_token_loss"] else "tokens",
+        options=config,
+        scale=random.choice([None, 8.0]),
+        calls=random.choice([("step", "step"), ("forward", "step", "step"), ("step", "collect", "step", "step")]),
+        delayed=random.random() < 0.5,
+        lengths=tuple(random.sample(range(2, 9), 3)),
+    )
+
+
+@pytest.mark.parametrize("number", range(16))
+def test_combinations(two: Ranks, number: int) -> None:
+    """Of plans, what is recomputed or delayed, and lengths of sequences that change from step to step or microbatch."""
+    run(two, drawn(number))
 
 
 @pytest.mark.parametrize("name", ["1f1b", "interleaved", "zb-v"])

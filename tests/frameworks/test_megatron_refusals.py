@@ -54,7 +54,7 @@ FIRST, LAST = {"first": True, "last": False}, {"first": False, "last": True}
 
 
 @pytest.mark.parametrize(
-    "option", ["variable_seq_lengths", "overlap_moe_expert_parallel_comm", "delay_wgrad_compute", "cpu_offloading"]
+    "option", ["overlap_moe_expert_parallel_comm", "defer_embedding_wgrad_compute", "hybrid_context_parallel", "cpu_offloading"]
 )
 def test_options_that_need_megatrons_order(option: str) -> None:
     assert f"{option} = True" in refusal(plan(), chunk(**FIRST), **{option: True})
@@ -95,6 +95,16 @@ def test_weights_that_are_sharded() -> None:
     assert "FSDP" in refusal(plan(), sharded)
 
 
+def test_delayed_gradients_that_would_be_lost() -> None:
+    def part(**more: Any) -> nn.Module:
+        return chunk(**FIRST, wgrad_store=SimpleNamespace(delay_wgrad_compute=lambda: True), **more)
+
+    assert "its configuration has delay_wgrad_compute = False" in refusal(plan(), part(), delay_wgrad_compute=False)
+    off, on = (part(ddp_config=SimpleNamespace(delay_wgrad_compute=delays)) for delays in (False, True))
+    assert "its DistributedDataParallelConfig has delay_wgrad_compute = False" in refusal(plan(), off, delay_wgrad_compute=True)
+    check_model(plan(), [on], SimpleNamespace(delay_wgrad_compute=True), 0)
+
+
 def test_plans_that_no_model_runs() -> None:
     both = plan("chimera", placement="bidirectional")
     assert "two paths" in refusal(both, chunk(**FIRST), chunk(**LAST))
@@ -126,5 +136,5 @@ def test_calls_that_do_not_fit() -> None:
 def test_all_ranks_refuse_what_one_refuses(tmp_path: Path) -> None:
     with rank_processes(2, tmp_path, *MODULES) as ranks:
         first, second = ranks.run(megatron_runs.refused, plan())
-    assert first.startswith("CheckFailed: rank 1 has refused the plan: the model has variable_seq_lengths = True")
-    assert second.startswith("Unsupported: the model has variable_seq_lengths = True")
+    assert first.startswith("CheckFailed: rank 1 has refused the plan: the model has hybrid_context_parallel = True")
+    assert second.startswith("Unsupported: the model has hybrid_context_parallel = True")

@@ -137,7 +137,7 @@ def backward_of_inputs(
 def backward_of_weights(works: Sequence[WeightWork], part: int, shares: Sequence[int]) -> None:
     """W, or one part of it; the arguments are those of `StageBlock.backward_weight`, and what B has left."""
     if len(shares) > 1:
-        works = [works[at] for at in _dealt([one.joint.weights for one in works], shares)[part]]
+        works = [works[at] for at in dealt([one.joint.weights for one in works], shares)[part]]
     for work in works:
         if [None if one is None else one._version for one in work.arrived] != work.versions:
             raise RuntimeError(
@@ -176,7 +176,7 @@ def _groups(works: Iterable[WeightWork]) -> Iterator[list[WeightWork]]:
         yield group
 
 
-def _dealt(weights: Sequence[int], shares: Sequence[int]) -> list[list[int]]:
+def dealt(weights: Sequence[int], shares: Sequence[int]) -> list[list[int]]:
     """The joints of each part, in order: a joint goes to the part in whose share the middle of its weights lies.
 
     Args:

@@ -7,9 +7,10 @@ on the CPU.
 from __future__ import annotations
 
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -25,9 +26,11 @@ with warnings.catch_warnings():  # Megatron's imports warn of much
     from megatron.core.pipeline_parallel.schedules import forward_backward_no_pipelining
     from megatron.core.tensor_parallel import random as megatron_random
     from megatron.core.tensor_parallel.layers import ColumnParallelLinear
+    from megatron.core.transformer import transformer_block
     from megatron.core.transformer.moe import moe_utils, router
     from megatron.core.transformer.transformer_config import TransformerConfig
 
+from runs.megatron_engine import Counting, delay
 from schedc.runtime.frameworks.megatron import forward_backward_func_from
 
 if TYPE_CHECKING:
@@ -56,6 +59,14 @@ class Case:
     together: bool = False
     """Whether a layer has a backward that cannot be split."""
     tensor_parallel: int = 1
+    delayed: bool = False
+    """Whether linear layers are Transformer Engine's, as `megatron_engine` has them, with `delay_wgrad_compute`."""
+    lengths: tuple[int, ...] = (LENGTH,)
+    """Of sequences; each of a step's microbatches has the next one, with `variable_seq_lengths`, else each call."""
+
+    def length(self, number: int) -> int:
+        """Of a call's, or a microbatch's, sequences."""
+        return self.lengths[number % len(self.lengths)]
 
 
 @dataclass
@@ -73,6 +84,8 @@ class Found:
     warned: list[str] = field(default_factory=list)
     split_layers: int = 0
     """How many linear layers had backwards that can be split."""
+    delayed: dict[str, int] = field(default_factory=dict)
+    """How many delayed gradients of weights ops of each kind have computed."""
 
 
 class Together(ColumnParallelLinear):  # type: ignore[misc]  # mypy runs where Megatron is not installed
@@ -95,6 +108,15 @@ class CoreAttention(nn.Module):
         return given.permute(2, 0, 1, 3).reshape(length, samples, heads * width)
 
 
+class Norm(nn.LayerNorm):
+    """PyTorch's in the place of Megatron's, which has none on CPUs for sequence parallelism; TP ranks sum its gradients then."""
+
+    def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
+        super().__init__(hidden_size, eps)
+        for weight in self.parameters():
+            weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+
 def config_of(layers: int, **options: Any) -> TransformerConfig:
     """The configuration of a model or of a chunk of it."""
     return TransformerConfig(
@@ -115,16 +137,18 @@ def chunk_of(layers: int, *, first: bool, last: bool, tied: bool = False, vp_sta
     """Some layers of a model, with the embedding and the head at its ends; with a `vp_stage`, a share of the layers."""
     spec = get_gpt_layer_local_spec(num_experts=options.get("num_moe_experts"), moe_grouped_gemm=False)
     spec.submodules.self_attention.submodules.core_attention = CoreAttention
-    model = GPTModel(
-        config_of(layers, **options),
-        spec,
-        vocab_size=VOCABULARY,
-        max_sequence_length=LENGTH,
-        pre_process=first,
-        post_process=last,
-        share_embeddings_and_output_weights=tied,
-        vp_stage=vp_stage,
-    )
+    spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = Norm
+    with patch.object(transformer_block, "LayerNormImpl", Norm):
+        model = GPTModel(
+            config_of(layers, **options),
+            spec,
+            vocab_size=VOCABULARY,
+            max_sequence_length=LENGTH,
+            pre_process=first,
+            post_process=last,
+            share_embeddings_and_output_weights=tied,
+            vp_stage=vp_stage,
+        )
     return model.double()
 
 
@@ -137,6 +161,8 @@ def chunks_of(case: Case, rank: int, whole: GPTModel) -> list[GPTModel]:
     for stage, chunk in zip(own, chunks, strict=True):
         if case.together:
             chunk.decoder.layers[0].mlp.linear_fc1.__class__ = Together
+        if case.delayed:
+            delay(chunk)
         for name, weight in chunk.named_parameters():
             weight.data.copy_(weights[whole_name(name, sum(case.layers[:stage]))].data)
     return chunks
@@ -153,15 +179,16 @@ def whole_name(name: str, before: int) -> str:
 def batches(case: Case, step: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Tokens, labels and the mask of the loss, microbatch by microbatch."""
     generator = torch.Generator().manual_seed(step)
-    for _ in range(case.plan.problem.microbatches):
-        tokens = torch.randint(VOCABULARY, (SAMPLES, LENGTH + 1), generator=generator)
-        yield tokens[:, :-1], tokens[:, 1:], torch.rand(SAMPLES, LENGTH, generator=generator) < 0.7
+    for microbatch in range(case.plan.problem.microbatches):
+        length = case.length(step + microbatch if case.options.get("variable_seq_lengths") else step)
+        tokens = torch.randint(VOCABULARY, (SAMPLES, length + 1), generator=generator)
+        yield tokens[:, :-1], tokens[:, 1:], torch.rand(SAMPLES, length, generator=generator) < 0.7
 
 
 def forward_step(kind: str, data_iterator: Iterator[Any], model: Any) -> tuple[torch.Tensor, Callable[..., Any]]:
     """As a training job has it."""
     tokens, labels, mask = next(data_iterator)
-    output = model(tokens, torch.arange(LENGTH).expand(SAMPLES, LENGTH), None, labels=labels)
+    output = model(tokens, torch.arange(tokens.shape[1]).expand(tokens.shape), None, labels=labels)
     return output, partial(loss_func, kind, mask)
 
 
@@ -183,9 +210,12 @@ def without_gpu() -> Iterator[None]:
     on_cpu = patch.object(torch, "zeros", lambda *size, device=None, **more: zeros(*size, **more))
     here = patch.object(torch.cuda, "current_device", lambda: torch.device("cpu"))
     without_engine = patch.object(moe_utils, "te_general_gemm", None, create=True)  # not defined without Transformer Engine
+    states["FP8GlobalStateManager"] = SimpleNamespace(is_fp8_enabled=lambda: False, get_fp8_recipe=lambda: None)  # nor these
+    states |= dict.fromkeys(("activation_recompute_forward", "fp8_autocast"), lambda **_: nullcontext())
     # What it keeps of auxiliary losses for its logs is as long as the first model of a process.
     unlogged = patch.object(router, "save_to_aux_losses_tracker", lambda *_, **__: None)
-    with on_cpu, here, without_engine, unlogged, patch.multiple(megatron_random, **states):
+    as_it_is = patch.object(megatron_random.CudaRNGStatesTracker, "fork", lambda *_, **__: nullcontext())
+    with on_cpu, here, without_engine, unlogged, as_it_is, patch.multiple(megatron_random, create=True, **states):
         yield
 
 
@@ -217,21 +247,22 @@ def train(rank: int, case: Case) -> Found | str:
     configure(case, whole, found.expected_tokens)
     for chunk in chunks:
         configure(case, chunk, found.tokens)
-    run = forward_backward_func_from(case.plan, timeout_s=60)
+    counting = Counting()
+    run = forward_backward_func_from(case.plan, timeout_s=60, observe=counting)
     common: dict[str, Any] = {
         "forward_step_func": partial(forward_step, case.loss),
         "num_microbatches": case.plan.problem.microbatches,
-        "seq_length": LENGTH,
         "micro_batch_size": SAMPLES,
     }
     with warnings.catch_warnings(record=True) as caught, without_gpu():
         warnings.simplefilter("always")
         for number, call in enumerate(case.calls):
-            given = {"forward_only": call != "step", "collect_non_loss_data": call == "collect", **common}
+            kind = {"forward_only": call != "step", "collect_non_loss_data": call == "collect"}
+            given = {"seq_length": case.length(number), **kind, **common}
             with torch.set_grad_enabled(call == "step"):
                 found.stores.append(run(data_iterator=[batches(case, number) for _ in chunks], model=[*chunks], **given))
                 found.expected.append(forward_backward_no_pipelining(data_iterator=batches(case, number), model=whole, **given))
-    found.split_layers = len(run._split)
+    found.split_layers, found.delayed = len(run._split), {kind: count for kind, count in counting.of_kind.items() if count}
     run.close()
     assert not any("_forward_impl" in vars(layer) for chunk in chunks for layer in chunk.modules())
     found.warned = [text for text in (str(warning.message) for warning in caught) if text.startswith("plan ")]
@@ -259,7 +290,7 @@ def refused(rank: int, plan: Plan) -> None:
         warnings.simplefilter("ignore")
         prepare(2)
         chunk = chunk_of(1, first=rank == 0, last=rank == 1)
-    chunk.config.variable_seq_lengths = rank == 1
+    chunk.config.hybrid_context_parallel = rank == 1
     forward_backward_func_from(plan)(
         forward_step_func=partial(forward_step, "mean"), data_iterator=None, model=chunk, num_microbatches=4
     )
