@@ -85,10 +85,9 @@ def least_ns(given: Workload, conditions: Conditions) -> int:
     return min(values)
 
 
-@pytest.mark.parametrize("method", ["transfer", "condensation"])
-def test_layers_leave_a_rank_that_has_no_room_for_them(method: RepartitionMethod) -> None:
+def test_layers_leave_a_rank_that_has_no_room_for_them() -> None:
     """The plan is within memory, and about as good as that of the best boundaries."""
-    best = 0
+    best: dict[RepartitionMethod, int] = {"transfer": 0, "condensation": 0}
     for seed in range(4):
         random = Random(seed)
         given = workload(random, capacity=10**6)
@@ -99,21 +98,23 @@ def test_layers_leave_a_rank_that_has_no_room_for_them(method: RepartitionMethod
         ]
         limits = {rank: static_bytes(given, layout((3, 6)))[rank] - random.randint(1, 12)}
         conditions = slow((rank + 1) % RANKS, 1.2) if seed % 2 else AS_PLANNED
-        found = repartition(plan, given, conditions, steps=STEPS, memory_limits=limits, method=method)
-        assert (found.running_fits, found.stay_fits, found.stay_ns) == (False, False, found.running_ns)
-        assert any(giver == rank for giver, _ in found.moved.values())
-        assert verify_plan(found.plan) == ()
-        assert found.gain_ns == STEPS * (found.stay_ns - found.objective_ns) - found.move_ns
-        cuts = tuple(stage.layers[0] for stage in found.plan.problem.stages[1:] if stage.layers)
-        held = [
-            static + peak
-            for static, peak in zip(
-                static_bytes(given, layout(cuts)), peak_bytes(found.plan.problem, found.plan.schedule()), strict=True
-            )
-        ]
-        assert held[rank] <= limits[rank] < full[rank]
-        best += found.objective_ns <= least_ns(limited(given, limits), conditions) * 1.02
-    assert best >= 3
+        least = least_ns(limited(given, limits), conditions)
+        for method in best:
+            found = repartition(plan, given, conditions, steps=STEPS, memory_limits=limits, method=method)
+            assert (found.running_fits, found.stay_fits, found.stay_ns) == (False, False, found.running_ns)
+            assert any(giver == rank for giver, _ in found.moved.values())
+            assert verify_plan(found.plan) == ()
+            assert found.gain_ns == STEPS * (found.stay_ns - found.objective_ns) - found.move_ns
+            cuts = tuple(stage.layers[0] for stage in found.plan.problem.stages[1:] if stage.layers)
+            held = [
+                static + peak
+                for static, peak in zip(
+                    static_bytes(given, layout(cuts)), peak_bytes(found.plan.problem, found.plan.schedule()), strict=True
+                )
+            ]
+            assert held[rank] <= limits[rank] < full[rank]
+            best[method] += found.objective_ns <= least * 1.02
+    assert min(best.values()) >= 3
 
 
 def test_other_orders_do_where_they_have_room() -> None:

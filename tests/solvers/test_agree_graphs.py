@@ -47,9 +47,9 @@ def test_bounds_and_solvers_agree_with_brute_force() -> None:
 
 
 @pytest.mark.slow
-def test_they_agree_on_300_more() -> None:
-    counts = assert_agree(range(60, 380))
-    assert counts["cpsat proves the optimum"] >= 280
+def test_they_agree_on_more() -> None:
+    counts = assert_agree(range(60, 200))
+    assert counts["cpsat proves the optimum"] >= 120
 
 
 @pytest.mark.parametrize(

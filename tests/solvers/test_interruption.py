@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import gc
 import importlib
 import os
 import signal
@@ -111,6 +112,29 @@ def test_nothing_is_raised_where_the_interpreter_would_drop_it(monkeypatch: pyte
         keys.clear()
         begun.append(1)
         time.sleep(10)
+    assert begun == [0, 1] and not dropped
+
+
+def test_nothing_is_raised_where_garbage_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    dropped, begun = list[object](), list[int]()
+    monkeypatch.setattr("sys.unraisablehook", dropped.append)
+    clock = SimpleNamespace(perf_counter=lambda: 50.0 * len(begun))
+    monkeypatch.setattr("schedc.solvers.common.interruption.time", clock)
+
+    def collecting(phase: str, _found: dict[str, int]) -> None:
+        if phase == "stop" and len(begun) == 1:
+            signal.raise_signal(signal.SIGALRM)
+            begun.append(1)
+
+    interruption = Interruption()
+    gc.callbacks.append(collecting)
+    try:
+        with interruption.listening(), interruption.alarm(40.0), pytest.raises(OutOfTime), interruption.raising():
+            begun.append(0)
+            gc.collect()
+            time.sleep(10)
+    finally:
+        gc.callbacks.remove(collecting)
     assert begun == [0, 1] and not dropped
 
 

@@ -63,13 +63,12 @@ def problem() -> Problem:
     )
 
 
-@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_no_proof_is_false_where_areas_overflow(seed: int) -> None:
+def test_no_proof_is_false_where_areas_overflow() -> None:
     given = problem()
     known = constructive("sorted")(given)
     assert not verify_schedule(given, known)
     start = constructive("greedy{n_sub=1}")(given)
-    found = solve_cpsat(given, start, limits=Limits(workers=1, deterministic=0.5, seed=seed))
+    found = solve_cpsat(given, start, limits=Limits(workers=1, deterministic=0.5, seed=1))
     assert found.lower_bound_ns <= simulate(given, known).stage_span_ns
 
 

@@ -606,7 +606,7 @@ def _terminal(problem: Problem, directory: Path, checks: Checks) -> None:
     """The command line on the job as it is on disk, and on the plan of what its extra makes of it."""
     job, plan = directory / "fuzz.toml", directory / "fuzz.plan.json"
     templates = [] if problem.is_sharded else [["templates", job]]  # of whole weights
-    for command in (["bounds", job], *templates, ["compile", job, "-o", plan, "--method", "greedy"]):
+    for command in (["bounds", job], *templates, ["compile", job, "-o", plan, "--method", "greedy", "--quiet"]):
         status = _run(command, checks)
     if status:
         return
