@@ -87,7 +87,7 @@ class Executor:
         self._at(self.program.ending)
 
     def _run(self, instruction: Instruction, asked_ns: int) -> int:
-        """One op, and the transfers around it; when it ended."""
+        """One op, and the transfers around it; when it ended, if somebody is told."""
         if instruction.before:
             self._at(instruction.before)
         for slot in instruction.posts:
@@ -101,7 +101,8 @@ class Executor:
         if instruction.opens:
             for hooks in self.hooks:
                 hooks.on_weights_needed(instruction.op.stage)
-        begun_ns = self.now()
+        is_seen = self.observer is not None
+        begun_ns = self.now() if is_seen else 0
         try:
             if self.span is None:
                 given = self.compute.run(instruction, values)
@@ -114,13 +115,13 @@ class Executor:
                     came = ", ".join(str(TensorMeta.of(tensor)) for tensor in value if tensor is not None)
                     error.add_note(f"on {came} from rank {self.program.wires[need.receive.wire].source}")
             raise
-        ended_ns = self.now()
+        ended_ns = self.now() if is_seen else 0
         if instruction.gives:
-            for gift, value in zip(instruction.gives, given, strict=True):
+            for at, gift in enumerate(instruction.gives):
                 if gift.send is not None:
-                    self._send(gift.send, value)
+                    self._send(gift.send, given[at])
                 else:
-                    self._local[gift.message] = value
+                    self._local[gift.message] = given[at]
         if instruction.completes:
             self._complete(instruction.op.stage)
         if self.observer is not None:
@@ -155,7 +156,7 @@ class Executor:
         """Hand on what an op gives to another rank; `()` is nothing."""
         if not given:
             return
-        sent_ns = self.now()  # before it is handed over: the peer may take it while this rank still hands it over
+        sent_ns = 0 if self.observer is None else self.now()  # before: the peer may take it while this rank still hands it over
         self.wiring.senders[slot.wire].send(slot.at, given)
         if self.observer is not None:
             wire = self.program.wires[slot.wire]
