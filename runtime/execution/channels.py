@@ -20,6 +20,7 @@ import torch
 from schedc.ir import Op, token
 from schedc.runtime.common.boundary import HEADER, MAX_TENSORS, TensorMeta, decode, encode, left_of
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer, TransferFailed, waiting_failed
+from schedc.runtime.common.lateness import WAITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -247,6 +248,7 @@ class Receiver(_End):
     def _header(self, at: int, header: Incoming, op: Op) -> tuple[TensorMeta, ...]:
         """What a header says, once it has come with all that is behind it."""
         limit_s = self.shape_timeout_s or self.timeout_s
+        WAITS.current = self._waiting, limit_s, (op, at, "waits for the shape of")
         try:
             found = header.wait(limit_s)
             left = left_of(found)
@@ -254,14 +256,19 @@ class Receiver(_End):
         except (ConnectionLost, NoAnswer) as error:
             doing = self._waiting(op, at, "waits for the shape of")
             raise waiting_failed(doing, error, limit_s, self.wire.source) from error
+        finally:
+            WAITS.current = None
 
     def _await(self, incoming: Incoming | None, op: Op, at: int, kind: TensorMeta) -> torch.Tensor:
         if incoming is not None and not self._failed:
+            WAITS.current = self._waiting, self.timeout_s, (op, at, "waits for")
             try:
                 return incoming.wait(self.timeout_s)
             except (ConnectionLost, NoAnswer) as error:
                 self.waited_for = at
                 self._note(self._waiting(op, at, "waits for"), error)
+            finally:
+                WAITS.current = None
         return torch.zeros(kind.shape, dtype=kind.dtype, device=self.device or "cpu")
 
     def _start(self, at: int, kind: TensorMeta, tag: int) -> Incoming | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from schedc.ir import Plan
 from schedc.runtime.common.boundary import BoundaryMeta
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer, waiting_failed
+from schedc.runtime.common.lateness import WAITS
 from schedc.runtime.common.program import Wire, connecting_order, wires_of
 from schedc.runtime.execution.channels import Receiver, Sender
 from schedc.runtime.transports.gloo import Completion
@@ -73,6 +74,8 @@ class Wiring:
         self._ends: dict[tuple[int, int, str], Ends] = {}
         self.senders: dict[int, Sender] = {}
         self.receivers: dict[int, Receiver] = {}
+        WAITS.watch(timeout_s)
+        self._watched = True
         try:
             self.move(plan)
         except BaseException:
@@ -233,6 +236,9 @@ class Wiring:
 
     def close(self) -> None:
         """Close all ends, together: some end only when others do."""
+        if self._watched:
+            self._watched = False
+            WAITS.leave()
         self._close(list(self._ends.values()))
         self._ends.clear()
         self.senders.clear()

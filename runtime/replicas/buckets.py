@@ -23,6 +23,7 @@ from torch.distributed.distributed_c10d import ReduceScatterOptions
 
 from schedc.errors import Unsupported
 from schedc.runtime.common.failure import with_others
+from schedc.runtime.common.lateness import WAITS
 from schedc.runtime.transports.gloo import finish
 
 if TYPE_CHECKING:
@@ -59,8 +60,12 @@ class Partners(NamedTuple):
             self.start(work.wait, doing)
             return
         late = f"no answer in {self.timeout_s:g} s; a replica is stuck or slower than the timeout_s given to load"
-        with with_others(doing, self.lost, late):
-            finish(work, self.timeout_s)
+        WAITS.current = str, self.timeout_s, (f"{doing}, and waits",)
+        try:
+            with with_others(doing, self.lost, late):
+                finish(work, self.timeout_s)
+        finally:
+            WAITS.current = None
 
 
 def set_gradient_type(modules: Iterable[nn.Module], dtype: torch.dtype) -> None:

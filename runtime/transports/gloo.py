@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from schedc.runtime.common.failure import ConnectionLost, NoAnswer, TransferFailed, connection_lost, waiting_failed
+from schedc.runtime.common.lateness import WAITS
 from schedc.runtime.transports.base import Ends
 
 if TYPE_CHECKING:
@@ -160,10 +161,13 @@ class PeerWords:
         for works in (self._coming, self._sent) if sent else (self._coming,):
             while works:
                 work, doing, peer = works.pop(0)
+                WAITS.current = str, timeout_s, (doing,)
                 try:
                     finish(work, timeout_s)
                 except (ConnectionLost, NoAnswer) as error:
                     raise waiting_failed(doing, error, timeout_s, peer) from error
+                finally:
+                    WAITS.current = None
 
     def _begin(
         self, transfer: Callable[[list[torch.Tensor], int, int], dist.Work], tensor: torch.Tensor, peer: int, doing: str

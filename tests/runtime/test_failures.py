@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -211,3 +212,11 @@ def test_the_first_step_has_a_limit_of_its_own(two: Ranks) -> None:
     first, _ = two.run(pipeline_runs.late, few_plan("1f1b"), [1, 9], 7.0, timeout_s=4.0, first_timeout_s=60.0)
     assert first[:2] == ["stepped"] * 2
     assert "from rank 1 on recv_next: no answer in 4 s; it is stuck or slower than the timeout_s" in first[2]
+
+
+def test_a_late_rank_is_named_while_it_is_waited_for(two: Ranks) -> None:
+    """After a quarter of the limit."""
+    first, _ = two.run(pipeline_runs.late, few_plan("1f1b"), [5], 4.0, timeout_s=8.0)
+    assert first.count("stepped") == 3
+    said = r"rank 0: BW0\.0 waits for BW1\.0 from rank 1 on recv_next: for [\d.]+ s so far, 8 s at most"
+    assert any(re.fullmatch(said, line) for line in first), first

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 from functools import partial
+from logging.handlers import QueueHandler
+from queue import SimpleQueue
 from time import sleep
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -117,14 +120,18 @@ def fail(rank: int, plan: Plan, culprit: int, way: str, timeout_s: float, **opti
 
 
 def late(rank: int, plan: Plan, forwards: Sequence[int], late_s: float, **limits: float) -> list[str]:
-    """Three steps in which rank 1 pauses before some of its forwards: what is said, with the steps that have run."""
-    stages, lines = make_stages(plan, rank), list[str]()
+    """Three steps in which rank 1 pauses before some of its forwards: what is said and logged, with the steps that have run."""
+    stages, lines, logged = make_stages(plan, rank), list[str](), SimpleQueue[logging.LogRecord]()
+    handler = QueueHandler(logged)
+    logging.getLogger("schedc").addHandler(handler)
     for number in forwards if rank == 1 else ():
         on_forward(stages, number, partial(sleep, late_s))
     with noting(lines), load(plan, stages, **limits) as pipe:
         for step in range(3):
             pipe.step(*make_batch(plan, step))
+            lines += (logged.get().getMessage() for _ in range(logged.qsize()))
             lines.append("stepped")
+    logging.getLogger("schedc").removeHandler(handler)
     return lines
 
 
