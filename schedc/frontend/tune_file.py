@@ -15,6 +15,7 @@ from schedc.spelling import counted
 
 Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 PlacementName: TypeAlias = Literal["unidirectional", "loop", "wave"]
+Gathers: TypeAlias = Literal["blocks", "plan"]
 Across: TypeAlias = Literal["pipeline", "data-parallel"]
 StepMicrobatches: TypeAlias = Count | Literal["all"]
 SomeCounts: TypeAlias = Annotated[tuple[Count, ...], Meta(min_length=1)]
@@ -101,6 +102,14 @@ class TuneSection(Section, frozen=True, kw_only=True):
             " 3: weights, too, gathered for each block (FSDP with resharding).",
         ),
     ] = (1, 2, 3)
+    gathers: Annotated[
+        tuple[Gathers, ...],
+        Meta(
+            min_length=1,
+            description="With zero_stage 3, when weights are gathered. blocks: layer by layer, beside each block. plan: stage by"
+            " stage, where the plan says, which releases them for room; of ranks with several stages.",
+        ),
+    ] = ("blocks", "plan")
     recompute: Annotated[
         Annotated[tuple[Literal["none", "selective", "full"], ...], Meta(min_length=1)] | None,
         Meta(

@@ -10,12 +10,13 @@ import pytest
 from inputs.tune_jobs import CONFIG, EXPERTS, tiny_request
 
 from schedc.analysis.bounds.lower_bounds import lower_bounds
-from schedc.frontend.job import checked_job
+from schedc.compile.driver import compile_job
+from schedc.frontend.job import checked_job, load_job
 from schedc.frontend.job_source import source_of_table
 from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.study.tune.candidates import candidates
 from schedc.study.tune.estimates import no_room, simple_bound_ns
-from schedc.study.tune.folder import job_table
+from schedc.study.tune.folder import job_table, write_folder
 from schedc.study.tune.layer_costs import PROFILE
 from schedc.study.tune.problems import candidate_problem
 from schedc.study.tune.replicas import bytes_per_parameter, collectives_ns, costs_of, optimizer_ns
@@ -97,6 +98,29 @@ def test_first_bounds_hold_and_jobs_are_those_planned(config: dict[str, object] 
         (tmp_path / PROFILE).write_text(costs_of(request, each).profile, encoding="utf-8")
         job = checked_job(source_of_table(job_table(request, each, made), directory=tmp_path, name="other"))
         assert (job.workload, job.layout, job.problem) == (made.workload, made.layout, made.problem)
+
+
+def test_a_plan_gathers_stages_where_that_is_faster(tmp_path: Path) -> None:
+    """Over a slow network blocks are as long as their gathers; a plan gathers seldom. What it says, `compile` finds again."""
+    keys: dict[str, object] = {"ranks": [2], "microbatch_sizes": [1], "zero_stages": [3], "recompute": ["none"], "batch": 32}
+    request = tiny_request(tmp_path, tune=keys | {"placements": ["loop"]}, topology={"within": {"bandwidth": "1 GB/s"}})
+    blocks, plan = sorted(candidates(request.choices), key=lambda each: each.gathers or "")
+    assert (blocks.gathers, plan.gathers, plan.title) == ("blocks", "plan", blocks.title.replace("ZeRO 3", "ZeRO 3 by plan"))
+    made = candidate_problem(request, plan)
+    parameters = [sum(layer.parameters for layer in made.workload.layers[slice(*own)]) for own in made.layout.layers_of_stage]
+    parallel = made.problem.data_parallel
+    assert parallel is not None and made.problem.is_sharded and not candidate_problem(request, blocks).problem.is_sharded
+    assert parallel.gathered_bytes == tuple(2 * own for own in parameters)
+    assert parallel.gradient_bytes == tuple(4 * own for own in parameters)
+    assert sum(made.static_bytes) == pytest.approx(9 * sum(parameters) + sum(held.total_bytes for held in made.besides), abs=8)
+    found = tune(request, SearchSettings(method="greedy{n_sub=1}"), candidate_s=0.0, prune=False)
+    steps = {row.candidate: row.step_ns for row in found.rows}
+    assert found.best.candidate == plan and (steps[blocks] or 0) > 2 * (steps[plan] or 0) > 0
+    gathers = [each for rank in found.plan.ranks for each in rank.collectives]
+    assert len(gathers) >= 8, "of four stages a gather and a reduction each, at least"
+    write_folder(tmp_path, request, found)
+    again = compile_job(load_job(tmp_path / "job.toml"), SearchSettings(method="greedy{n_sub=1}"))
+    assert again.plan.certificate.makespan_ns == found.best.step_ns
 
 
 def test_activations_hold_memory_until_their_backward_and_so_bound_the_step(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from schedc.study.tune.degrees import Degrees
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from schedc.frontend.tune_file import Across, PlacementName, StepMicrobatches
+    from schedc.frontend.tune_file import Across, Gathers, PlacementName, StepMicrobatches
     from schedc.ir import Versions
 
 
@@ -41,6 +41,8 @@ class TuneCandidate:
     zero_stage: int
     """What replicas divide: 1: optimizer state, 2: gradients, too, reduced after each backward, 3: weights, too, which each block
     gathers."""
+    gathers: Gathers | None = None
+    """With ZeRO 3: beside each block, layer by layer, or where the plan says, stage by stage."""
     recompute: str
     """`none`; `selective`: norms and activation functions; or `full`: the whole forward."""
     across: Across | None
@@ -78,6 +80,7 @@ class TuneCandidate:
         sizes = self.degrees.columns | ({"etp": 1} if self.degrees.expert == 1 else {})
         divided = "".join(f", {name} {size}" for name, size in sizes.items() if size > 1)
         divided += f", ZeRO {self.zero_stage}" if self.zero_stage > 1 else ""
+        divided += " by plan" if self.gathers == "plan" else ""
         across = "" if self.across is None else f", {self.across} across sites"
         placed = self.placement if self.chunks == 1 else f"{self.placement} with {self.chunks} chunks"
         recompute = {"none": "", "full": ", recomputing all stages"}.get(self.recompute, ", recomputing norms and activations")
@@ -169,6 +172,7 @@ class Choices:
     zero_stages: tuple[int, ...]
     recompute: tuple[str, ...]
     across_sites: tuple[Across, ...]
+    gathers: tuple[Gathers, ...] = ("blocks",)
     degrees: tuple[Degrees, ...] = (Degrees(),)
     overlaps: tuple[tuple[Versions | None, int | None], ...] = ((None, None),)
     """Which weights ops read, and the most delay; no versions: steps end."""
@@ -211,6 +215,7 @@ def _divided_so(
     if choices.batch % data_parallel or not all(map(degrees.divides_experts, replicas_of_site)):
         return
     of_pipeline = choices.batch // data_parallel
+    sharding = [(stage, way) for stage in choices.zero_stages for way in (choices.gathers if stage == 3 else (None,))]
     tried = product(
         [size for size in choices.microbatch_sizes if of_pipeline % size == 0],
         [
@@ -219,11 +224,13 @@ def _divided_so(
             for chunks in ((1,) if placement == "unidirectional" else choices.chunks)
             if ranks * chunks <= choices.layers and (placement == "unidirectional" or (ranks > 1 and chunks > 1))
         ],
-        choices.zero_stages if degrees.has_replicas(data_parallel) else (0,),  # one replica divides nothing
+        sharding if degrees.has_replicas(data_parallel) else ((0, None),),  # one replica divides nothing
         choices.recompute,
         choices.overlaps if ranks > 1 else [each for each in choices.overlaps if each[0] is None],
     )
-    for size, (placement, chunks), zero_stage, recompute, (versions, most_delay) in tried:
+    for size, (placement, chunks), (zero_stage, gathers), recompute, (versions, most_delay) in tried:
+        if gathers == "plan" and chunks == 1:
+            continue  # what all ops of a rank need is never released
         if versions is not None and zero_stage > 1:
             continue  # what an update would divide is read meanwhile
         for microbatches in _steps(of_pipeline // size, ("all",) if versions is None else choices.step_microbatches):
@@ -236,6 +243,7 @@ def _divided_so(
                 placement=placement,
                 chunks=chunks,
                 zero_stage=zero_stage,
+                gathers=gathers,
                 recompute=recompute,
                 across=across,
                 ranks_of_site=ranks_of_site,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from schedc import __version__
 from schedc.analysis.simulation.versions import versions_of
 from schedc.compile.certify import certify
-from schedc.compile.driver import defects_named
+from schedc.compile.driver import compile_problem, defects_named
 from schedc.errors import NoPlanFound
 from schedc.ir import MadeBy, Plan, Problem
 from schedc.solvers.common.base import SearchSettings
@@ -89,6 +89,10 @@ def baseline_of(problem: Problem, settings: SearchSettings, failures: list[Failu
         NoPlanFound: there is no schedule.
         Defect: a schedule breaks a rule.
     """
+    if problem.is_sharded:
+        made = compile_problem(problem, SearchSettings(method=GREEDY, limits=settings.limits, interruption=settings.interruption))
+        failures += made.failures
+        return made.plan
     incumbent = Incumbent(problem=problem, settings=SearchSettings(interruption=settings.interruption))
     fused = (GREEDY_FUSED,) if fusing_saves_time(problem) or fusing_frees(problem) else ()
     with defects_named(problem.name, "the baselines"):

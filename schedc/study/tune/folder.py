@@ -155,10 +155,12 @@ def job_table(request: TuneRequest, candidate: TuneCandidate, made: CandidatePro
     parallel = made.workload.data_parallel  # the problem's has what tied weights take in it
     if parallel is not None:
         durations = {"reduce_scatter": parallel.reduce_scatter_ns, "all_gather": parallel.all_gather_ns}
+        sizes = {"gathered": parallel.gathered_bytes, "gradients": parallel.gradient_bytes}
         table["data_parallel"] = {
             "size": parallel.size,
             "zero_stage": parallel.zero_stage,
             **{key: [format_duration_ns(each, 9) for each in values] for key, values in durations.items() if values},
+            **{key: [f"{each} B" for each in values] for key, values in sizes.items() if values},
         }
     return table
 

@@ -123,12 +123,13 @@ def candidate_problem(request: TuneRequest, candidate: TuneCandidate, partition:
         pairs = {pair for pair in (*layout.crossed(), ends) if pair[0] != pair[1]}
         network = with_own_links(workload.network, of_ranks, pairs)
         workload = replace(workload, layers=memory.held_by(costs.layers), network=network)
-    durations_ns, optimizers_ns = [], []
+    durations_ns, optimizers_ns, parameters = [], [], []
     once = _counted_twice(costs, layout)
     parts = zip(layout.rank_of_stage, layout.layers_of_stage, once, strict=True)
     for rank, (first, last), less in parts:  # from the parameters of one device of each stage
         experts = sum(layer.expert_parameters for layer in workload.layers[first:last])
         others = sum(layer.parameters for layer in workload.layers[first:last]) - experts - less
+        parameters.append(others + experts)
         begins = workload.layers[first]
         of_first = begins.parameters - begins.expert_parameters, begins.expert_parameters
         durations_ns.append(collectives_ns(request, candidate, others, experts, of_first, rank=rank))
@@ -151,11 +152,14 @@ def candidate_problem(request: TuneRequest, candidate: TuneCandidate, partition:
         if request.loss is None:  # else it is apart, as `update_ns`
             reduce_ns = tuple(map(sum, zip(reduce_ns, optimizers_ns, strict=True)))
         if any((*reduce_ns, *gather_ns)):
+            planned = candidate.gathers == "plan"
             parallel = DataParallel(
                 size=candidate.degrees.replicas(candidate.data_parallel),
-                zero_stage=min(1, candidate.zero_stage),  # what is gathered and reduced beside the blocks is in them
+                zero_stage=3 if planned else min(1, candidate.zero_stage),  # what goes on beside the blocks is in them
                 reduce_scatter_ns=reduce_ns,
                 all_gather_ns=gather_ns if candidate.zero_stage else (),
+                gathered_bytes=tuple(request.file.memory.weight_bytes * own for own in parameters) if planned else (),
+                gradient_bytes=tuple(request.file.memory.gradient_bytes * own for own in parameters) if planned else (),
             )
             workload = replace(workload, data_parallel=parallel)
         if costs.shared_parameters:

@@ -16,7 +16,8 @@ Experts have replicas of their own: with expert parallelism e, each pipeline has
 are replicas ÷ e. The collectives of the others and those of experts follow each other.
 
 ZeRO 2 and 3 reduce, and gather, layer by layer beside the blocks (`layer_costs`). What is left at the ends of a step is the first
-layer's: its weights come before the first forward, its gradients go behind the last backward.
+layer's: its weights come before the first forward, its gradients go behind the last backward. Or ZeRO 3 gathers stage by stage,
+where the plan says, and reduces a stage's gradients once.
 
 Within a site the devices of a node are those of a tensor parallel group first, then those that share sequences, then replicas; the
 ranks of a pipeline come last (Megatron-LM's order). A ring over several nodes has the network of all of its devices in a node.
@@ -55,7 +56,7 @@ def whole_costs_of(request: TuneRequest, candidate: TuneCandidate, rank: int = 0
 def costs_of(request: TuneRequest, candidate: TuneCandidate, rank: int = 0) -> LayerCosts:
     """The model's layers as a rank of a candidate would have them, with the collectives that run beside their blocks."""
     whole = whole_costs_of(request, candidate, rank)
-    if candidate.zero_stage < 2:
+    if candidate.zero_stage < 2 or candidate.gathers == "plan":
         return whole
 
     def beside_ns(others: int, experts: int) -> tuple[int, int]:
@@ -79,7 +80,8 @@ def gathered_bytes(request: TuneRequest, candidate: TuneCandidate, parameters: i
     Of two layers: one computes while the next one's weights come, and the gradients of the one before are reduced.
     """
     memory = request.file.memory
-    weights, gradients = candidate.zero_stage > 2, candidate.zero_stage > 1
+    beside = candidate.gathers != "plan"
+    weights, gradients = beside and candidate.zero_stage > 2, beside and candidate.zero_stage > 1
     return 2 * parameters * (memory.weight_bytes * weights + memory.gradient_bytes * gradients)
 
 
@@ -126,7 +128,7 @@ def collectives_ns(
     for what ZeRO 2 and 3 do layer by layer; None: nothing counts for that. `least`: as of `measured_s`.
     """
     reduce_ns, gather_ns = _both_ns(request, candidate, others, experts, rank, least=least)
-    if candidate.zero_stage > 1:
+    if candidate.zero_stage > 1 and candidate.gathers != "plan":
         of_first = (0, 0) if first is None else _both_ns(request, candidate, *first, rank)
         return of_first[0], gather_ns if candidate.zero_stage == 2 else of_first[1]
     return (reduce_ns, gather_ns) if candidate.zero_stage else (2 * reduce_ns, 0)

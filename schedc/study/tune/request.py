@@ -141,6 +141,7 @@ def read_request(source: JobSource) -> TuneRequest:
             placements=tune.placements,
             chunks=tune.chunks,
             zero_stages=tune.zero_stages,
+            gathers=tune.gathers,
             recompute=recompute,
             across_sites=tune.across_sites,
             degrees=costs.degrees,

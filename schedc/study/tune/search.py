@@ -22,7 +22,7 @@ from schedc.analysis.bounds.lower_bounds import cheap_bound_ns
 from schedc.analysis.bounds.residency import rank_without_room
 from schedc.analysis.gap import check_bound, relative_gap
 from schedc.compile.driver import CHECKS_S_PER_OP, checks_s
-from schedc.errors import InvalidInput, NoPlanFound, Unsupported
+from schedc.errors import Infeasible, InvalidInput, NoPlanFound, Unsupported
 from schedc.solvers.driver.registry import is_auto, method_named
 from schedc.study.loss.time_to_loss import LossCandidate, TimeToLoss, sorted_rows
 from schedc.study.tune.candidates import CandidateState, TuneRow, candidates
@@ -286,7 +286,7 @@ class _Search:
                 )
             else:
                 plan = self.planner.plan(problem, settings, self.failures, baseline=baseline)
-        except (NoPlanFound, Unsupported) as error:
+        except (Infeasible, NoPlanFound, Unsupported) as error:
             if work.plan is None:
                 work.end(CandidateState.NO_PLAN, str(error))
             return

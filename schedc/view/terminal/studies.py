@@ -220,7 +220,7 @@ _TEXTS: dict[str, Callable[[TuneRow], str]] = {
     "placement": lambda row: row.candidate.placement,
     "chunks": lambda row: str(row.candidate.chunks),
     "recompute": lambda row: row.candidate.recompute,
-    "ZeRO": lambda row: str(row.candidate.zero_stage),
+    "ZeRO": lambda row: f"{row.candidate.zero_stage}{' by plan' if row.candidate.gathers == 'plan' else ''}",
     "across sites": lambda row: row.candidate.across or "–",
     "mode": lambda row: _mode(row.candidate),
     "state": lambda row: row.state,
