@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -137,7 +138,7 @@ class ForwardBackward:
             self.pipe.evaluate(alike, outputs={})
         else:
             with ExitStack() as not_synchronizing:
-                for function in _each(config.no_sync_func):
+                for function in _each(config.no_sync_func) or [*map(_NO_SYNC, filter(_overlaps, chunks))]:
                     not_synchronizing.enter_context(function())
                 self.pipe.step(alike, alike, divide_by=1)
         for stage in self._stages.values():
@@ -216,13 +217,26 @@ class GradientSync(ReplicaHooks):
             functions[self._numbers[stage] % len(functions)](self._chunks[stage].parameters())
 
     def on_gradients_complete(self, stage: int) -> None:
-        """Start the reduction of a chunk's gradients, where Megatron has it beside the backwards."""
+        """Start the reduction of a chunk's gradients, where Megatron has it beside the backwards.
+
+        Not where the optimizer has several instances: Megatron starts it again at the end then, and all would be reduced twice.
+        """
         functions = _each(self._config.grad_sync_func)
-        chunk = self._chunks[stage]
+        chunk: Any = self._chunks[stage]
+        if _overlaps(chunk) and chunk.ddp_config.num_distributed_optimizer_instances > 1:
+            return
         if functions:
             functions[self._numbers[stage] % len(functions)](chunk.parameters())
-        elif getattr(getattr(chunk, "ddp_config", None), "overlap_grad_reduce", False):
-            chunk.start_grad_sync()  # type: ignore[operator]  # it is Megatron's DistributedDataParallel
+        elif _overlaps(chunk):
+            chunk.start_grad_sync()
+
+
+_NO_SYNC = attrgetter("no_sync")
+
+
+def _overlaps(chunk: Any) -> bool:
+    """Whether it is in Megatron's DistributedDataParallel, which reduces gradients beside the backwards."""
+    return bool(getattr(getattr(chunk, "ddp_config", None), "overlap_grad_reduce", False))
 
 
 def _each(functions: Any) -> Sequence[Callable[..., Any]]:

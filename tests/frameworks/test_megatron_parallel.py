@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +19,8 @@ skip_without("megatron")
 from runs import megatron_parallel_runs  # noqa: E402
 from runs.megatron_parallel_runs import Parallel  # noqa: E402
 from runs.megatron_runs import Case  # noqa: E402
+
+from schedc.runtime.frameworks.megatron import GradientSync  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,6 +63,49 @@ def test_shared_embeddings(two: Ranks, method: str) -> None:
 @pytest.mark.parametrize("method", ["zb-h1", "interleaved"])
 def test_gradients_are_reduced_beside_the_backwards(four: Ranks, method: str, aligned: bool) -> None:
     assert_small(four.run(megatron_parallel_runs.train, Parallel(case(method), overlap=True, aligned=aligned)))
+
+
+def drawn(number: int) -> Parallel:
+    """One of the ways in which Megatron's distributed optimizer works, with a plan."""
+    random = Random(number)
+    method = ["1f1b", "zb-h1", "interleaved", "zb-v"][number % 4]
+    overlap, delayed = random.random() < 0.7, random.random() < 0.5
+    return Parallel(
+        case(method, delayed=delayed),
+        tied=method != "zb-v" and random.random() < 0.5,
+        overlap=overlap,
+        aligned=overlap and random.random() < 0.5,
+        sharded=True,
+        gather=overlap and random.random() < 0.6,
+        fuse=delayed and random.random() < 0.5,
+    )
+
+
+@pytest.mark.parametrize("number", range(16))
+def test_distributed_optimizer(four: Ranks, number: int) -> None:
+    """Weights after three steps: gradients are reduced once, after the last W, and weights gathered before they are used."""
+    assert_small(four.run(megatron_parallel_runs.train, drawn(number)))
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+def test_delayed_gradients_are_reduced_beside_the_backwards(four: Ranks, fuse: bool) -> None:
+    """Where linear layers add to `main_grad` themselves, and where they leave it to Megatron's hooks."""
+    assert_small(four.run(megatron_parallel_runs.train, Parallel(case("zb-h1", delayed=True), overlap=True, fuse=fuse)))
+
+
+def test_distributed_optimizer_clips(four: Ranks) -> None:
+    """By one norm, of all shards; Megatron has it in float32."""
+    clips = Parallel(case("zb-h1"), overlap=True, sharded=True, clip=0.05)
+    assert_small(four.run(megatron_parallel_runs.train, clips), 1e-6)
+
+
+def test_several_instances_of_the_optimizer_are_reduced_at_the_end() -> None:
+    started: list[bool] = []
+    for instances in (1, 2):
+        wrapper = SimpleNamespace(overlap_grad_reduce=True, num_distributed_optimizer_instances=instances)
+        chunk: Any = SimpleNamespace(ddp_config=wrapper, start_grad_sync=lambda: started.append(True))
+        GradientSync({0: chunk}, SimpleNamespace(grad_sync_func=None)).on_gradients_complete(0)
+    assert started == [True]
 
 
 def test_gradients_are_averaged_over_the_tokens_of_all_pipelines(four: Ranks) -> None:
