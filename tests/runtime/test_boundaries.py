@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 from inputs.few_plans import W_IN_PARTS, made_by
-from runs import feature_runs, wrapped_runs
+from runs import boundary_runs, feature_runs, wrapped_runs
 from runs.harness import assert_exact
 from runs.stage_blocks import WAYS, WIDTH, run_all
 
@@ -40,6 +40,15 @@ def test_gradients(two: Ranks, name: str, recompute: bool) -> None:
         assert isinstance(result, dict), result
         assert result["error"] < 1e-9
         assert result["losses"] == pytest.approx(result["expected"], rel=1e-12)
+
+
+@pytest.mark.parametrize(("name", "recompute"), [("interleaved", False), ("zb-v", True), ("bidirectional", False)])
+def test_drawn_models(two: Ranks, name: str, recompute: bool) -> None:
+    """Up to 40 tensors: views, conjugates, one given twice or passed on, scalars, none, integers, with gradients and without."""
+    method, options = PLANS[name]
+    for errors in two.run(boundary_runs.drawn, made_by(method, **options), [1, 3], recompute):
+        assert isinstance(errors, list), errors
+        assert max(errors) < 1e-9
 
 
 def test_views_that_are_conjugate(two: Ranks) -> None:
