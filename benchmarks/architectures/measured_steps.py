@@ -161,8 +161,8 @@ def without(*terms: Term) -> Callable[[TuneRequest], TuneRequest]:
                 operator = None if operator is None else term.operator(operator)
             return operator
 
-        def costs(degrees: Degrees, size: int, selective: bool) -> LayerCosts:
-            known = site.costs(Degrees(**asdict(degrees)), size, selective)
+        def costs(degrees: Degrees, size: int, selective: bool, split: bool) -> LayerCosts:
+            known = site.costs(Degrees(**asdict(degrees)), size, selective, split)
             parts = [part._replace(operators=[new for old in part.operators if (new := left(old))]) for part in known.parts]
             entries = [
                 layer_of(

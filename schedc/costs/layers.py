@@ -8,7 +8,7 @@ are known by name are in the file models.toml beside this one, in the keys of a 
 from __future__ import annotations
 
 import tomllib
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -188,8 +188,9 @@ class Part(NamedTuple):
     """What it sends on."""
 
 
+@lru_cache(maxsize=1024)
 def parts_of(architecture: Architecture, setting: Setting) -> tuple[Part, ...]:
-    """All layers, as one device of a tensor-, context- and expert-parallel group has them.
+    """All layers, as one device of a tensor-, context- and expert-parallel group has them; callers share them.
 
     Raises:
         Unsupported: a dimension of the model cannot be divided as the setting asks, or the sequence is too long for it.

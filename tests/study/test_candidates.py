@@ -26,7 +26,7 @@ def test_every_candidate_uses_all_devices_and_the_whole_batch(sites: list[int], 
         placements=("unidirectional", "loop", "wave"),
         chunks=(2, 3),
         zero_stages=(0, 1),
-        recompute=("none",),
+        forms=(("none", "split"),),
         across_sites=("pipeline", "data-parallel"),
         degrees=(Degrees(expert=experts),),
     )

@@ -40,7 +40,7 @@ def causes(request: TuneRequest, **has: object) -> tuple[dict[str, float], int]:
 def test_on_one_device_all_is_computing_and_the_optimizers(tmp_path: Path) -> None:
     request = tiny_request(tmp_path, sites=(1,), tune=ONE | {"batch": 3})
     of, _ = causes(request)
-    layers = request.sites[0].costs(request.choices.degrees[0], 1, False).layers
+    layers = request.sites[0].costs(request.choices.degrees[0], 1, False, False).layers
     assert of["computing"] == 3 * sum(layer.forward_ns[0] + layer.backward_ns[0] for layer in layers)
     assert of["optimizer"] > 0 and all(of[name] == 0 for name in (*NO_TIME, "idle in the pipeline"))
     assert of["gradients and weights of replicas"] == pytest.approx(0, abs=1)

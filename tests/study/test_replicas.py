@@ -45,7 +45,7 @@ SMALL_V3 = {
     "vocab_size": 2048,
     "first_k_dense_replace": 1,
 }
-ALONE = {"ranks": [1], "microbatch_sizes": [1], "recompute": ["none"], "placements": ["unidirectional"]}
+ALONE = {"ranks": [1], "microbatch_sizes": [1], "recompute": ["none"], "placements": ["unidirectional"], "split_backward": False}
 
 
 def test_devices_that_share_a_sequence_have_the_same_weights(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_tune_takes_a_table_that_was_measured(tmp_path: Path) -> None:
     assert tmp_path / "table.json" in measured.files
     assert (measured.sites[0].rates.memory, measured.sites[0].rates.link) == (0.4, 0.5)
     assert measured.sites[0].optimizer.own == pytest.approx(2 * plain.sites[0].optimizer.own)
-    slow, fast = (request.sites[0].costs(request.choices.degrees[0], 1, False).totals for request in (measured, plain))
+    slow, fast = (request.sites[0].costs(request.choices.degrees[0], 1, False, True).totals for request in (measured, plain))
     assert slow.forward_ns > 3 * fast.forward_ns
     for key, value in (("efficiency", 0.5), ("device", "a100")):
         with pytest.raises(InvalidInput):

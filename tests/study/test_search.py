@@ -66,6 +66,12 @@ def tuned(request: TuneRequest, *, prune: bool = True, method: str = GREEDY, tim
             "tune": {"batch": 4, "microbatch_sizes": [1], "zero_stages": [1, 3], "recompute": ["none"]},
         },
         {
+            "config": EXPERTS,
+            "model": {"ep": [1, 4]},
+            "tune": {"batch": 8, "microbatch_sizes": [2], "recompute": ["none", "selective"]},
+            "memory": {"capacity": "700 MB"},
+        },
+        {
             "sites": (2, 2),
             "tune": {"batch": 8, "microbatch_sizes": [2], "recompute": ["none"]},
             "topology": {"between": {"latency": "200 us", "bandwidth": "500 MB/s"}},

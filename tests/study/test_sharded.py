@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from schedc.study.tune.candidates import TuneCandidate
     from schedc.study.tune.request import TuneRequest
 
+FUSED: dict[str, object] = {"recompute": ["none"], "split_backward": False}
 LEVELS = {"zero_stages": [1, 2, 3], "microbatch_sizes": [1], "recompute": ["none"], "placements": ["unidirectional"]}
 
 
@@ -139,7 +140,7 @@ def test_activations_hold_memory_until_their_backward_and_so_bound_the_step(tmp_
         found = tune(request, SearchSettings(method="greedy{n_sub=1}"), prune=False)
         for row in found.rows:
             totals = costs_of(request, row.candidate).totals
-            layers = request.sites[0].costs(row.candidate.degrees, 1, False).layers
+            layers = request.sites[0].costs(row.candidate.degrees, 1, False, True).layers
             times = [layer.forward_ns[0] + min(layer.backward_input_ns[0], layer.backward_ns[0]) for layer in layers]
             held = sum(layer.activation_bytes * sum(times[at:]) for at, layer in enumerate(layers))
             assert totals.held_byte_ns == held
@@ -151,7 +152,7 @@ def test_activations_hold_memory_until_their_backward_and_so_bound_the_step(tmp_
 
 def test_all_degrees_that_fill_the_devices_are_tried(tmp_path: Path) -> None:
     """Counted by trying all tuples of numbers: Megatron-LM's conditions, and what the model's dimensions can be divided by."""
-    job = {"batch": 8, "microbatch_sizes": [1, 2], "zero_stages": [1], "recompute": ["none"], "placements": ["unidirectional"]}
+    job = {"batch": 8, "microbatch_sizes": [1, 2], "zero_stages": [1], "placements": ["unidirectional"]} | FUSED
     open_degrees: dict[str, object] = {"tp": [1, 2, 4, 8], "ep": [1, 2, 4, 8], "cp": [1, 2], "etp": [1, 2, 4, 8]}
     request = tiny_request(tmp_path, sites=(8,), config=EXPERTS, model=open_degrees, tune=job)
     found = [

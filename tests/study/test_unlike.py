@@ -54,7 +54,7 @@ def test_a_block_takes_what_it_takes_on_its_device(tmp_path: Path) -> None:
     assert {each.placement for each, _ in found} == {"unidirectional", "loop", "wave"}
     for each, made in found:
         assert each.ranks_of_site == (1, 2)
-        fast, slow = (site.costs(each.degrees, each.microbatch_size, False).layers for site in request.sites)
+        fast, slow = (site.costs(each.degrees, each.microbatch_size, False, True).layers for site in request.sites)
         for stage, (first, last) in zip(made.problem.stages, made.layout.layers_of_stage, strict=True):
             layers = (fast if stage.rank == 0 else slow)[first:last]
             for name in ("forward_ns", "backward_input_ns", "backward_weight_ns"):
@@ -77,7 +77,7 @@ def test_replicas_in_unlike_sites_take_what_the_slowest_takes(tmp_path: Path) ->
     request = unlike_request(tmp_path, sites=(2, 2), tune={"ranks": [2], "recompute": ["none"], "placements": ["unidirectional"]})
     each = next(each for each in candidates(request.choices) if each.across == "data-parallel")
     made = candidate_problem(request, each)
-    fast, slow = (site.costs(each.degrees, each.microbatch_size, False).layers for site in request.sites)
+    fast, slow = (site.costs(each.degrees, each.microbatch_size, False, True).layers for site in request.sites)
     assert [layer.forward_ns for layer in made.workload.layers] == [
         max(one.forward_ns, other.forward_ns) for one, other in zip(fast, slow, strict=True)
     ]
@@ -160,7 +160,7 @@ def test_measured_profiles_by_site(tmp_path: Path) -> None:
     request = unlike_request(tmp_path)
     each = pipelines(request)[0]
     for name, site in (("fast.json", 0), ("slow.json", 1)):
-        (tmp_path / name).write_text(request.sites[site].costs(each.degrees, 1, False).profile, encoding="utf-8")
+        (tmp_path / name).write_text(request.sites[site].costs(each.degrees, 1, False, True).profile, encoding="utf-8")
     keys: dict[str, dict[str, object]] = {
         "tune": {"batch": 8, "profiles": [{"1": "fast.json"}, {"1": "slow.json"}]},
         "topology": {"sites": [2, 4], "within": {"bandwidth": "100 GB/s"}, "between": {"bandwidth": "20 GB/s"}},
@@ -169,7 +169,7 @@ def test_measured_profiles_by_site(tmp_path: Path) -> None:
     measured = read_request(source_of_table(keys, directory=tmp_path, name="measured"))
     crossing = pipelines(measured)[0]
     for rank, site in ((0, 0), (crossing.ranks - 1, 1)):
-        assert whole_costs_of(measured, crossing, rank).layers == request.sites[site].costs(each.degrees, 1, False).layers
+        assert whole_costs_of(measured, crossing, rank).layers == request.sites[site].costs(each.degrees, 1, False, True).layers
     found = tune(measured, GREEDY, candidate_s=0.0)
     assert found.plan.certificate.makespan_ns == found.best.step_ns
     text = json.loads((tmp_path / "slow.json").read_text(encoding="utf-8"))

@@ -45,6 +45,8 @@ class TuneCandidate:
     """With ZeRO 3: beside each block, layer by layer, or where the plan says, stage by stage."""
     recompute: str
     """`none`; `selective`: norms and activation functions; or `full`: the whole forward."""
+    backward: str
+    """`split`: B and W may run apart; `fused`: they are one, and nothing is kept for W."""
     across: Across | None
     """What crosses from site to site; None: there is one site."""
     ranks_of_site: tuple[int, ...]
@@ -85,6 +87,7 @@ class TuneCandidate:
         placed = self.placement if self.chunks == 1 else f"{self.placement} with {self.chunks} chunks"
         recompute = {"none": "", "full": ", recomputing all stages"}.get(self.recompute, ", recomputing norms and activations")
         shape = f"{counted(self.ranks, 'rank')} × {counted(self.data_parallel, 'pipeline')}"
+        recompute += ", fused backwards" if self.backward == "fused" and self.recompute != "selective" else ""
         mode = "" if self.versions is None else f", {self.versions}"
         mode += "" if self.most_delay is None else f" by {self.most_delay}"
         said = f"{counted(self.microbatches, 'microbatch')} of {self.microbatch_size}"
@@ -170,7 +173,8 @@ class Choices:
     placements: tuple[PlacementName, ...]
     chunks: tuple[int, ...]
     zero_stages: tuple[int, ...]
-    recompute: tuple[str, ...]
+    forms: tuple[tuple[str, str], ...]
+    """What backwards compute again, and whether they are split."""
     across_sites: tuple[Across, ...]
     gathers: tuple[Gathers, ...] = ("blocks",)
     degrees: tuple[Degrees, ...] = (Degrees(),)
@@ -225,10 +229,10 @@ def _divided_so(
             if ranks * chunks <= choices.layers and (placement == "unidirectional" or (ranks > 1 and chunks > 1))
         ],
         sharding if degrees.has_replicas(data_parallel) else ((0, None),),  # one replica divides nothing
-        choices.recompute,
+        choices.forms,
         choices.overlaps if ranks > 1 else [each for each in choices.overlaps if each[0] is None],
     )
-    for size, (placement, chunks), (zero_stage, gathers), recompute, (versions, most_delay) in tried:
+    for size, (placement, chunks), (zero_stage, gathers), (recompute, backward), (versions, most_delay) in tried:
         if gathers == "plan" and chunks == 1:
             continue  # what all ops of a rank need is never released
         if versions is not None and zero_stage > 1:
@@ -245,6 +249,7 @@ def _divided_so(
                 zero_stage=zero_stage,
                 gathers=gathers,
                 recompute=recompute,
+                backward=backward,
                 across=across,
                 ranks_of_site=ranks_of_site,
                 replicas_of_site=replicas_of_site,

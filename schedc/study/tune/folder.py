@@ -111,7 +111,7 @@ def job_table(request: TuneRequest, candidate: TuneCandidate, made: CandidatePro
     }
     if candidate.chunks > 1:
         pipeline["chunks"] = candidate.chunks
-    if not tune.split_backward:
+    if candidate.backward == "fused":
         pipeline["split_backward"] = False
     if tune.semantics is not Semantics.SCHEDC:
         pipeline["semantics"] = str(tune.semantics)

@@ -67,19 +67,23 @@ class Totals:
         return self.again_ns if candidate.recompute == "full" else 0
 
 
-def totals_of(layers: Sequence[Layer], *, split_backward: bool, shared_parameters: int = 0) -> Totals:
+def totals_of(entries: Sequence[LayerEntry], *, split_backward: bool, shared_parameters: int = 0) -> Totals:
     """The sums; without split backwards there is only the fused one. `shared_parameters` are in two layers, of one rank perhaps."""
     forward_ns = gradient_ns = backward_ns = again_ns = activation_bytes = held_byte_ns = parameters = experts = 0
-    for layer in reversed(layers):
-        (fused_ns,), (input_ns,), (weight_ns,) = layer.backward_ns, layer.backward_input_ns, layer.backward_weight_ns
-        forward_ns += layer.forward_ns[0]
-        gradient_ns += min(input_ns, fused_ns) if split_backward else fused_ns
-        backward_ns += min(input_ns + weight_ns, fused_ns) if split_backward else fused_ns
-        again_ns += (layer.forward_again_ns or layer.forward_ns)[0]
-        activation_bytes += layer.activation_bytes
-        held_byte_ns += layer.activation_bytes * (forward_ns + gradient_ns)
-        parameters += layer.parameters - layer.expert_parameters
-        experts += layer.expert_parameters
+    for layer in reversed(entries):
+        times, fused_ns, held_bytes = layer.repeat, layer.whole_ns, layer.activation_bytes or 0
+        input_ns, weight_ns = layer.parts_ns
+        until_ns = min(input_ns, fused_ns) if split_backward else fused_ns
+        held_byte_ns += held_bytes * (  # of a run of layers, the last waits for itself alone, the first for all
+            times * (forward_ns + gradient_ns) + times * (times + 1) // 2 * (layer.forward_ns + until_ns)
+        )
+        forward_ns += times * layer.forward_ns
+        gradient_ns += times * until_ns
+        backward_ns += times * (min(input_ns + weight_ns, fused_ns) if split_backward else fused_ns)
+        again_ns += times * (layer.forward_ns if layer.forward_again_ns is None else layer.forward_again_ns)
+        activation_bytes += times * held_bytes
+        parameters += times * ((layer.parameters or 0) - (layer.expert_parameters or 0))
+        experts += times * (layer.expert_parameters or 0)
     return Totals(
         forward_ns=forward_ns,
         gradient_ns=gradient_ns,
@@ -133,7 +137,7 @@ class LayerCosts:
     @cached_property
     def totals(self) -> Totals:
         """Their sums; without split backwards there is only the fused one."""
-        return totals_of(self.layers, split_backward=self.split_backward, shared_parameters=self.shared_parameters)
+        return totals_of(self.entries, split_backward=self.split_backward, shared_parameters=self.shared_parameters)
 
     @property
     def profile(self) -> str:

@@ -36,8 +36,9 @@ MICROBATCH_SIZES = (1, 2, 4, 8)
 class ModelCosts(NamedTuple):
     """A model as a tune job has it."""
 
-    of: tuple[Callable[[Degrees, int, bool], LayerCosts], ...]
-    """Of each site, by degrees, microbatch size, and whether B computes norms and activation functions again."""
+    of: tuple[Callable[[Degrees, int, bool, bool], LayerCosts], ...]
+    """Of each site, by degrees, microbatch size, whether B computes norms and activation functions again, and whether W may run
+    apart from it."""
     degrees: tuple[Degrees, ...]
     """Those that its dimensions and the sites can be divided by."""
     sizes: tuple[int, ...]
@@ -76,7 +77,7 @@ def _predicted(source: JobSource, file: TuneFile, devices: Sequence[Accelerator]
     sequence = model.sequence or min(DEFAULT_SEQUENCE, architecture.positions or DEFAULT_SEQUENCE)
 
     @cache
-    def on(device: Accelerator, own: Efficiency, degrees: Degrees, size: int, selective: bool) -> LayerCosts:
+    def on(device: Accelerator, own: Efficiency, degrees: Degrees, size: int, selective: bool, split: bool) -> LayerCosts:
         made = predicted(
             named,
             device.name,
@@ -91,13 +92,13 @@ def _predicted(source: JobSource, file: TuneFile, devices: Sequence[Accelerator]
             microbatch=size,
             sequence=sequence,
             selective_recompute=selective or model.recompute == "selective",
-            split_backward=file.tune.split_backward,
+            split_backward=split,
             rates=own if model.efficiency is None else sustained(model.efficiency),
         )
         second = second_embedding(architecture)
         return LayerCosts(
             entries=made.layers,
-            split_backward=file.tune.split_backward,
+            split_backward=split,
             title=f"{made.title}, predicted",
             parts=parts_of(made.architecture, made.setting),
             setting=made.setting,
@@ -111,7 +112,7 @@ def _predicted(source: JobSource, file: TuneFile, devices: Sequence[Accelerator]
     degrees, refused = [], None
     for each in _tried(source, file, sequence, min(device.group for device in devices), experts):
         try:
-            of[0](each, sizes[0], False)
+            of[0](each, sizes[0], False, file.tune.split_backward)
             degrees.append(each)
         except Unsupported as error:
             refused = refused or error
@@ -136,8 +137,8 @@ def _measured(source: JobSource, file: TuneFile) -> ModelCosts:
         if len(of_sites) > 1 and [each.parameters for each in costs.layers] != [each.parameters for each in first.layers]:
             raise Location(str(path)).refuse("layers with other parameters", f"those of {files[0]}, as it is the same model")
 
-    def of_site(paths: dict[int, Path]) -> Callable[[Degrees, int, bool], LayerCosts]:
-        return lambda _degrees, size, _selective: read[paths[size]]
+    def of_site(paths: dict[int, Path]) -> Callable[[Degrees, int, bool, bool], LayerCosts]:
+        return lambda _degrees, size, _selective, _split: read[paths[size]]
 
     of = tuple(map(of_site, of_sites if len(of_sites) > 1 else of_sites * len(file.topology.sites)))
     return ModelCosts(of, (degrees,), sizes, file.model.sequence, None, files)

@@ -102,7 +102,7 @@ def candidate_problem(request: TuneRequest, candidate: TuneCandidate, partition:
         layers=memory.held_by(costs.layers),
         devices=memory.devices,
         network=Network(site_of_rank=site_of_rank, within=of_ranks[0].within, between=between),
-        split_backward=request.file.tune.split_backward,
+        split_backward=costs.split_backward,
         semantics=request.file.tune.semantics,
     )
     layout = Layout(
@@ -213,7 +213,7 @@ def _besides(request: TuneRequest, candidate: TuneCandidate, costs: LayerCosts, 
         stages = zip(layout.rank_of_stage, layout.layers_of_stage, strict=True)
         own, most = [range(*layers) for at, layers in stages if at == rank], Besides(0, 0, "")
         if costs.setting is not None:
-            of = partial(besides, setting=costs.setting, hidden=hidden, split_backward=request.file.tune.split_backward)
+            of = partial(besides, setting=costs.setting, hidden=hidden, split_backward=costs.split_backward)
             most = max((of([costs.parts[at] for at in stage]) for stage in own), key=lambda each: each.working_bytes)
             most = most._replace(buffers_bytes=of([costs.parts[at] for stage in own for at in stage]).buffers_bytes)
         largest = max(costs.layers[at].parameters for stage in own for at in stage)

@@ -25,9 +25,8 @@ ranks of a pipeline come last (Megatron-LM's order). A ring over several nodes h
 
 from __future__ import annotations
 
-from dataclasses import replace
 from fractions import Fraction
-from functools import partial
+from functools import lru_cache, partial
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -49,8 +48,9 @@ if TYPE_CHECKING:
 
 def whole_costs_of(request: TuneRequest, candidate: TuneCandidate, rank: int = 0) -> LayerCosts:
     """The model's layers as a rank of a candidate would have them if weights were whole."""
-    selective, devices = candidate.recompute == "selective", rank_devices(request.sites, candidate, rank)
-    return slowest_of(tuple(each.costs(candidate.degrees, candidate.microbatch_size, selective) for each in devices.sites))
+    devices = rank_devices(request.sites, candidate, rank)
+    again, split = candidate.recompute == "selective", candidate.backward == "split"
+    return slowest_of(tuple(each.costs(candidate.degrees, candidate.microbatch_size, again, split) for each in devices.sites))
 
 
 def costs_of(request: TuneRequest, candidate: TuneCandidate, rank: int = 0) -> LayerCosts:
@@ -196,9 +196,14 @@ def _among_ns(
         took_s = measured_s(rates, kind, members[0], sent_bytes, least=least) if between is None and apart == 1 else None
         if took_s is not None:  # rounded as a ring's time is, but for what binary fractions add
             return int(took_s * 1e9) if least else ceil(took_s * 1e9 - 1e-3)
-        within = replace(within, bytes_per_second=round(_ring_rate(site, max(members), apart) * rates.link))
+        within = _link(within.latency_ns, round(_ring_rate(site, max(members), apart) * rates.link))
     fixed_ns = round(rates.collective_s * 1e9) if sum(members) > 1 and device is not None else 0
     return fixed_ns + one_way_ns(members, within, between, size_bytes)
+
+
+@lru_cache(maxsize=1024)
+def _link(latency_ns: int, bytes_per_second: int) -> MessageCost:
+    return MessageCost(latency_ns=latency_ns, bytes_per_second=bytes_per_second)
 
 
 def _ring_rate(site: SiteDevices, members: int, apart: int) -> float:

@@ -37,8 +37,9 @@ class OptimizerRates(NamedTuple):
 class SiteDevices:
     """The devices of a site; sites whose devices are equal have the same object."""
 
-    costs: Callable[[Degrees, int, bool], LayerCosts]
-    """Of the model's layers by degrees, microbatch size and whether B computes norms and activation functions again."""
+    costs: Callable[[Degrees, int, bool, bool], LayerCosts]
+    """Of the model's layers by degrees, microbatch size, whether B computes norms and activation functions again, and whether W may
+    run apart from it."""
     device: Accelerator | None
     """With the nodes of the site; None: the layers are measured ones."""
     rates: Efficiency

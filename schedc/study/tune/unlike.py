@@ -66,7 +66,7 @@ def least_of(costs: Sequence[LayerCosts], ranks: Sequence[int]) -> Totals:
     speeds, split = speeds_of(costs), costs[0].split_backward
     least = _combined(costs, [_extreme(entries, min) for entries in _by_layer(costs)])
     both = [Fraction(0), Fraction(0)]
-    for layers in zip(*(each.layers for each in costs), strict=True):
+    for layers in _by_layer(costs):
         single = [totals_of([layer], split_backward=split) for layer in layers]
         both[0] += min(speed * (own.forward_ns + own.backward_ns) for speed, own in zip(speeds, single, strict=True))
         both[1] += min(speed * own.again_ns for speed, own in zip(speeds, single, strict=True))

@@ -40,7 +40,7 @@ class Work:
     def ops(self) -> int:
         """Compute ops, as `Problem.num_ops`."""
         candidate = self.row.candidate
-        return 3 * candidate.stages * candidate.microbatches
+        return (3 if candidate.backward == "split" else 2) * candidate.stages * candidate.microbatches
 
     @property
     def kind(self) -> tuple[bool, bool]:
