@@ -19,11 +19,11 @@ def main() -> None:
     out = Console(width=132, highlight=False, markup=False, emoji=False)
     table = Table(box=None, pad_edge=False)
     table.add_column("device")
-    for header in ("TFLOPS", "TF32", "GB", "TB/s", "link GB/s", "group", "network GB/s"):
+    for header in ("TFLOPS", "TF32", "GiB", "TB/s", "link GB/s", "group", "network GB/s"):
         table.add_column(header, justify="right")
     for name, device in DEVICES.items():
         peaks = (device.flops_per_s / 1e12, device.tf32_flops_per_s / 1e12)
-        memory = (device.memory_bytes / 1e9, device.memory_bytes_per_s / 1e12)
+        memory = (round(device.memory_mib / 1024, 1), device.memory_bytes_per_s / 1e12)
         links = (device.link_bytes_per_s / 1e9, device.group, device.network_bytes_per_s / 1e9)
         table.add_row(name, *(f"{number:g}" for number in (*peaks, *memory, *links)))
     out.print(table)

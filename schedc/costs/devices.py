@@ -26,7 +26,8 @@ class Accelerator:
     """Matrix products of 16-bit numbers (BF16; FP16 on V100), summed in 32 bits."""
     tf32_flops_per_s: float
     """Matrix products of 32-bit numbers as frameworks run them: TF32; FP32 where there is none."""
-    memory_bytes: int
+    memory_mib: int
+    """All of it, as the driver says."""
     memory_bytes_per_s: float
     link_bytes_per_s: float
     """To the other devices of its group (NVLink, Infinity Fabric), one direction."""
@@ -36,13 +37,18 @@ class Accelerator:
     """Out of the group, one direction: the device's share of the network adapters of the maker's system."""
     source: str
 
+    @property
+    def memory_bytes(self) -> int:
+        """All of it."""
+        return self.memory_mib * 2**20
+
 
 RESERVE = 0.06
 """The share of a device's memory that no plan uses unless somebody says otherwise: for the CUDA context, the buffers of NCCL and of
 messages, and fragmentation.
 
-PyTorch finds 79.2 GiB on an A100 of 80 GB; 94 % of 80 GB are 0.88 of that. vLLM, which has to leave room for the same, takes 0.9 of
-what it finds by default (`gpu_memory_utilization`)."""
+Of the 79.6 GiB of an H100 PyTorch finds 79.2; 94 % are 74.9. vLLM, which has to leave room for the same, takes 0.9 of what it
+finds by default (`gpu_memory_utilization`)."""
 DEVICES = {
     name: Accelerator(name=name, **entry)
     for name, entry in tomllib.loads(resources.files("schedc.costs").joinpath("devices.toml").read_text(encoding="utf-8")).items()

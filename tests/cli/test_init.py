@@ -92,7 +92,7 @@ def test_links_and_memory_are_the_device_s() -> None:
         assert done.returncode == 0, done.stderr
         table = tomllib.loads(Path("job.toml").read_text())
         assert table["topology"]["within"] == {"latency": "10 us", "bandwidth": rate}
-        assert table["memory"] == {"capacity": "80 GB", "reserve": "4.8 GB", "bytes_per_parameter": 18}
+        assert table["memory"] == {"capacity": "81559 MiB", "reserve": "4894 MiB", "bytes_per_parameter": 18}
 
 
 def test_devices_of_a_rank_share_the_bandwidth_between_sites() -> None:

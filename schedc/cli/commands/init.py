@@ -158,8 +158,8 @@ def init_command(
         memory = Noted(None, "the profile has no activations or no parameters, so memory does not count")
         if any(layer.activation_bytes for layer in known.layers) and any(layer.parameters for layer in known.layers):
             memory = {
-                "capacity": f"{accelerator.memory_bytes // 10**9} GB",
-                "reserve": reserve or f"{RESERVE * accelerator.memory_bytes / 10**9:g} GB",
+                "capacity": f"{accelerator.memory_mib} MiB",
+                "reserve": reserve or f"{round(RESERVE * accelerator.memory_mib)} MiB",
                 "bytes_per_parameter": float(bytes_per_parameter),
                 "bytes_per_expert_parameter": float(of_expert) if has_experts else None,
             }

@@ -219,8 +219,7 @@ _TEXTS: dict[str, Callable[[TuneRow], str]] = {
     "n": lambda row: str(row.candidate.microbatches),
     "placement": lambda row: row.candidate.placement,
     "chunks": lambda row: str(row.candidate.chunks),
-    "recompute": lambda row: row.candidate.recompute,
-    "backward": lambda row: row.candidate.backward,
+    "recompute": lambda row: _form(row.candidate),
     "ZeRO": lambda row: f"{row.candidate.zero_stage}{' by plan' if row.candidate.gathers == 'plan' else ''}",
     "across sites": lambda row: row.candidate.across or "–",
     "mode": lambda row: _mode(row.candidate),
@@ -236,12 +235,17 @@ _TEXTS: dict[str, Callable[[TuneRow], str]] = {
     "collectives": lambda row: _duration(row.collectives_ns),
 }
 """By header, what a row has there."""
-_WORDS = ("placement", "recompute", "backward", "across sites", "mode", "state")
+_WORDS = ("placement", "recompute", "across sites", "mode", "state")
 _MAY_BE_ALIKE = (
-    *("tp", "cp", "ep", "etp", "placement", "chunks", "recompute", "backward", "ZeRO", "across sites", "mode"),
+    *("tp", "cp", "ep", "etp", "placement", "chunks", "recompute", "ZeRO", "across sites", "mode"),
     *("time to loss", "updates", "× no delay", "tokens/s", "collectives"),
 )
 """The columns that are left out where all rows have the same."""
+
+
+def _form(each: TuneCandidate) -> str:
+    """What backwards compute again; those that are fused without it, too."""
+    return f"{each.recompute}, fused" if each.backward == "fused" and each.recompute != "selective" else each.recompute
 
 
 def _mode(each: TuneCandidate) -> str:
