@@ -51,6 +51,7 @@ def request_of(row: dict[str, str], *, as_recipe: bool) -> TuneRequest:
         "name": row["model"],
         "device": row["device"],
         "framework": "megatron-te",
+        "expert_exchange": row["exchange"] or "all-to-all",
         "sequence": SEQUENCE.get(row["model"], 4096),
     }
     tune_keys: dict[str, object] = {"batch": int(row["batch"]), "chunks": sorted({2, chunks} - {1})}
@@ -65,7 +66,9 @@ def request_of(row: dict[str, str], *, as_recipe: bool) -> TuneRequest:
             "recompute": [row["recompute"]],
             "split_backward": False,
         }
-    memory = {"gradient": "2 B"}  # the presets do not reduce gradients in 32 bits (grad_reduce_in_fp32)
+    # The presets do not reduce gradients in 32 bits (grad_reduce_in_fp32); those of DeepSeek-V3 have 16-bit moments and remainders
+    # of weights (use_precision_aware_optimizer).
+    memory = {"gradient": "2 B", "optimizer": f"{row['optimizer']} B"}
     table = {"model": model, "tune": tune_keys, "topology": {"sites": [int(row["devices"])]}, "memory": memory}
     return read_request(source_of_table(table, directory=Path(), name=row["model"]))
 
