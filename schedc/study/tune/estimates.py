@@ -103,7 +103,7 @@ def about_ns(request: TuneRequest, candidate: TuneCandidate, totals: Totals) -> 
     rounds = candidate.microbatches + (candidate.ranks - 1) / candidate.chunks
     step_ns = rounds * float(totals.rank_work_ns(candidate))
     if candidate.recompute != "full":
-        in_flight = min(candidate.microbatches, candidate.ranks + (candidate.ranks - 1) * (1 - 1 / candidate.chunks))
+        in_flight = min(candidate.microbatches, candidate.ranks + (candidate.ranks - 1) * (candidate.chunks > 1) / candidate.chunks)
         free_bytes = room_bytes(request, candidate) - static_bytes(request, candidate, totals)
         step_ns *= max(1.0, in_flight * totals.activation_bytes / max(1.0, free_bytes))
     of_rank = totals.parameters // candidate.ranks, totals.expert_parameters // candidate.ranks

@@ -34,7 +34,7 @@ from schedc.study.tune.prepare import prepare, reached_by
 from schedc.study.tune.problems import candidate_problem
 from schedc.study.tune.sums import check_sums, sums_of
 from schedc.study.tune.tuned import Tuned, least_bound_ns, no_plan, pipeline_verdict
-from schedc.study.tune.work import Progress, Work
+from schedc.study.tune.work import Progress, Work, in_order
 from schedc.units import format_bytes
 
 if TYPE_CHECKING:
@@ -45,9 +45,6 @@ if TYPE_CHECKING:
     from schedc.solvers.common.incumbent import Failure
     from schedc.study.tune.request import TuneRequest
 
-FEW_OPS, LARGE = 4_000, 1.03
-"""What may be fastest is tried first; each doubling of the compute ops from these on, which take time to plan, counts as this much
-longer."""
 MOST_TRIES, COMPARED = 5, 24
 """This many candidates of a kind are planned before bounds refuse all of it, and this many of the kind that lost once the best is
 known: so verdicts have good plans of both sides."""
@@ -126,8 +123,7 @@ class _Search:
     def first_pass(self, candidate_s: float) -> None:
         """The baselines, or the method that the user names, on every candidate that may be the best."""
         by_name = not is_auto(self.settings.method)
-        works = [work for work in self.works if work.row.state is CandidateState.NOT_REACHED]
-        works.sort(key=lambda work: work.about_ns * LARGE ** (work.ops // FEW_OPS).bit_length())
+        works = in_order([work for work in self.works if work.row.state is CandidateState.NOT_REACHED])
         firsts = {work.kind: id(work) for work in reversed(works)}
         works.sort(key=lambda work: id(work) != firsts[work.kind])  # where the time ends soon, the verdicts have all kinds
         waiting = deque(works)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from schedc.ir import Plan
     from schedc.study.loss.time_to_loss import LossRow
     from schedc.study.tune.candidates import CandidateState, TuneRow
     from schedc.study.tune.problems import CandidateProblem
+
+FEW_OPS, LARGE = 4_000, 1.03
+"""Each doubling of the compute ops from these on, which take time to plan, counts as this much longer."""
+ALIKE = 1.02
+"""Candidates that differ in sharding or backwards alone take about as long: each one after the first counts as this much longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,3 +74,15 @@ class Work:
         """With a loss: bounds of the time to it, without delay (False) and with some."""
         bound_ns, update_ns = self.row.bound_ns or 0, self.row.update_ns or 0
         return {late: updates * (max(least_ns, bound_ns) + update_ns) for late, (updates, least_ns) in self.ways.items()}
+
+
+def in_order(works: Sequence[Work]) -> list[Work]:
+    """As they are tried: first what may be fastest, and is planned soon, of many shapes."""
+    longer = {id(work): work.about_ns * LARGE ** (work.ops // FEW_OPS).bit_length() for work in works}
+    found, alike = sorted(works, key=lambda work: longer[id(work)]), Counter[tuple[object, ...]]()
+    for work in found:
+        each = work.row.candidate
+        shape = each.ranks, each.degrees, each.microbatch_size, each.placement, each.chunks, each.across, each.versions
+        longer[id(work)] *= ALIKE ** alike[shape]
+        alike[shape] += 1
+    return sorted(found, key=lambda work: longer[id(work)])
