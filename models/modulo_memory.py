@@ -1,9 +1,9 @@
-"""What ranks hold in a modulo schedule: activations and stashed versions, by turns and orders alone.
+"""What ranks hold in a modulo schedule: activations and stashed versions, by rounds alone.
 
 A `ModuloModel` goes in, and its limits become constraints. Of a thing that is held from the start of one op to the end of
-another of its rank there are, when a third op starts, as many as the turns of the two differ, one more where the first is before
-the third in the rank's period, and one less where the second is. What is held is the most when F starts, when a backward starts
-that recomputes, and under stash when U makes a version; so it is compared with the limit then.
+another of its rank there are, when a third op starts, as many as the rounds of the two differ in which the third runs. What is held
+is the most when F starts, when a backward starts that recomputes, and under stash when U makes a version; so it is compared with
+the limit then.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 MOST_SUM = 1 << 60
 """CP-SAT adds in 64 bits, and refuses a model whose sums may be larger."""
+MOST_HELD = 1 << 10
+"""Of each thing a rank holds at most that many at once."""
 MOST_UNITS = 1 << 30
 """What is held is counted in units, so that a rank holds at most this many."""
 
@@ -46,7 +48,7 @@ def add_memory(built: ModuloModel) -> None:
         sizes = [*held.values(), *(problem.stages[stage].version_bytes for stage in stashed)]
         if not sizes:
             continue
-        most_bytes = min(limit_bytes, 2 * (built.turns + 1) * sum(sizes))  # of each that many at most
+        most_bytes = min(limit_bytes, MOST_HELD * sum(sizes))
         unit = unit_bytes(sizes, most_bytes, MOST_UNITS)
         for op in built.ops[rank]:
             recomputes = op.kind is built.backward and problem.stages[op.stage].recomputed_bytes > 0
@@ -81,26 +83,29 @@ def _add_limit(
     Of versions: an F reads that of the last U before it. Those that microbatches under way read follow each other up to the newest,
     or the one before; so beside the newest there are as many as the oldest is older.
     """
-    turn, problem = built.turn, built.problem
+    problem, none = built.problem, built.model.new_constant(0)
 
-    none, one = built.model.new_constant(0), built.model.new_constant(1)
-
-    def before(op: Op) -> cp_model.LinearExpr:
-        """Whether it has ended as the op starts, in this period."""
-        return none if op == now else built.before[op, now]
+    def rounds(op: Op, itself: int) -> cp_model.LinearExpr:
+        """How many of this op have begun by then, counted from that of step 0."""
+        return none + itself if op == now else built.round(op, now)
 
     total: cp_model.LinearExpr = none + 0
     for (begin, end), held_bytes in held.items():
-        begun: cp_model.LinearExpr = one if begin == now else built.before[begin, now]
-        total += (held_bytes // unit) * (turn[end] - turn[begin] + begun - before(end))
+        total += (held_bytes // unit) * (rounds(begin, 0) - rounds(end, -1))
     for stage in stashed:
         update = Op(Kind.U, stage, 0)
-        newest = none if now == update else built.before[now, update]  # of this period; 1: of the one before
-        older = built.model.new_int_var(0, 2 * built.turns + 2, "")
+        older = built.model.new_int_var(0, MOST_HELD, "")
+        ages: list[cp_model.LinearExpr] = []
         for at, microbatch in problem.blocks():
             if at == stage:
                 forward, ended = Op(Kind.F, stage, microbatch), Op(built.last, stage, microbatch)
-                age = turn[ended] - turn[forward] - before(ended) + built.before[forward, update] - newest
+                # The oldest that is under way is the first that has not ended.
+                read = built.round(update, forward) + rounds(ended, -1) + 1
+                ages.append(rounds(update, 0) - read)
+        if built.is_mixed and not built.is_strict:  # as many as they are read the newest versions
+            built.model.add(len(ages) * older >= sum(ages))
+        else:
+            for age in ages:
                 built.model.add(older >= age)
         total += (problem.stages[stage].version_bytes // unit) * older
     built.model.add(total <= most_units)
@@ -109,12 +114,11 @@ def _add_limit(
 def _add_average(built: ModuloModel, held: Mapping[tuple[Op, Op], int], limit_bytes: int) -> None:
     """Bytes times time of activations, over a period, are at most the limit times the period: follows, and prunes."""
     period_ns = built.period_ns
-    most = MOST_SUM // (8 * (built.turns + 1) * period_ns)
+    most = MOST_SUM // (8 * MOST_HELD * period_ns)
     if most < 1 << 8 or not held:
         return
     unit = unit_bytes(list(held.values()), limit_bytes, most)
     lives: list[cp_model.LinearExpr] = []
     for (begin, end), held_bytes in held.items():
-        apart = built.time[end] - built.time[begin] + period_ns * (built.turn[end] - built.turn[begin])
-        lives.append((held_bytes // unit) * (apart + built.least_ns(end)))
+        lives.append((held_bytes // unit) * (built.time[end] - built.time[begin] + built.least_ns(end)))
     built.model.add(sum(lives) <= limit_bytes // unit * period_ns)

@@ -1,9 +1,10 @@
-"""The variables of a modulo schedule (`schedc.models.modulo`): when ops start, turns, orders, and which backwards are fused."""
+"""The variables of a modulo schedule (`schedc.models.modulo`): when ops start, in which rounds they meet, what is fused."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
 from schedc.ir import Kind, Op, Problem, Versions
 
@@ -11,6 +12,24 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from ortools.sat.python import cp_model, cp_model_helper
+
+WIDE = 12
+"""Where two ops may meet in more rounds, these are one variable, not a Boolean each."""
+
+Lengths = list[tuple[int, list["cp_model_helper.Literal"]]]
+"""What something takes, by literals of which those that count are true."""
+
+
+class MetRounds(NamedTuple):
+    """In which round of one op another of its rank runs: the least, and whether it is each later one or one behind that."""
+
+    least: int
+    later: tuple[cp_model.IntVar, ...]
+    """Booleans; where there are too many, one variable: by how much it is more."""
+    is_wide: bool
+
+    number: cp_model.LinearExpr
+    """Which one."""
 
 
 @dataclass(slots=True)
@@ -20,25 +39,22 @@ class ModuloModel:
     problem: Problem
     period_ns: int
     model: cp_model.CpModel
-    turns: int
-    """No op's turn is further from that of another."""
     ranks: Collection[int]
     """Of the problem; what the others do is a latency alone."""
+    is_strict: bool
+    """Whether each microbatch keeps the mode's rule by itself; else as many as must have ended have, of any that are alike."""
     ops: list[list[Op]] = field(default_factory=list)
     """Per rank: U of its first stage first. B stands for BW where it is fused, and U has microbatch 0."""
     time: dict[Op, cp_model.IntVar] = field(default_factory=dict)
-    """When it starts in its rank's period."""
-    turn: dict[Op, cp_model.IntVar] = field(default_factory=dict)
-    lead: list[cp_model.IntVar] = field(default_factory=list)
-    """Per rank, whole periods by which it is behind the first."""
-    before: dict[tuple[Op, Op], cp_model_helper.Literal] = field(default_factory=dict)
-    """Of two ops of a rank, whether the first is before the second in its period."""
+    """When it starts in step 0."""
+    met: dict[tuple[Op, Op], MetRounds] = field(default_factory=dict)
+    """Per two ops of a rank, in one order."""
     fused: dict[Op, cp_model.IntVar] = field(default_factory=dict)
     """Per B that may be fused, whether it is."""
 
     @property
-    def sorted(self) -> bool:
-        """Whether alike microbatches run in order: not where fused and split backwards mix, and when a backward has ended matters.
+    def is_mixed(self) -> bool:
+        """Whether fused and split backwards mix, and when a backward has ended matters: then W need not run in order.
 
         It does where stashed versions count, and where a mode's rule says how updates and microbatches follow each other: sorting
         the last backwards apart from their forwards could move a W behind an update.
@@ -46,7 +62,7 @@ class ModuloModel:
         updates, stages = self.problem.updates, self.problem.stages
         assert updates is not None
         counts = updates.versions is not Versions.STASH or any(stage.version_bytes for stage in stages)
-        return not (counts and self.fused and self.problem.microbatches > 1)
+        return counts and bool(self.fused) and self.problem.microbatches > 1
 
     def blocks(self) -> Iterator[tuple[int, int]]:
         """Every (stage, microbatch) of its ranks."""
@@ -66,7 +82,7 @@ class ModuloModel:
         """With what a backward has ended."""
         return Kind.W if self.problem.split_backward else Kind.BW
 
-    def lengths(self, op: Op) -> list[tuple[int, list[cp_model_helper.Literal]]]:
+    def lengths(self, op: Op) -> Lengths:
         """What the op takes, by what its backward is; a fused W takes none."""
         problem, backward = self.problem, op._replace(kind=Kind.B)
         if op.kind is Kind.U:
@@ -82,9 +98,13 @@ class ModuloModel:
         """What the op takes at least."""
         return min(length_ns for length_ns, _ in self.lengths(op))
 
-    def place(self, op: Op) -> cp_model.LinearExpr:
-        """The period, of all ranks, in which the rank's period begins in which its op of step 0 runs."""
-        return self.turn[op] + self.lead[self.problem.rank_of(op)]
+    def most_ns(self, op: Op) -> int:
+        """What it takes at most."""
+        return max(length_ns for length_ns, _ in self.lengths(op))
+
+    def round(self, one: Op, other: Op) -> cp_model.LinearExpr:
+        """The round of the one op, of step 0, in which the other runs: how many periods begin with the one, up to it, but one."""
+        return self.met[one, other].number if (one, other) in self.met else -1 - self.met[other, one].number
 
     def add_if(self, linear: cp_model.BoundedLinearExpression | bool, literals: Sequence[cp_model_helper.Literal]) -> None:
         """The constraint, where all literals are true."""
@@ -92,6 +112,35 @@ class ModuloModel:
         if literals:
             added.only_enforce_if(*literals)
 
-    def add_follows(self, earlier: Op, later: Op) -> None:
-        """Of one rank, the one starts after the other has ended."""
-        self.model.add(self.turn[later] - self.turn[earlier] + self.before[earlier, later] >= 1)
+    def meet(self, one: Op, other: Op, least: int, most: int) -> None:
+        """The rounds of the one in which the other may run."""
+        if least > most:
+            self.model.add_bool_or([])
+            most = least
+        is_wide = most - least > WIDE
+        later = [self.model.new_int_var(0, most - least if is_wide else 1, "") for _ in range(1 if is_wide else most - least)]
+        for fewer, more in pairwise(later):
+            self.model.add_implication(more, fewer)
+        number: cp_model.LinearExpr = self.model.new_constant(least) + 0
+        for each in later:
+            number += each
+        self.met[one, other] = MetRounds(least, tuple(later), is_wide, number)
+
+    def add_apart(
+        self, pair: tuple[Op, Op], one: cp_model.IntVar, one_ns: Lengths, other: cp_model.IntVar, other_ns: Lengths
+    ) -> None:
+        """What starts at these times does not overlap, modulo the period; in the rounds in which the pair of ops meets."""
+        if pair not in self.met:
+            pair, one, one_ns, other, other_ns = pair[::-1], other, other_ns, one, one_ns
+        least, later, is_wide, _ = self.met[pair]
+        apart = other - one - self.period_ns * (later[0] if is_wide else 0)
+        ways: list[tuple[int, Sequence[cp_model.IntVar], Sequence[cp_model_helper.Literal]]] = [(least, (), ())]
+        if not is_wide:
+            ways = [
+                (least + at, later[max(at - 1, 0) : at], [~each for each in later[at : at + 1]]) for at in range(len(later) + 1)
+            ]
+        for number, begun, over in ways:
+            for ns, literals in one_ns:
+                self.add_if(apart >= ns + number * self.period_ns, [*begun, *literals])
+            for ns, literals in other_ns:
+                self.add_if(apart <= (number + 1) * self.period_ns - ns, [*over, *literals])

@@ -167,7 +167,7 @@ def _fewer_delays(known: Known) -> bool:
     updates = known.problem.updates
     if before == 0 or updates is None or updates.versions is Versions.TWO_BUFFERED:
         return False
-    built = build(known, known.best_ns)
+    built = build(known, known.best_ns, is_strict=True)
     minimize_delays(built)
     _, found = solve(known, built, DELAYS_SHARE)
     if found is None or steady_state(known.problem, found).period_ns > known.best_ns:

@@ -123,23 +123,26 @@ def ask(
         ranks: which count (`build_modulo`): a yes is no schedule then.
         near: only these schedules; a no is no proof then.
     """
-    built = build(known, period_ns, ranks)
+    built = build(known, period_ns, ranks, is_strict=ranks is None)
     if near is not None:
         _fix(built, known.best, near)
-    status, found = solve(known, built, share, is_part=near is not None or ranks is not None)
+    is_part = near is not None or ranks is not None
+    status, found = solve(known, built, share, is_part=is_part)
+    if status is SolverStatus.INFEASIBLE and near is None and built.is_mixed and built.is_strict:  # which is no proof
+        status, found = solve(known, build(known, period_ns), share)
     if status is SolverStatus.INFEASIBLE and near is None and period_ns >= known.lower_ns:
         known.lower_ns = period_ns + 1
         check_bound(known.lower_ns, known.best_ns, "modulo")
         known.on_bound(known.lower_ns)
     if found is None:
-        return status
+        return SolverStatus.UNKNOWN if ranks is None and status is SolverStatus.OPTIMAL else status
     return status if known.take(found) <= period_ns else SolverStatus.UNKNOWN
 
 
-def build(known: Known, period_ns: int, ranks: Collection[int] | None = None) -> ModuloModel:
+def build(known: Known, period_ns: int, ranks: Collection[int] | None = None, *, is_strict: bool = False) -> ModuloModel:
     """The model of a question, with the best schedule as its hint where that is an answer; it is a part of the work."""
     begun = time.perf_counter()
-    built = build_modulo(known.problem, period_ns, ranks)
+    built = build_modulo(known.problem, period_ns, ranks, is_strict=is_strict)
     # A hint that the first propagation refutes can abort CP-SAT 9.15, and with it the process.
     if period_ns >= known.best_ns and ranks is None:
         _hint(built, known.best)
@@ -199,11 +202,10 @@ def _hint(built: ModuloModel, schedule: Schedule) -> None:
     places = _places(built, schedule)
     for backward in _fused(built, schedule):
         built.model.add_hint(built.fused[backward], 1)
-    for ops in built.ops:
-        for op in ops[1:]:
-            built.model.add_hint(built.turn[op], places[ops[0]][1] - places[op][1])
-        for one, other in combinations(ops[1:], 2):
-            built.model.add_hint(built.before[one, other], places[one] < places[other])
+    for (one, other), rounds in built.met.items():
+        more = places[one][1] - places[other][1] - (places[one] > places[other]) - rounds.least
+        for at, each in enumerate(rounds.later):
+            built.model.add_hint(each, more if rounds.is_wide else more > at)
 
 
 def _fix(built: ModuloModel, schedule: Schedule, near: Near) -> None:
@@ -213,7 +215,8 @@ def _fix(built: ModuloModel, schedule: Schedule, near: Near) -> None:
         most_apart = near.most_apart if rank in near.ranks else 0
         for one, other in combinations(ops[1:], 2):
             if abs(places[one][0] - places[other][0]) > most_apart:
-                built.model.add(built.before[one, other] == (places[one] < places[other]))
+                turns = built.round(ops[0], other) - built.round(ops[0], one)
+                built.model.add(built.round(one, other) == turns - (places[one][0] > places[other][0]))
         for op in ops if not most_apart else ():
             if op in built.fused:
                 built.model.add(built.fused[op] == (op in fused))

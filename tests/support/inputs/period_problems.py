@@ -79,3 +79,38 @@ def tiny_period(random: Random) -> Problem:
         update_ns=[random.randint(0, 4) for _ in placement],
         version_bytes=version_bytes,
     )
+
+
+def tiny_mixture(random: Random) -> Problem:
+    """Two or three ranks, two or three microbatches, backwards that take less time fused; memory is short."""
+    mode = random.choice(list(Versions))
+    placement = random.choice([[0, 1], [0, 1], [0, 1, 0], [0, 1, 2]])
+    microbatches, ranks = random.choice([2, 2, 3]), max(placement) + 1
+    held = [(random.randint(1, 3), random.randint(0, 1)) for _ in placement]
+    problem = make_problem(
+        ranks,
+        microbatches,
+        placement=placement,
+        costs_ns=[(random.randint(1, 9), random.randint(1, 9), random.randint(1, 9)) for _ in placement],
+        activation=held,
+        links={(x, y): (random.randint(0, 9), random.randint(0, 7)) for x in range(ranks) for y in range(ranks) if x != y},
+    )
+    version_bytes, limits = [random.randint(0, 2) for _ in placement], list[int | None]()
+    for rank in range(ranks):
+        least = sum(held[stage][0] for stage in problem.stages_on(rank))
+        least += sum(version_bytes[stage] for stage in problem.stages_on(rank)) * (mode is Versions.TWO_BUFFERED)
+        limits.append(None if random.random() < 0.3 else least + random.randint(0, 6))
+    stages = list(problem.stages)
+    for at, stage in enumerate(stages):
+        if random.random() < 0.7:
+            stages[at] = replace(stage, backward_ns=(max(1, stage.backward_ns[0] - random.randint(1, 4)),))
+        if random.random() < 0.1:
+            stages[at] = replace(stages[at], forward_ns=tuple(random.randint(1, 9) for _ in range(microbatches)))
+    problem = replace(problem, stages=tuple(stages), memory_limit_bytes=tuple(limits), in_order=random.random() < 0.3)
+    return as_period(
+        problem,
+        mode,
+        most_delay=random.randint(0, 2),
+        update_ns=[random.randint(0, 4) for _ in placement],
+        version_bytes=version_bytes,
+    )
