@@ -158,12 +158,15 @@ class BoundaryMeta(dict[Key, tuple[TensorMeta, ...]]):
 
         Raises:
             InvalidInput: they are not like the first of this key.
-            Unsupported: one is made of other tensors and is no DTensor: gloo would end the process.
+            Unsupported: one is made of other tensors and is no DTensor.
         """
         known = self.get(key)
         layouts: list[tuple[int, ...]] = []
         if [tensor for tensor in value if type(tensor) is not torch.Tensor and hasattr(tensor, "__tensor_flatten__")]:
-            value, layouts = self._parts(value, message, known)
+            from schedc.runtime.common.spread import own_parts
+
+            laid = None if known is None else [kind.layout for kind in known]
+            value, layouts = own_parts(value, laid, _named(message), gradient=message.gradient)
         if known is None:
             own = [TensorMeta.of(tensor) for tensor in value if tensor is not None]
             known = tuple(kind._replace(layout=layout) for kind, layout in zip(own, layouts or [()] * len(own), strict=True))
@@ -176,29 +179,6 @@ class BoundaryMeta(dict[Key, tuple[TensorMeta, ...]]):
         """Take note of what the outputs of a boundary are."""
         self.setdefault(key, kinds)
         self.spread = self.spread or any(kind.layout for kind in kinds)
-
-    def _parts(self, value: Value, message: Message, known: tuple[TensorMeta, ...] | None) -> tuple[Value, list[tuple[int, ...]]]:
-        """Of DTensors what this process has of them, and how outputs are laid out; as `learn`."""
-        from torch.distributed.tensor import DTensor
-
-        from schedc.runtime.common.spread import arrived, layout_of, own_part
-
-        found: list[torch.Tensor | None] = []
-        layouts: list[tuple[int, ...]] = []
-        for at, tensor in enumerate(value):
-            part, layout = tensor, tuple[int, ...]()
-            if isinstance(tensor, DTensor):
-                layout = known[at].layout if message.gradient and known is not None else layout_of(tensor, _named(message))
-                part = own_part(tensor.detach(), layout if message.gradient else None)
-            elif tensor is not None and hasattr(tensor, "__tensor_flatten__"):
-                part = arrived(tensor.detach())
-            if part is not None and hasattr(part, "__tensor_flatten__"):
-                raise Unsupported(_not_plain(part, message))
-            if tensor is not None and part is not None:
-                part.requires_grad_(tensor.requires_grad)
-            layouts.append(layout)
-            found.append(part)
-        return tuple(found), layouts
 
     def taken(self, come: Sequence[torch.Tensor], kinds: Sequence[TensorMeta], message: Message) -> list[torch.Tensor]:
         """What has come of tensors of these kinds, as the stage is to get it: DTensors again where they were.
@@ -248,11 +228,6 @@ def _difference(value: Value, kinds: tuple[TensorMeta, ...], message: Message) -
     if not message.gradient:
         remedy += ", or give load varying=True"
     return f"{_named(message)} is {_listed(found)}, expected {_listed(expected)} as before; {remedy}"
-
-
-def _not_plain(tensor: torch.Tensor, message: Message) -> str:
-    """What is wrong with a tensor that is made of others."""
-    return f"{_named(message)} is a {type(tensor).__name__}, which is made of other tensors; give plain ones or DTensors"
 
 
 def _named(message: Message) -> str:

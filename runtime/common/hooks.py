@@ -6,13 +6,14 @@ Times are on `time.perf_counter_ns` of the rank's process.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from schedc.errors import InvalidInput, Unsupported
 from schedc.ir import Op, Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -65,36 +66,13 @@ class Observers(Observer):
         """Take them."""
         self.all = tuple(observers)
         self.joint = any(observer.joint for observer in self.all)
+        for name in ("begin_step", "op", "sent", "taken", "swapped", "end_step"):
+            setattr(self, name, partial(_call_each, [getattr(observer, name) for observer in self.all]))
 
-    def begin_step(self, step: int, now_ns: int) -> None:
-        """As `Observer.begin_step`; so are the others."""
-        for observer in self.all:
-            observer.begin_step(step, now_ns)
 
-    def op(self, times: OpTimes) -> None:
-        """An op has run."""
-        for observer in self.all:
-            observer.op(times)
-
-    def sent(self, transfer: Op, peer: int, now_ns: int) -> None:
-        """A transfer is handed over."""
-        for observer in self.all:
-            observer.sent(transfer, peer, now_ns)
-
-    def taken(self, transfer: Op, peer: int, now_ns: int) -> None:
-        """A transfer has come."""
-        for observer in self.all:
-            observer.taken(transfer, peer, now_ns)
-
-    def swapped(self, plan: Plan) -> None:
-        """Another plan runs."""
-        for observer in self.all:
-            observer.swapped(plan)
-
-    def end_step(self, step: int, now_ns: int) -> None:
-        """The step has ended."""
-        for observer in self.all:
-            observer.end_step(step, now_ns)
+def _call_each(methods: Sequence[Callable[..., None]], *arguments: Any) -> None:
+    for method in methods:
+        method(*arguments)
 
 
 def observers_in(observer: Observer | None) -> tuple[Observer, ...]:

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from schedc.errors import Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
@@ -45,6 +45,38 @@ def layout_of(tensor: DTensor, what: str) -> Layout:
                 f"{what} is a DTensor placed as {placement}; expected Shard, Replicate or a partial sum between stages"
             )
     return _digest(tensor.device_mesh), len(codes), *codes, *tensor.shape
+
+
+def own_parts(
+    value: Sequence[torch.Tensor | None], known: Sequence[Layout] | None, what: str, *, gradient: bool
+) -> tuple[tuple[torch.Tensor | None, ...], list[Layout]]:
+    """Of DTensors what this process has of them, and how outputs are laid out.
+
+    Args:
+        value: what a stage gives, or the gradients of it.
+        known: how its outputs are laid out; None: they are the first.
+        what: it is, for messages.
+        gradient: whether it is the gradients.
+
+    Raises:
+        Unsupported: one is made of other tensors and is no DTensor: gloo would end the process.
+    """
+    found: list[torch.Tensor | None] = []
+    layouts: list[Layout] = []
+    for at, tensor in enumerate(value):
+        part, layout = tensor, tuple[int, ...]()
+        if isinstance(tensor, DTensor):
+            layout = known[at] if gradient and known is not None else layout_of(tensor, what)
+            part = own_part(tensor.detach(), layout if gradient else None)
+        elif tensor is not None and hasattr(tensor, "__tensor_flatten__"):
+            part = arrived(tensor.detach())
+        if part is not None and hasattr(part, "__tensor_flatten__"):
+            raise Unsupported(f"{what} is a {type(part).__name__}, which is made of other tensors; give plain ones or DTensors")
+        if tensor is not None and part is not None:
+            part.requires_grad_(tensor.requires_grad)
+        layouts.append(layout)
+        found.append(part)
+    return tuple(found), layouts
 
 
 def own_part(tensor: torch.Tensor, layout: Layout | None) -> torch.Tensor:

@@ -42,7 +42,7 @@ class Saved:
 
 
 class SavedTensors:
-    """What one forward saves. Wrap the forward in `recording()`, then B in `marking(...)`, then call `release()`."""
+    """What one forward saves. Wrap the forward in `recording()`; after B call `release()`."""
 
     def __init__(self) -> None:
         self._saved: list[Saved] = []
