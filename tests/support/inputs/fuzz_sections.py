@@ -166,8 +166,11 @@ def draw_memory(draw: Draw, ranks: int, placed: Placement, held: list[int]) -> d
     full = [
         limit + sum(s for s, r in zip(static, placed.rank_of_stage, strict=True) if r == rank) for rank, limit in enumerate(limits)
     ]
+    reserves = [random.choice([0, 1, 2]) for _ in full] if draw.chance(0.3) else [0] * ranks
+    full = [size + kept for size, kept in zip(full, reserves, strict=True)]
     capacity: Any = f"{max(full)} B" if draw.chance(0.3) else [f"{size} B" for size in full]
-    return {"capacity": capacity, "static": [f"{size} B" for size in static]}
+    memory = {"capacity": capacity, "static": [f"{size} B" for size in static]}
+    return memory | ({"reserve": [f"{kept} B" for kept in reserves]} if any(reserves) else {})
 
 
 def draw_topology(draw: Draw, ranks: int, placed: Placement, bandwidth: bool) -> tuple[dict[str, Any], list[tuple[int, int]]]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from inputs.fuzz_jobs import Job
 
-PER_RANK = (("memory", "limit"), ("memory", "capacity"), ("memory", "in_flight"))
+PER_RANK = (("memory", "limit"), ("memory", "capacity"), ("memory", "reserve"), ("memory", "in_flight"))
 
 
 def shrink(job: Job, fails: Callable[[Job], bool], *, most_tries: int = 600) -> Job:
