@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torchtitan.distributed.activation_checkpoint import FullAC
 from torchtitan.distributed.pipeline_parallel import _split_module
 
 from schedc.errors import InvalidInput, Unsupported
-from schedc.ir import Kind, Plan
+from schedc.ir import Plan
 from schedc.runtime.frameworks.torchtitan_schedule import PlanSchedule
 from schedc.runtime.session.acceptance import read
 from schedc.runtime.session.building import bounds_of_stages
@@ -76,7 +75,7 @@ def pipelining_fn_from(
     return pipeline
 
 
-def check_job(plan: Plan, *, parallel_dims: Any, training: Any, parallelism: Any, compile_config: Any, ac_config: Any) -> None:
+def check_job(plan: Plan, *, parallel_dims: Any, training: Any, parallelism: Any, **_: Any) -> None:
     """Refuse a plan that is not for a job of torchtitan.
 
     Args:
@@ -84,8 +83,6 @@ def check_job(plan: Plan, *, parallel_dims: Any, training: Any, parallelism: Any
         parallel_dims: torchtitan's `ParallelDims`; the others are the sections of its configuration.
         training: see there.
         parallelism: see there.
-        compile_config: see there.
-        ac_config: of the activation checkpointing; None: there is none.
 
     Raises:
         SchedcError: says why.
@@ -119,12 +116,9 @@ def check_job(plan: Plan, *, parallel_dims: Any, training: Any, parallelism: Any
         raise InvalidInput(
             "parallelism.pipeline_parallel_schedule_csv: found a CSV beside a plan, expected one of them; leave it empty"
         )
-    for degree, what in (("tp", "tensor"), ("cp", "context"), ("ep", "expert")):
-        if getattr(parallel_dims, degree) > 1:
-            raise Unsupported(f"plan {name!r}: {what} parallelism in torchtitan is not supported; set its degree to 1")
     if parallelism.spmd_backend == "full_dtensor":
         raise Unsupported(
-            f"plan {name!r}: what stages exchange is plain tensors; set parallelism.spmd_backend to spmd_types or partial_dtensor"
+            f"plan {name!r}: batches and losses must be plain tensors; set spmd_backend to spmd_types or partial_dtensor"
         )
     if training.enable_cpu_offload:
         raise Unsupported(f"plan {name!r}: parameters on the CPU beside a GPU are not supported; unset training.enable_cpu_offload")
@@ -133,19 +127,6 @@ def check_job(plan: Plan, *, parallel_dims: Any, training: Any, parallelism: Any
         raise Unsupported(
             f"plan {name!r} recomputes stage {recomputed[0]} as a whole; in torchtitan set activation_checkpoint, and compile"
             " without recompute from a profile that was measured with it"
-        )
-    if not any(op.kind is Kind.B for rank in plan.ranks for op in rank.compute):
-        return
-    otherwise = "or compile with split_backward = false"
-    if compile_config is not None and compile_config.enable and "model" in compile_config.components:
-        raise Unsupported(
-            f"plan {name!r} has B and W apart, and a compiled block computes both at once; leave 'model' out of compile.components,"
-            f" {otherwise}"
-        )
-    if ac_config is not None and not isinstance(ac_config, FullAC.Config):
-        raise Unsupported(
-            f"plan {name!r} has B and W apart, and with activation_checkpoint {type(ac_config).__qualname__} a block runs backward"
-            f" once; take FullAC or none, {otherwise}"
         )
 
 

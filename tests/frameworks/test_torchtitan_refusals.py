@@ -21,7 +21,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what torchtitan imports is deprecated in places
     from torch import nn
     from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
-    from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+    from torchtitan.distributed.activation_checkpoint import SelectiveAC
 
     from schedc.runtime.frameworks.torchtitan import check_job, modules_of_stages
 
@@ -48,16 +48,14 @@ def check(made: Plan, **changes: Any) -> None:
     dims = {"pp": 2, "tp": 1, "cp": 1, "ep": 1} | changes.pop("dims", {})
     parallelism = ParallelismConfig(**changes.pop("parallelism", {}))
     training = TrainingConfig(**{"local_batch_size": 4, **changes.pop("training", {})})
-    compiled = changes.pop("compiled", CompileConfig())
-    recompute = changes.pop("recompute", None)
     assert not changes
     check_job(
         made,
         parallel_dims=SimpleNamespace(**dims),
         training=training,
         parallelism=parallelism,
-        compile_config=compiled,
-        ac_config=recompute,
+        compile_config=CompileConfig(enable=True),
+        ac_config=SelectiveAC.Config(),
     )
 
 
@@ -66,15 +64,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "microbatches": ({"training": {"local_batch_size": 8}}, "local_batch_size = 8 .*, expected 4"),
     "microbatch size": ({"parallelism": {"pipeline_parallel_microbatch_size": 2}}, "microbatch_size = 2, expected 8"),
     "csv": ({"parallelism": {"pipeline_parallel_schedule_csv": "x.csv"}}, "found a CSV beside a plan"),
-    "tensor": ({"dims": {"tp": 2}}, "tensor parallelism"),
-    "context": ({"dims": {"cp": 2}}, "context parallelism"),
-    "expert": ({"dims": {"ep": 2}}, "expert parallelism"),
     "full_dtensor": ({"parallelism": {"spmd_backend": "full_dtensor"}}, "spmd_types or partial_dtensor"),
     "offload": ({"training": {"enable_cpu_offload": True}}, "enable_cpu_offload"),
-    "compiled blocks": ({"compiled": CompileConfig(enable=True, components=["model"])}, "compile.components, or .*split_backward"),
-    "selective": ({"recompute": SelectiveAC.Config()}, "take FullAC or none, or compile with split_backward = false"),
 }
-ONLY_SPLIT = {"compiled blocks", "always resharded", "selective"}
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -83,13 +75,11 @@ def test_what_does_not_fit_is_refused_in_one_line(case: str) -> None:
     with pytest.raises(SchedcError, match=said) as raised:
         check(plan(), **dict(changes))
     assert "\n" not in str(raised.value)
-    if case in ONLY_SPLIT:
-        check(plan("1f1b", split_backward=False), **dict(changes))
 
 
 def test_what_fits_is_not_refused() -> None:
     check(plan())
-    check(plan(), recompute=FullAC.Config(), compiled=CompileConfig(enable=True, components=["loss"]))
+    check(plan(), dims={"tp": 2, "cp": 2, "ep": 2})
     check(plan(placement="wave", chunks=2), training={"local_batch_size": 8}, parallelism={"pipeline_parallel_microbatch_size": 2})
 
 

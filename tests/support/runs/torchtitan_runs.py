@@ -1,7 +1,8 @@
-"""torchtitan's own trainer on CPUs: what the ranks of a test run, its debug model on synthetic tokens, with a schedule or a plan.
+"""torchtitan's own trainer on CPUs: what the ranks of a test run, its debug models on synthetic tokens, with a schedule or a plan.
 
-torchtitan expects an accelerator; here it takes the CPU for one. Its attention kernels need a GPU or a
-compiler, so the debug model has its `ScaledDotProductAttention` instead, as torchtitan's own tests on other backends do.
+torchtitan expects an accelerator; here it takes the CPU for one. Its attention kernels need a GPU or a compiler, so the models have
+its `ScaledDotProductAttention` instead, as torchtitan's own tests on other backends do. Context parallelism wants flex attention:
+it has torchtitan's, with torch's dense kernel in place of the compiled one.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 class Run:
     """What a trainer is to do."""
 
+    model: str = "llama3"
+    """Or `deepseek_v3`, with latent attention, and experts in all blocks but the first."""
     plan: str | None = None
     """The plan file; None: torchtitan's own schedule."""
     schedule: str = "1F1B"
@@ -35,6 +38,8 @@ class Run:
     """Whether the loss computes the head in chunks."""
     recompute: str | None = None
     """`full` or `selective`: torchtitan's activation checkpointing."""
+    compiled: bool = False
+    """Whether blocks are compiled, without a compiler of kernels."""
     folder: str = ""
     """Where it writes checkpoints."""
 
@@ -54,6 +59,8 @@ class Found:
 def train(rank: int, run: Run) -> Found:
     """Train; what this rank has seen."""
     titan = _torchtitan()
+    if run.compiled:
+        titan.torch.compiler.reset()  # it compiles some models in a process, and no more
     found = Found([], [], {})
     trainer = titan.build(run, found)
     try:

@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import time
 from dataclasses import dataclass
+from importlib import import_module
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -13,21 +14,23 @@ import torch
 import torchtitan.trainer
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.attention.flex_attention import AuxOutput, create_mask
 from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
 from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.components.validate import Validator
-from torchtitan.config import ConfigManager, ParallelismConfig, TrainingConfig
+from torchtitan.config import CompileConfig, ConfigManager, ParallelismConfig, TrainingConfig
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
-from torchtitan.models.common.attention import ScaledDotProductAttention
-from torchtitan.models.llama3 import model_registry
+from torchtitan.models.common import attention
+from torchtitan.models.common.attention import FlexAttention, ScaledDotProductAttention
 from torchtitan.models.llama3.config_registry import llama3_debugmodel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from torch.nn.attention.flex_attention import BlockMask
     from torchtitan.trainer import Trainer
 
     from runs.torchtitan_runs import Found, Run
@@ -89,9 +92,13 @@ class Tokenizer(BaseTokenizer):  # type: ignore[misc]
 def configuration(run: Run) -> Trainer.Config:
     """What a user would write in a function of a configuration registry."""
     config = llama3_debugmodel()
-    spec = model_registry("debugmodel")
+    spec = import_module(f"torchtitan.models.{run.model}").model_registry("debugmodel")
     for layer in spec.model.layers:
-        layer.attention.inner_attention = ScaledDotProductAttention.Config()
+        if "parallelism.context_parallel_degree" not in run.options:
+            layer.attention.inner_attention = ScaledDotProductAttention.Config()
+        if getattr(layer, "moe", None) is not None:
+            # torch's schedule begins with a forward on memory as it lies, to see shapes, whose tokens would be counted.
+            layer.moe.load_balance_coeff = None
     if run.plan is not None:
         from schedc.runtime.frameworks.torchtitan import pipelining_fn_from
 
@@ -119,6 +126,7 @@ def configuration(run: Run) -> Trainer.Config:
         config.loss = ChunkedLossWrapper.Config(loss_fn=config.loss)
     if run.recompute is not None:
         config.activation_checkpoint = {"full": FullAC, "selective": SelectiveAC}[run.recompute].Config()
+    config.compile = CompileConfig(enable=run.compiled, components=["model"], backend="aot_eager")
     if run.arguments:
         given = ConfigManager().parse_args(["--module", "llama3", "--config", "llama3_debugmodel", *run.arguments])
         config.parallelism = given.parallelism
@@ -174,6 +182,15 @@ def _fill(name: str, weight: torch.Tensor) -> None:
     weight.copy_(distribute_tensor(full, weight.device_mesh, weight.placements))
 
 
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, block_mask: BlockMask, scale: float | None, enable_gqa: bool, **_: Any
+) -> tuple[torch.Tensor, AuxOutput]:
+    """Flex attention without its kernel, which has no backward on CPUs; the arguments are the kernel's."""
+    mask = create_mask(block_mask.mask_mod, 1, 1, q.shape[2], k.shape[2], device="cpu")
+    given = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=enable_gqa)
+    return given, AuxOutput()
+
+
 def run_on_torch_2_13() -> None:
     """Give torch 2.13 the two things of newer ones that torchtitan 0.3 uses in a pipeline: `arg_mbs` of schedules, `set_timeout`.
 
@@ -205,4 +222,6 @@ def run_on_torch_2_13() -> None:
 
 
 run_on_torch_2_13()
+FlexAttention.compiled_flex_attn = staticmethod(attend)
+attention._compiled_create_block_mask = attention.create_block_mask
 torchtitan.trainer.time = SimpleNamespace(perf_counter=time.perf_counter, sleep=lambda _s: None)  # it sleeps after each training
