@@ -6,7 +6,10 @@ the same schedules of the constructive methods and have the same deterministic w
 `polish`, those of `polish` to `local`, so that none has less to do. Each result goes to the CSV file at once; what is there is not
 run again.
 
-Prints for each search how often `auto` is worse and better without it, the mean change of the objective, and the processor time.
+`local:edge` leaves out a move of `local` instead, by its name (`MOVES` in `solvers/kernel/climb.py`).
+
+Prints for each search how often `auto` is worse and better without it, the mean change of the objective, and the processor
+time. And how often each move of `local` had a part in a rule better than all before it, in what was run now.
 
 Run it as `python benchmarks/schedules/ablation.py ROWS.csv [--draws 200] [--first 100000] [--work 2] [--searches local,polish]
 [--leave-out cpsat,refute] [--only-print]`. What is left out is in no variant: where the local searches alone are compared, proofs
@@ -18,6 +21,7 @@ from __future__ import annotations
 import argparse
 import csv
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -30,14 +34,21 @@ from schedc.solvers.common.incumbent import Incumbent
 from schedc.solvers.common.method import FUSED, fusing_saves_time
 from schedc.solvers.driver import turns
 from schedc.solvers.driver.portfolio import candidate_names, solve, try_methods
+from schedc.solvers.kernel.climb import MOVES
+from schedc.solvers.search import local
+from schedc.solvers.search.local import local_search
 from schedc.study.bench.pipelines import LinkTimes, both_ways, pipeline, random_problem
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from schedc.analysis.bounds.lower_bounds import Bound
     from schedc.ir import Problem, Schedule
+    from schedc.solvers.common.base import Climbing
     from schedc.solvers.driver.turns import Turn
+    from schedc.solvers.search.rounds import Found
 
-SEARCHES = "fused-ranges,local,polish,cpsat,refute"
+SEARCHES = "local,polish,cpsat,refute"
 SHARES = (1.0, 0.95, 0.9, 0.85)
 """BW over B + W, in turn."""
 
@@ -48,12 +59,16 @@ class Row(NamedTuple):
     draw: str
     kind: str
     without: str
-    """The search that is left out; empty: none."""
+    """The search or move that is left out; empty: none."""
     work: str
     objective_ns: str
     bound_ns: str
     found_by: str
     processor_s: str
+
+
+PAID: Counter[str] = Counter()
+"""By move of `local`."""
 
 
 def main() -> int:
@@ -67,12 +82,15 @@ def main() -> int:
     parser.add_argument("--leave-out", default="", help="which are in no variant")
     parser.add_argument("--only-print", action="store_true", help="run nothing")
     options = parser.parse_args()
+    local.local_search = _counted
     never = frozenset(filter(None, options.leave_out.split(",")))
     rows = _read(options.rows)
     for seed in range(options.first, options.first + options.draws) if not options.only_print else ():
         rows += _run(options.rows, rows, seed, options.work, ("", *options.searches.split(",")), never)
     for without in options.searches.split(","):
         _print(without, rows)
+    if PAID:
+        print("moves of local that paid:", ", ".join(f"{move} {times}" for move, times in PAID.most_common()))
     return 0
 
 
@@ -117,7 +135,7 @@ def _run(path: Path, rows: list[Row], seed: int, work: float, variants: tuple[st
     schedules = _starts(problem, bound)
     made: list[Row] = []
     for without in missing:
-        has_turn = any(_named(turn) == without for turn in turns.turns_of(problem))
+        has_turn = any(_named(turn) == without.partition(":")[0] for turn in turns.turns_of(problem))
         if without and not has_turn:
             continue
         begun = time.process_time()
@@ -127,6 +145,13 @@ def _run(path: Path, rows: list[Row], seed: int, work: float, variants: tuple[st
         with path.open("a", encoding="utf-8", newline="") as file:
             csv.writer(file).writerow(made[-1])
     return made
+
+
+def _counted(problem: Problem, climbing: Climbing, orders: Iterable[Sequence[int]] = ()) -> Found:
+    """What the rule search finds; its moves are counted."""
+    found = local_search(problem, climbing, orders)
+    PAID.update(found.paid)
+    return found
 
 
 def _starts(problem: Problem, bound: Bound) -> list[tuple[Schedule, str]]:
@@ -147,17 +172,22 @@ def _solve(
 ) -> Incumbent:
     """What `auto` finds from these schedules where a search's turns are another one's."""
     instead, kind = "local" if without == "polish" else "polish", turns.kind_of(problem)
+    move, moves = without.partition(":")[2], local.chances_of
     own = turns.TURNS[kind]
     turns.TURNS[kind] = tuple(
         turn._replace(search=turn.search.replace(without, instead, 1)) if _named(turn) == without else turn
         for turn in own
         if _named(turn) not in never
     )
+    if move:
+        local.chances_of = lambda **kind_of_rule: {
+            at: chance for at, chance in moves(**kind_of_rule).items() if at != MOVES.index(move)
+        }
     try:
         settings = SearchSettings(limits=Limits(deterministic=work, workers=2))
         return solve(problem, settings, bound_ns=bound.value_ns, bound_by=bound.name, known=schedules)
     finally:
-        turns.TURNS[kind] = own
+        turns.TURNS[kind], local.chances_of = own, moves
 
 
 def _named(turn: Turn) -> str:

@@ -7,13 +7,12 @@ are, and each path's microbatches enter its first stage in the order of their po
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from schedc.ir import Kind, Problem, Schedule, are_alike
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 
 def order_is_open(problem: Problem) -> bool:
@@ -63,17 +62,6 @@ def renamed(schedule: Schedule, order: Sequence[int]) -> Schedule:
     """The schedule of the problem itself that one of the permuted problem is."""
     orders = tuple(tuple(op._replace(microbatch=order[op.microbatch]) for op in each) for each in schedule.orders)
     return Schedule(orders=orders, parts=schedule.parts)
-
-
-def entering(problem: Problem, known: Schedule | None) -> tuple[Problem, Callable[[Schedule], Schedule]]:
-    """The problem for methods that take microbatches by number, and what makes their schedules those of the problem itself.
-
-    Where the order is open, they then take that of a known schedule.
-    """
-    if known is None or not order_is_open(problem):
-        return problem, lambda schedule: schedule
-    order = entry_order(problem, known)
-    return permuted(problem, order), partial(renamed, order=order)
 
 
 def known_orders(problem: Problem) -> Iterator[tuple[int, ...]]:

@@ -26,7 +26,6 @@ from schedc.solvers.common.fuse_backwards import fuse_backwards
 from schedc.solvers.common.incumbent import Candidate, Ended, Incumbent
 from schedc.solvers.common.interruption import OutOfTime
 from schedc.solvers.common.method import FUSED, MIXED, SMALL_OPS, Constructive, LocalSearch, Method, fusing_frees, fusing_saves_time
-from schedc.solvers.common.microbatch_order import order_is_open
 from schedc.solvers.driver.registry import constructive, is_auto, is_constructive, method_named, methods, search_of
 from schedc.solvers.driver.turns import CPSAT_OPS, Turn, afterwards_of, turns_of
 from schedc.solvers.heuristics.greedy import ONE_RULE
@@ -160,8 +159,7 @@ def _begin(incumbent: Incumbent, time_s: float | None) -> None:
         try_methods(incumbent, candidate_names(problem), mix=saves_time)
     # May wait for compiled code, or load it, which takes longer than the others.
     if incumbent.schedule is None or incumbent.gap > incumbent.limits.gap:
-        rule = (rule_kernel(problem),) if saves_time or order_is_open(problem) else ()
-        compile_ahead(first, *rule, polish_kernel(problem))
+        compile_ahead(first, polish_kernel(problem))
         tables = ("rule-table", f"rule-table{FUSED}") if saves_time or fusing_frees(problem) else ("rule-table",)
         with incumbent.alarm(time_s):
             try_methods(incumbent, tables, mix=saves_time)

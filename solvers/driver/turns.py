@@ -26,19 +26,15 @@ class Turn(NamedTuple):
 
 
 RULES, ORDERS, PROOF = "rules of a list scheduler", "single ops of known schedules", "the optimum, or a bound"
-RANGES, ENTRY = "which backwards are fused, by ranges", "the order in which microbatches enter"
 TURNS: dict[str, tuple[Turn, ...]] = {
     "steps overlap": (Turn("modulo", 1.0, PROOF),),
     # The order decides most. CP-SAT has it open, too; it finds less than the searches, which go on after it, but proves more.
     "the order of microbatches is open": (
-        Turn("microbatch-order{rounds=10}", 0.4, ENTRY),
-        Turn("fused-ranges{rounds=12}", 0.3, RANGES),
-        Turn("local{rounds=4}", 0.3, RULES),
+        Turn("local{rounds=12}", 0.6, RULES),
         Turn("polish{rounds=4}", 0.3, ORDERS),
         Turn("cpsat", 0.5, PROOF),
     ),
     "too many ops for CP-SAT": (
-        Turn("fused-ranges{rounds=12}", 0.3, RANGES),
         Turn("local{rounds=4}", 0.4, RULES),
         Turn("polish{rounds=4}", 0.3, ORDERS),
         Turn("local{rounds=12}", 0.5, RULES),
@@ -47,8 +43,7 @@ TURNS: dict[str, tuple[Turn, ...]] = {
     # The searches find more than CP-SAT does. Polishing comes before the rules, which would leave it little time, and after them.
     "one stage on a rank, and BW cheaper than B and W": (
         Turn("polish{rounds=12}", 0.3, ORDERS),
-        Turn("fused-ranges{rounds=12}", 0.2, RANGES),
-        Turn("local{rounds=4}", 0.2, RULES),
+        Turn("local{rounds=8}", 0.35, RULES),
         Turn("polish{rounds=6}", 0.3, ORDERS),
         Turn("cpsat", 0.5, PROOF),
     ),
@@ -58,8 +53,7 @@ TURNS: dict[str, tuple[Turn, ...]] = {
         Turn("cpsat", 1.0, PROOF),
     ),
     # With several chunks on a rank, bounds are weaker and good rules rarer: easy ones are proven soon, the others need the search.
-    # Where BW is cheaper, of 8 held-out draws polishing instead of ranges of fused backwards made 2 better and 1 worse; of 5, the
-    # rules instead of polishing made all worse.
+    # Where BW is cheaper, of 5 held-out draws the rules instead of polishing made all worse.
     "several stages on a rank, and BW cheaper than B and W": (
         Turn("polish{rounds=40}", 0.4, ORDERS),
         Turn("local{rounds=4}", 0.2, RULES),
@@ -81,9 +75,7 @@ TURNS: dict[str, tuple[Turn, ...]] = {
 }
 """Who works on which kind of problem, in what turn."""
 AFTERWARDS = (
-    Turn("microbatch-order", 0.4, ENTRY),
-    Turn("fused-ranges", 0.3, RANGES),
-    Turn("local", 0.3, RULES),
+    Turn("local", 0.4, RULES),
     Turn("polish", 0.5, ORDERS),
 )
 """Of those that had a turn, who goes on from other seeds while a clock leaves time."""
@@ -103,10 +95,8 @@ def kind_of(problem: Problem) -> str:
 
 def turns_of(problem: Problem) -> tuple[Turn, ...]:
     """The turns for its kind of those that may help with it."""
-    saves_time, is_large = fusing_saves_time(problem), problem.num_ops > CPSAT_OPS
-    return tuple(
-        turn for turn in TURNS[kind_of(problem)] if (turn.aim != RANGES or saves_time) and not (is_large and turn.search == "cpsat")
-    )
+    is_large = problem.num_ops > CPSAT_OPS
+    return tuple(turn for turn in TURNS[kind_of(problem)] if not (is_large and turn.search == "cpsat"))
 
 
 def afterwards_of(problem: Problem) -> tuple[Turn, ...]:

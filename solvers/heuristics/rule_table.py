@@ -18,7 +18,17 @@ from schedc.ir import Problem, Schedule
 from schedc.solvers.common.method import Constructive, Ops
 from schedc.solvers.heuristics.memory import within_memory
 from schedc.solvers.heuristics.warm_up_counts import in_flight_before_first_backward, round_trip_in_flight
-from schedc.solvers.kernel.climb import Climber, PackedRule, climb_of, climbing_scheduler, longest_op_ns, policies, stop_flag
+from schedc.solvers.kernel.climb import (
+    CHANCES,
+    MIXING_CHANCES,
+    Climber,
+    PackedRule,
+    climb_of,
+    climbing_scheduler,
+    longest_op_ns,
+    policies,
+    stop_flag,
+)
 from schedc.solvers.kernel.scheduler_state import count_by_stage, depth_by_stage
 from schedc.solvers.kernel.tables import NEVER, SchedulerState
 
@@ -106,13 +116,13 @@ class RuleTable(Constructive, frozen=True):
             climber = _climber(climbing_scheduler(problem, reserves=True, room=room), placed)
             values = np.array([climber.run(rule) for rule in table])
         evaluations = self.climb_ops // (CLIMBS * max(1, ops))
-        best, value = _climbed(climber, table, values, evaluations, mixing=False)
+        best, value = _climbed(climber, table, values, evaluations, CHANCES)
         _, *mixtures = policies(problem, scheduler)
         if mixtures:
             starts = np.argsort(values, kind="stable")[: max(1, len(table) // len(mixtures))].tolist()
             more = [table[start]._replace(patience_ns=patience_ns) for start in starts for patience_ns in mixtures]
             values = np.concatenate((values, [climber.run(rule) for rule in more]))
-            mixed, mixed_value = _climbed(climber, [*table, *more], values, evaluations, mixing=True)
+            mixed, mixed_value = _climbed(climber, [*table, *more], values, evaluations, MIXING_CHANCES)
             best = mixed if mixed_value < value else best
         climber.run(best)
         return climber.schedule()
@@ -136,15 +146,15 @@ def schedules_of_table(problem: Problem, most: int) -> list[Schedule]:
 
 
 def _climbed(
-    climber: Climber, table: list[PackedRule], values: NDArray[np.int64], evaluations: int, *, mixing: bool
+    climber: Climber, table: list[PackedRule], values: NDArray[np.int64], evaluations: int, chances: dict[int, int]
 ) -> tuple[PackedRule, int]:
     """The best of the rules, whose values are given, and of climbs from the best of them; and its value."""
     ranking = np.argsort(values, kind="stable").tolist()
     best, value = table[ranking[0]], int(values[ranking[0]])
     with stop_flag() as stop:  # nothing sets it before the end
         for number, start in enumerate(ranking[:CLIMBS] if evaluations else ()):
-            rule = PackedRule(*(each.copy() for each in table[start]))
-            reached = climber.climb(rule, evaluations, number, 0.0, stop, mixing=mixing)
+            rule = table[start].copy()
+            reached = climber.climb(rule, evaluations, number, 0.0, stop, chances)
             if reached < value:
                 best, value = rule, reached
     return best, value

@@ -1,4 +1,4 @@
-"""Local search over the rule of a list scheduler, not over the order: caps, priorities, a look-ahead, fusing.
+"""Local search over the rule of a list scheduler, not over the order: caps, priorities, a look-ahead, fusing, who enters when.
 
 A Problem goes in, the best Schedule of many rules comes out (design notes: search over the rule, not over the order). Rules are
 climbed in rounds of a fixed number of evaluations, several climbs beside each other; a round's results do not depend on the clock,
@@ -7,6 +7,7 @@ only how many rounds there are may.
 
 from __future__ import annotations
 
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,21 +17,40 @@ from schedc.errors import Unsupported
 from schedc.ir import Problem
 from schedc.solvers.common.fuse_backwards import fuse_backwards
 from schedc.solvers.common.method import MIXED, LocalSearch, fusing_saves_time
-from schedc.solvers.common.microbatch_order import entering
-from schedc.solvers.kernel.climb import Climber, PackedRule, climbing_scheduler, policies
+from schedc.solvers.common.microbatch_order import entry_order, known_orders, order_is_open, renamed
+from schedc.solvers.heuristics.rule_table import priority_of
+from schedc.solvers.kernel.climb import (
+    CHANCES,
+    EDGE,
+    ENTER,
+    MIXING_CHANCES,
+    MOVES,
+    Climber,
+    PackedRule,
+    climbing_scheduler,
+    policies,
+)
+from schedc.solvers.kernel.entry import NO_ENTRY, entry_of
 from schedc.solvers.kernel.joints import Room, values_wait
 from schedc.solvers.kernel.scheduler_state import count_by_stage, depth_by_stage
 from schedc.solvers.kernel.tables import NEVER
 from schedc.solvers.search.rounds import Found, Rounds
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
     from numpy.typing import NDArray
 
     from schedc.solvers.common.base import Climbing, Limits
     from schedc.solvers.common.incumbent import Incumbent
+    from schedc.solvers.kernel.tables import SchedulerState
 
 CLIMBS = 8
 """Rules that are climbed beside each other in one round; the best of them starts the next round's half."""
+RANGES = 4
+"""This many of them start from ranges of fused backwards, where these may pay."""
+HEAT, MIXING_HEAT = 0.01, 0.002
+"""How much worse a rule may be that a climb goes on from, at its beginning, as a share of the objective; where backwards mix."""
 POLICIES = (0, 5, 0, 3)
 """Which of `policies` the climbs start from, in turn, where it mixes: none fused, all but the last, where little waits."""
 
@@ -42,18 +62,18 @@ class Local(LocalSearch, frozen=True):
 
     def improve(self, incumbent: Incumbent, limits: Limits) -> None:
         """Offer the best schedule of many rules, and the same with backwards fused."""
-        problem, named = entering(incumbent.problem, incumbent.whole)
-        best = local_search(problem, self.climbing(incumbent, limits))
-        schedule = named(best.schedule)
-        incumbent.offer_valid(schedule, self.name)
+        problem = incumbent.problem
+        orders = () if incumbent.whole is None or not order_is_open(problem) else (entry_order(problem, incumbent.whole),)
+        best = local_search(problem, self.climbing(incumbent, limits), orders)
+        incumbent.offer_valid(best.schedule, self.name)
         incumbent.cut_short |= best.cut_short
         if best.ended_by is not None:
             raise best.ended_by
-        if fusing_saves_time(incumbent.problem):
-            incumbent.offer_valid(fuse_backwards(incumbent.problem, schedule, tables=incumbent.tables), f"{self.name}{MIXED}")
+        if fusing_saves_time(problem):
+            incumbent.offer_valid(fuse_backwards(problem, best.schedule, tables=incumbent.tables), f"{self.name}{MIXED}")
 
 
-def local_search(problem: Problem, climbing: Climbing) -> Found:
+def local_search(problem: Problem, climbing: Climbing, orders: Iterable[Sequence[int]] = ()) -> Found:
     """The best schedule found. Climbs keep no reserves, unless all of them strand themselves on memory; with them none does.
 
     And they keep no room for values of a graph that wait for others, unless the best of a round has too little for them.
@@ -61,21 +81,25 @@ def local_search(problem: Problem, climbing: Climbing) -> Found:
     Args:
         problem: any placement, any memory limits.
         climbing: rules tried per climb and round are, by default, as many as place about a million ops, 20 to 1,500.
+        orders: where the order is open, in which the microbatches may enter, beside known ones.
 
     Raises:
         Unsupported: a rank's memory limit does not hold one microbatch.
     """
     scheduler = climbing_scheduler(problem)
-    counts = count_by_stage(scheduler)
     evaluations = climbing.evaluations or min(1500, max(20, 1_000_000 // (3 * len(scheduler.blocks))))
-    climbers = [Climber(scheduler) for _ in range(CLIMBS)]
-    generator = np.random.default_rng(climbing.seed)
-    start = policies(problem, scheduler)
-    pool = [
-        _first_rule(problem, counts, number, generator, start[POLICIES[number % 4] % len(start)].copy()) for number in range(CLIMBS)
-    ]
-    rounds, best = Rounds(climbing=climbing, evaluations=evaluations, heat=0.01), 0
+    is_open, mixes = order_is_open(problem), scheduler.settings[0].mixes
+    entry = entry_of(problem, scheduler) if is_open else NO_ENTRY
+    climbers = [Climber(scheduler, entry=entry) for _ in range(CLIMBS)]
+    known = (*orders, *known_orders(problem)) if is_open else ()
+    pool = _starts(problem, scheduler, climbers[0], climbing.seed, known)
+    heat, best = MIXING_HEAT if mixes else HEAT, 0
+    rounds = Rounds(climbing=climbing, evaluations=evaluations, heat=heat, more=(chances_of(mixes=mixes, is_open=is_open),))
     waits, room, reserves = values_wait(problem), False, False
+    if is_open and min(map(climbers[0].run, pool)) >= NEVER:  # in no order: a round without reserves would find little
+        reserves, scheduler = True, climbing_scheduler(problem, reserves=True)
+        climbers = [Climber(scheduler, entry=entry) for _ in range(CLIMBS)]
+        pool = _starts(problem, scheduler, climbers[0], climbing.seed, known)
     for values in rounds.run(climbers, pool):
         ranking = sorted(range(CLIMBS), key=values.__getitem__)
         best = ranking[0]
@@ -87,19 +111,90 @@ def local_search(problem: Problem, climbing: Climbing) -> Found:
             except Unsupported:  # no room for all that may wait, so that what is found may be of no use
                 room, waits = False, False
             else:
-                climbers[:] = [Climber(other) for _ in range(CLIMBS)]
+                climbers[:] = [Climber(other, entry=entry) for _ in range(CLIMBS)]
+                if stranded:  # which start was the best could not be told
+                    pool[:] = _starts(problem, other, climbers[0], climbing.seed, known)
+                    continue
         for loser, winner in zip(ranking[CLIMBS // 2 :], ranking[: CLIMBS // 2], strict=True):
-            pool[loser] = PackedRule(*(each.copy() for each in pool[winner]))
+            pool[loser] = pool[winner].copy()
     end_ns = climbers[best].run(pool[best])
     if end_ns >= NEVER and rounds.ended_by is not None:
         raise rounds.ended_by
-    return Found(climbers[best].schedule(), end_ns, rounds.cut_short, rounds.ended_by)
+    schedule = climbers[best].schedule()
+    if is_open:
+        schedule = renamed(schedule, _order(problem, pool[best].enter))
+    paid = dict(zip(MOVES, np.sum([climber.paid for climber in climbers], axis=0).tolist(), strict=True))
+    return Found(schedule, end_ns, rounds.cut_short, rounds.ended_by, paid)
+
+
+def chances_of(*, mixes: bool, is_open: bool) -> dict[int, int]:
+    """The moves where backwards mix or not, and where the order of microbatches is open or not."""
+    return (MIXING_CHANCES | {EDGE: 6} if mixes else CHANCES) | ({ENTER: 12} if is_open else {})
+
+
+def _order(problem: Problem, enter: NDArray[np.int64]) -> list[int]:
+    """The order, in which each slice of a microbatch has a place."""
+    slices = len(problem.slices) or 1
+    return [slices * microbatch + at for microbatch in enter.tolist() for at in range(slices)]
 
 
 def _exceeds(problem: Problem, climber: Climber, rule: PackedRule) -> bool:
     """Whether values that wait have too little room in the rule's schedule."""
     climber.run(rule)
     return exceeded_limit(problem, climber.schedule()) is not None
+
+
+def _starts(
+    problem: Problem, scheduler: SchedulerState, climber: Climber, seed: int, orders: Sequence[Sequence[int]]
+) -> list[PackedRule]:
+    """Rules to climb from, each with that of the orders which is the best for it.
+
+    Where backwards mix, the best rules that fuse a range of each stage's take the places of some.
+    """
+    counts, generator = count_by_stage(scheduler), np.random.default_rng(seed)
+    start = policies(problem, scheduler)
+    pool = [
+        _first_rule(problem, counts, number, generator, start[POLICIES[number % 4] % len(start)].copy()) for number in range(CLIMBS)
+    ]
+    if scheduler.settings[0].mixes and RANGES:
+        ranges = list(_ranges(problem, scheduler, counts))
+        values = [climber.run(rule) for rule in ranges]
+        ranking = sorted(range(len(ranges)), key=values.__getitem__)
+        pool[CLIMBS - RANGES :] = [ranges[number] for number in ranking[:RANGES]]
+    slices = len(problem.slices) or 1
+    enters = [np.array(order[::slices], np.int64) // slices for order in orders]
+    return [min([rule._replace(enter=enter) for enter in enters] or [rule], key=climber.run).copy() for rule in pool]
+
+
+def _ranges(problem: Problem, scheduler: SchedulerState, counts: list[int]) -> Iterator[PackedRule]:
+    """Rules that split some of the first backwards of each stage and some of the last, by its depth, and fuse those between.
+
+    The first are split to send gradients early while others wait for their first, the last ones to shorten the cool-down; between
+    them, where ranks are busy, BW saves time.
+    """
+    depth = np.array(depth_by_stage(problem), np.int64)
+    longest = int(depth.max()) + 1
+    cap = np.maximum(1, counts)
+    waves = np.array([_slots(problem, stage, count) for stage, count in enumerate(counts)])
+    nothing = np.zeros_like(depth)
+    befores = (depth, 2 * depth, np.where(2 * depth < longest, depth, waves - 1), np.where(depth > 0, waves, 0), nothing)
+    afters = (depth, np.where(depth > 0, longest - 1 - depth, 0), 3 * depth, nothing)
+    priority, stage = priority_of(problem, (1, 0, 2)), np.array([lane.stage for lane in scheduler.lanes])
+    lengths = np.array([lane.last - lane.first for lane in scheduler.lanes])
+    number = np.concatenate([np.arange(length) for length in lengths])
+    left, stage = np.repeat(lengths, lengths) - number, np.repeat(stage, lengths)
+    for before, after, lag in product(befores, afters, (nothing, depth, waves)):
+        fused = (number >= before[stage]) & (left > after[stage])
+        yield PackedRule(cap.copy(), lag.copy(), priority.copy(), np.zeros(1, np.int64), np.where(fused, NEVER, -NEVER))
+
+
+def _slots(problem: Problem, stage: int, count: int) -> int:
+    """How many activations of the stage fit at once."""
+    costs = problem.stages[stage]
+    limit_bytes = problem.memory_limit_bytes[costs.rank]
+    if limit_bytes is None or costs.activation_bytes == 0:
+        return count
+    return min(count, (limit_bytes - costs.recomputed_bytes) // costs.activation_bytes)
 
 
 def _first_rule(

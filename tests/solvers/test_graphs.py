@@ -33,7 +33,7 @@ from schedc.solvers.kernel.list_scheduler import list_schedule, run_compiled
 from schedc.solvers.kernel.order_evaluator import problem_arrays_of, time_orders, workspace_of
 from schedc.solvers.kernel.scheduler_state import Rule, depth_by_stage, scheduler_of, set_rule
 from schedc.solvers.kernel.tables import NEVER, as_arrays
-from schedc.solvers.search.microbatch_order import MicrobatchOrder
+from schedc.solvers.search.local import Local
 from schedc.solvers.search.polish import durations_ns_of, packed_orders
 from schedc.verify.schedule.checks import verify_schedule
 
@@ -235,7 +235,7 @@ def test_microbatches_whose_encoder_differs_get_an_order() -> None:
         incumbent = Incumbent(problem=problem)
         try_methods(incumbent, ("sequential", "greedy{n_sub=1}"))
         before_ns = incumbent.objective_ns
-        MicrobatchOrder(evaluations=50, rounds=2).improve(incumbent, Limits())
+        Local(evaluations=50, rounds=2).improve(incumbent, Limits())
         assert incumbent.objective_ns <= before_ns
         order = entry_order(problem, incumbent.start)
         slices = len(problem.slices) or 1

@@ -27,6 +27,7 @@ from schedc.ir.workload import Device
 from schedc.lower.placement import place
 from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.common.interruption import Interruption
+from schedc.solvers.search.local import Local
 from schedc.verify.layout import verify_open_layout
 
 if TYPE_CHECKING:
@@ -186,9 +187,13 @@ def test_adaptis_chooses_layout_and_schedule() -> None:
     assert found[0].plan.certificate.objective_ns == rows["adaptis"] == min(each for each in rows.values() if each is not None)
 
 
-def test_a_search_that_works_nowhere_is_an_error() -> None:
-    with pytest.raises(Unsupported, match="takes less time fused"):
-        compiled(replace(tiny(5), split_backward=False), OpenLayout(chunks=2), "fused-ranges")
+def test_a_search_that_works_nowhere_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(search: Local, *_: object) -> None:
+        raise Unsupported(f"{search.name} is not for this")
+
+    monkeypatch.setattr(Local, "improve", refuse)
+    with pytest.raises(Unsupported, match="local is not for this"):
+        compiled(replace(tiny(5), split_backward=False), OpenLayout(chunks=2), "local")
 
 
 @pytest.mark.parametrize("during", ["layouts one by one", "balanced loop 2 auto", pytest.param("layouts", marks=pytest.mark.slow)])

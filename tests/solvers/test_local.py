@@ -10,14 +10,17 @@ from hypothesis import given
 from inputs.problems import M70_NS, m70, make_problem, problems, with_fused_backward
 from suite.example_counts import examples
 
+from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.ir.ops import BLOCKS
 from schedc.ir.problem import Objective
 from schedc.solvers.common.base import Climbing
+from schedc.solvers.kernel.climb import MOVES
 from schedc.solvers.search.local import local_search
 from schedc.solvers.search.polish import polish_schedule
+from schedc.study.bench.instances import instances
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
@@ -52,6 +55,25 @@ def test_it_mixes_fused_and_split_backwards() -> None:
     problem = with_fused_backward(m70(2, 2), 9)
     found = local_search(problem, Climbing(evaluations=100, rounds=3))
     assert {op.kind for order in found.schedule.orders for op in order} == set(BLOCKS)
+
+
+@pytest.mark.parametrize("number", [1, 3, 7])
+def test_reaches_the_bound_of_long_pipelines(number: int) -> None:
+    """M70 with 32 microbatches, BW being 0.9 (B + W): the best schedule fuses in the steady phase, not before and after."""
+    problem = instances("m70", 0.9)[number].problem
+    bound_ns = best_bound(problem).value_ns
+    found = local_search(problem, Climbing(rounds=4, good_enough_ns=bound_ns))
+    assert simulate(problem, found.schedule).makespan_ns == bound_ns
+    assert {op.kind for order in found.schedule.orders for op in order} == set(BLOCKS)
+
+
+def test_it_counts_the_moves_that_paid() -> None:
+    """A chain whose microbatches are alike and are not fused has rules without patience, and no order to change."""
+    paid = local_search(m70(2, 2), Climbing(evaluations=100, rounds=2)).paid
+    assert set(paid) == set(MOVES) and sum(paid.values()) > 0
+    assert not (paid["patience"] or paid["edge"] or paid["enter"])
+    mixed = local_search(with_fused_backward(m70(2, 2), 9), Climbing(evaluations=100, rounds=2)).paid
+    assert mixed["patience"] + mixed["edge"] > 0 and not mixed["enter"]
 
 
 def test_the_same_seed_gives_the_same_schedule() -> None:

@@ -43,8 +43,6 @@ SEARCHES = (
     "refute",
     "local{rounds=1,evaluations=60}",
     "polish{rounds=1,evaluations=60}",
-    "fused-ranges{rounds=1,evaluations=40}",
-    "microbatch-order{rounds=1,evaluations=40}",
 )
 WORK = 0.1
 """The deterministic limit of each search."""

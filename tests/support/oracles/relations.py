@@ -43,7 +43,7 @@ AGAIN = 8
 """An answer that is worse is asked for again with this many times the work."""
 LEAST_OPS, MOST_OPS, MOST_ODD_OPS = 24, 60, 40
 """In odd numbers fewer: CP-SAT's bounds may come closer one by one there, of which it counts a hundredth as work."""
-METHODS = ("greedy", "1f1b", "zb-h1", "interleaved", "rule-table", "spread", "local", "polish", "fused-ranges", "cpsat", "milp")
+METHODS = ("greedy", "1f1b", "zb-h1", "interleaved", "rule-table", "spread", "local", "polish", "cpsat", "milp")
 
 
 @dataclass(frozen=True, slots=True)
