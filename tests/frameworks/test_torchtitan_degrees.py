@@ -22,6 +22,7 @@ from runs.torchtitan_runs import Found, Run, train  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 JOB = """
 pipeline = { ranks = 2, microbatches = 4, partition = [4, 4] }
@@ -112,3 +113,10 @@ def test_tensor_parallelism_without_sequences_in_parts(four: Ranks, plans: dict[
     # A gradient that is a partial sum is summed before it goes to the stage before, where torch sends the parts.
     assert found[0] == pytest.approx(own[0], rel=1e-6)
     assert found[1] == pytest.approx(own[1], rel=1e-6)
+
+
+@pytest.mark.parametrize("shared", ["tensor", "experts and tensor"])
+def test_fsdp_beside_others_on_eight_processes(tmp_path: Path, plans: dict[str, str], shared: str) -> None:
+    with rank_processes(8, tmp_path, *MODULES) as eight:
+        run = run_of(shared)
+        assert trained(eight, replace(run, plan=plans["split"])) == trained(eight, run)
