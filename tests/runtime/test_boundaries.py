@@ -99,11 +99,13 @@ def test_a_stage_that_gives_a_wrapper_of_tensors(two: Ranks) -> None:
 
 
 @pytest.mark.parametrize(
-    ("between", "recompute"), [("sharded", False), ("sharded", True), ("replicated", False), ("summed", False)]
+    ("name", "between", "recompute"),
+    [("1f1b", "sharded", False), ("1f1b", "replicated", True), ("interleaved", "sharded", True), ("zb-v", "summed", False)],
 )
-def test_dtensors(four: Ranks, between: str, recompute: bool) -> None:
+def test_dtensors(four: Ranks, name: str, between: str, recompute: bool) -> None:
     """Each process sends its part, and gradients come back laid out as the outputs were."""
-    assert_exact(four.run(wrapped_runs.dtensors, made_by("1f1b", split_backward=False), between, recompute))
+    method, options = PLANS[name]
+    assert_exact(four.run(wrapped_runs.dtensors, made_by(method, **options), between, recompute))
 
 
 @given(

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from runs.faults import Faults
-from runs.harness import Layer, Run, cannot_go_on, grid, load, make_stages, on_forward, relative_error
+from runs.harness import Layer, Run, cannot_go_on, grid, load, make_stages, on_forward, piece_of, relative_error
 from runs.retry_runs import on_failing
 from runs.training_runs import clipping_error
 from schedc.ir.ops import Kind
@@ -211,11 +211,13 @@ def dtensors(rank: int, plan: Plan, between: str, recompute: bool) -> float | st
     placed: Placement = {"sharded": Shard(1), "replicated": Replicate(), "summed": Partial()}[between]
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pipeline", "tensor"))
     torch.manual_seed(0)
-    whole = [nn.Sequential(nn.Linear(4, 8, bias=False), nn.Tanh(), nn.Linear(8, 4, bias=False)).double() for _ in range(2)]
-    stage = rank // 2
-    module = copy.deepcopy(whole[stage])
-    ways = {"0": ColwiseParallel(), "2": RowwiseParallel(output_layouts=placed, use_local_output=False)}
-    parallelize_module(module, mesh["tensor"], ways)
+    pieces = range(len(plan.problem.paths[0]))
+    whole = [nn.Sequential(nn.Linear(4, 8, bias=False), nn.Tanh(), nn.Linear(8, 4, bias=False)).double() for _ in pieces]
+    stages: dict[int, Any] = {}
+    for stage in plan.problem.stages_on(rank // 2):
+        stages[stage] = copy.deepcopy(whole[piece_of(plan, stage)])
+        ways = {"0": ColwiseParallel(), "2": RowwiseParallel(output_layouts=placed, use_local_output=False)}
+        parallelize_module(stages[stage], mesh["tensor"], ways)
 
     def loss_fn(y: Any, t: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = ((y.full_tensor() if isinstance(y, DTensor) else y) - t).pow(2).mean()
@@ -223,18 +225,19 @@ def dtensors(rank: int, plan: Plan, between: str, recompute: bool) -> float | st
 
     errors = [0.0]
     groups = {"pipeline_group": mesh.get_group("pipeline"), "swap_group": mesh.get_group("tensor")}
-    with load(plan, {stage: module}, loss_fn=loss_fn, recompute=recompute, **groups) as pipe:
+    with load(plan, stages, loss_fn=loss_fn, recompute=recompute, **groups) as pipe:
         for step, samples in enumerate((8, 8, 12)):
-            for weight in (*module.parameters(), *nn.ModuleList(whole).parameters()):
+            for weight in (*nn.ModuleList(stages.values()).parameters(), *nn.ModuleList(whole).parameters()):
                 weight.grad = None
             torch.manual_seed(step)
             x, t = torch.randn(2, samples, 6, 4, dtype=torch.float64)
-            right = loss_fn(whole[1](whole[0](x)), t)
+            right = loss_fn(nn.Sequential(*whole)(x), t)
             torch.autograd.backward(right)
             losses = [pipe.step(x, t), pipe.evaluate(x, t)]
             errors += [abs(loss.item() - right.detach().item()) for loss in losses]
             errors += [
                 relative_error(one.grad, other.grad)
-                for one, other in zip(module.parameters(), whole[stage].parameters(), strict=True)
+                for stage, module in stages.items()
+                for one, other in zip(module.parameters(), whole[piece_of(plan, stage)].parameters(), strict=True)
             ]
     return max(errors)
