@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 FEW_OPS, LARGE = 4_000, 1.03
 """Each doubling of the compute ops from these on, which take time to plan, counts as this much longer."""
+BY_PLAN = 1.2
+"""Gathers that are ops of the plan count as this much longer: they take long to plan, and `about_ns` does not know what waits."""
 ALIKE = 1.02
 """Candidates that differ in sharding or backwards alone take about as long: each one after the first counts as this much longer."""
 
@@ -79,6 +81,8 @@ class Work:
 def in_order(works: Sequence[Work]) -> list[Work]:
     """As they are tried: first what may be fastest, and is planned soon, of many shapes."""
     longer = {id(work): work.about_ns * LARGE ** (work.ops // FEW_OPS).bit_length() for work in works}
+    for work in works:
+        longer[id(work)] *= BY_PLAN if work.row.candidate.gathers == "plan" else 1
     found, alike = sorted(works, key=lambda work: longer[id(work)]), Counter[tuple[object, ...]]()
     for work in found:
         each = work.row.candidate
