@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from schedc.costs.architecture import Architecture, Attention, Block, Experts, FeedForward, Setting
+from schedc.costs.architecture import Architecture, Attention, Block, ExpertExchange, Experts, FeedForward, Setting
 from schedc.costs.devices import DEVICES
 from schedc.costs.layers import architecture_named, layer_of
 from schedc.costs.operators.blocks import block_operators, embedding_operators, head_operators, norm, sublayer_operators
@@ -212,7 +212,8 @@ def megatron() -> Group:
 
 def deepseek() -> Group:
     """A layer of DeepSeek-V3 on 64 H800."""
-    model, setting = architecture_named("deepseek-v3-671b"), Setting(sequence_length=4096, expert_parallel=64)
+    model = architecture_named("deepseek-v3-671b")
+    setting = Setting(sequence_length=4096, expert_parallel=64, node=8, expert_exchange=ExpertExchange.HIERARCHICAL)
     attention, experts = model.blocks[-1].sublayers
     operators = sublayer_operators(experts, model.hidden, setting)
     moving = ("dispatch", "all-to-all", "sort", "combine")
@@ -222,7 +223,7 @@ def deepseek() -> Group:
     group = Group(
         title="DeepSeek-V3, one layer of experts, expert parallel 64, 4,096 tokens",
         source="deepseek-ai/profile-data 4496024, train.json (licence not stated)",
-        notes="measured in FP8, F and B at once, tokens sent once to a node; predicted in BF16, alone, tokens sent to each expert",
+        notes="measured in FP8, F and B at once, tokens sent once to a node; predicted in BF16, alone, the same",
     )
     for layer, operators, measured in (
         ("attention", [norm(model, setting), *sublayer_operators(attention, model.hidden, setting)], (4.36275, 9.34075, 2.3885)),
