@@ -100,7 +100,13 @@ def test_a_stage_that_gives_a_wrapper_of_tensors(two: Ranks) -> None:
 
 @pytest.mark.parametrize(
     ("name", "between", "recompute"),
-    [("1f1b", "sharded", False), ("1f1b", "replicated", True), ("interleaved", "sharded", True), ("zb-v", "summed", False)],
+    [
+        ("1f1b", "sharded", False),
+        ("1f1b", "replicated", True),
+        ("interleaved", "sharded", True),
+        ("zb-v", "summed", False),
+        ("bidirectional", "sharded", False),
+    ],
 )
 def test_dtensors(four: Ranks, name: str, between: str, recompute: bool) -> None:
     """Each process sends its part, and gradients come back laid out as the outputs were."""
