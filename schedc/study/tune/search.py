@@ -23,6 +23,7 @@ from schedc.analysis.bounds.residency import rank_without_room
 from schedc.analysis.gap import check_bound, relative_gap
 from schedc.compile.driver import CHECKS_S_PER_OP, checks_s
 from schedc.errors import Infeasible, InvalidInput, NoPlanFound, Unsupported
+from schedc.solvers.common.interruption import OutOfTime
 from schedc.solvers.driver.registry import is_auto, method_named
 from schedc.study.loss.time_to_loss import LossCandidate, TimeToLoss, sorted_rows
 from schedc.study.tune.candidates import CandidateState, TuneRow, candidates
@@ -282,9 +283,9 @@ class _Search:
                 )
             else:
                 plan = self.planner.plan(problem, settings, self.failures, baseline=baseline)
-        except (Infeasible, NoPlanFound, Unsupported) as error:
+        except (Infeasible, NoPlanFound, Unsupported, OutOfTime) as error:  # the last: of ZeRO 3 by plan, before there is one
             if work.plan is None:
-                work.end(CandidateState.NO_PLAN, str(error))
+                work.end(CandidateState.NO_PLAN, str(error) or "the time was up before there was a plan")
             return
         self.tries[work.kind] = -1
         if baseline and self.best is not None:
