@@ -17,7 +17,7 @@ from schedc.costs.layers import architecture_named, known_models
 
 def main() -> int:
     """Print the table."""
-    out = Console(width=132, highlight=False, markup=False, emoji=False)
+    out = Console(width=180, highlight=False, markup=False, emoji=False)
     table = Table(box=None, pad_edge=False)
     table.add_column("model")
     for header in ("layers", "parameters", "published", "difference"):
