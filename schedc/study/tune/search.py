@@ -41,7 +41,7 @@ from schedc.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from schedc.ir import Plan, Problem
+    from schedc.ir import Problem
     from schedc.solvers.common.base import SearchSettings
     from schedc.solvers.common.incumbent import Failure
     from schedc.study.tune.request import TuneRequest
@@ -293,7 +293,8 @@ class _Search:
         row.seconds += time.perf_counter() - begun_s
         if not plan.certificate.bound.is_solvers:  # a solver's says nothing of schedules that cut other blocks
             work.raise_bound(plan.certificate.lower_bound_ns)
-        reached = None if self.request.loss is None else reached_by(self.request, work, *_period_of(plan, work))
+        own = None if self.request.loss is None else LossCandidate.of_plan(plan, update_ns=work.made.update_ns)
+        reached = None if own is None else reached_by(self.request, work, own.period_ns, own.delays)
         if work.plan is None or rated(reached, plan.certificate.makespan_ns) < rated(
             work.reached, work.plan.certificate.makespan_ns
         ):
@@ -396,10 +397,3 @@ def tune(
         pipelines=pipeline_verdict(best.row, rows, search.value_ns, search.bound_ns),
         times=None if request.loss is None else TimeToLoss(rows=reached, source=request.loss.source),
     )
-
-
-def _period_of(plan: Plan, work: Work) -> tuple[int, tuple[int, ...]]:
-    """From one update to the next, and the delays."""
-    assert work.made is not None
-    own = LossCandidate.of_plan(plan, update_ns=work.made.update_ns)
-    return own.period_ns, own.delays
