@@ -11,7 +11,8 @@ from random import Random
 import pytest
 from inputs.fuzz_jobs import job_text, random_job, write_job
 from inputs.fuzz_shrink import shrink
-from oracles.fuzz_checks import Finding, check_job
+from oracles.findings import Finding
+from oracles.fuzz_checks import check_job
 
 from schedc.frontend.job import load_job
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oracles.fuzz_checks import Finding
+    from oracles.findings import Finding
 
     Check = Callable[[int, Counter[str]], list[Finding]]
 

@@ -14,7 +14,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from oracles.fuzz_checks import has_room, load
+from oracles.fuzz_problems import has_room, load
 from oracles.queue_run import stuck
 
 from inputs.fuzz_jobs import job_text, random_job

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from inputs.claim_problems import claim_problem
 from inputs.tiny_problems import random_schedule
 
-from oracles.fuzz_checks import Finding, too_little_memory
+from oracles.findings import Finding
+from oracles.fuzz_problems import too_little_memory
 from oracles.unit_model import ALL, WEIGHTS, search
 from schedc.analysis.bounds.lower_bounds import lower_bounds
 from schedc.analysis.simulation.simulate import simulate

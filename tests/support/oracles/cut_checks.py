@@ -12,7 +12,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from oracles.brute_force import SearchTooLarge, optimum
-from oracles.fuzz_checks import Finding
+from oracles.findings import Finding
 from schedc.analysis.bounds.layouts.layout_bound import layout_bound
 from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.ir import Device, Layer, Layout, MessageCost, Network, Objective, OpenLayout, OpenSlices, Placement, Workload

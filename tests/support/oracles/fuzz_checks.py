@@ -7,40 +7,34 @@ against replay against a second simulator, bounds, plans as text. The costly par
 
 from __future__ import annotations
 
-import dataclasses
-import io
-import re
-import traceback
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import gcd
-from random import Random
 from typing import TYPE_CHECKING, Any
 
 from inputs.fuzz_jobs import read_extra, write_job
 from inputs.graphs import random_order
-from inputs.random_layouts import random_layout
 from inputs.tiny_problems import random_schedule
 
 from oracles.brute_force import SearchTooLarge, optimum, peaks, timing
+from oracles.findings import Checks
+from oracles.fuzz_open import check_open_layout
 from oracles.fuzz_periods import check_period
+from oracles.fuzz_problems import has_room, too_little_memory, with_extra
+from oracles.fuzz_terminal import terminal_open, terminal_period, terminal_whole
 from oracles.sharded_step import held_bytes, makespan_ns
 from schedc.analysis.bounds.lower_bounds import lower_bounds
-from schedc.analysis.bounds.residency import minimum_limit_bytes
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
-from schedc.cli.app import main
-from schedc.compile.driver import compile_job, compile_problem
-from schedc.errors import Defect, Infeasible, NoPlanFound, Unsupported
-from schedc.formats.plan.plan_file import parse_plan, plan_json, write_plan
+from schedc.compile.driver import compile_problem
+from schedc.errors import Infeasible, NoPlanFound, Unsupported
+from schedc.formats.plan.plan_file import parse_plan, plan_json
 from schedc.frontend.job import load_job
 from schedc.ir.index import tables_of
 from schedc.ir.ops import BLOCKS, Kind
-from schedc.ir.plan import BoundName, Certificate, MadeBy, Scope
+from schedc.ir.plan import BoundName, Certificate, MadeBy
 from schedc.ir.problem import Objective
 from schedc.ir.schedule import Parts
 from schedc.lower.plan import lower
-from schedc.lower.problem import problem_of
 from schedc.lower.sharding import with_collectives
 from schedc.models.blocks import grid_of
 from schedc.solvers.common.base import Limits, SearchSettings
@@ -49,7 +43,6 @@ from schedc.solvers.driver.sharded import levels_of
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.exact.milp import MOST_TICKS, solve_milp
 from schedc.solvers.templates import TEMPLATES
-from schedc.verify.layout import verify_layout, verify_open_layout
 from schedc.verify.plan.channels import needs_of
 from schedc.verify.plan.checks import verify_plan
 from schedc.verify.plan.replay import replay
@@ -58,13 +51,11 @@ from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Iterator
     from pathlib import Path
+    from random import Random
 
+    from oracles.findings import Finding
     from schedc.analysis.simulation.timeline import Timeline
-    from schedc.compile.driver import Compiled
-    from schedc.frontend.job import Job
-    from schedc.ir.layout import Layout
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule
@@ -101,73 +92,6 @@ SOLVER_OPS = 24
 """Solvers are asked about jobs of at most this many blocks."""
 
 
-@dataclass(frozen=True)
-class Finding:
-    """Something that does not hold."""
-
-    kind: str
-    """The same for all jobs where the same thing is wrong."""
-    message: str
-
-
-@dataclass
-class Checks:
-    """What has been checked and found of one job."""
-
-    seed: str
-    counts: Counter[str]
-    thorough: bool
-    findings: list[Finding] = field(default_factory=list)
-
-    def random(self, what: str) -> Random:
-        """Draws for this purpose alone, so that they stay the same while a job is made smaller."""
-        return Random(f"{self.seed} {what}")
-
-    def fail(self, kind: str, message: object) -> None:
-        self.findings.append(Finding(kind, str(message)))
-
-    @contextmanager
-    def step(self, name: str, *expected: type[Exception]) -> Iterator[None]:
-        """Count the step; an exception that nobody expects is a finding."""
-        self.counts[name] += 1
-        try:
-            yield
-        except expected as error:
-            self.counts[f"{name}: {type(error).__name__}"] += 1
-        except Exception as error:  # broad on purpose: whatever comes out of the compiler here is what a fuzzer is for
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            rule = re.search(r"breaks a rule: \S+: ([a-z-]+):", str(error)) if isinstance(error, Defect) else None
-            place = f"rule {rule[1]}" if rule else f"in {frame.filename.rpartition('/')[2]}:{frame.name}"
-            self.fail(f"{name.partition('{')[0]}: {type(error).__name__} {place}", error)
-
-
-def load(text: str, directory: Path) -> Problem:
-    """The problem of a job's text, through the front end, with what its `extra` adds."""
-    return with_extra(load_job(write_job(text, directory)).problem, read_extra(text))
-
-
-def with_extra(problem: Problem, extra: dict[str, Any]) -> Problem:
-    """The problem with what a job cannot say."""
-    if names := extra.get("trunks"):
-        links = tuple(dataclasses.replace(link, trunk=names.get(link.trunk, link.trunk)) for link in problem.links)
-        parallel = problem.data_parallel
-        if parallel is not None and parallel.trunk is not None:
-            parallel = dataclasses.replace(parallel, trunk=names.get(parallel.trunk, parallel.trunk))
-        problem = dataclasses.replace(problem, links=links, data_parallel=parallel)
-    if "vary" in extra:
-        random, scale_ns = Random(extra["vary"]), extra.get("scale_ns", 1)
-
-        def each() -> tuple[int, ...]:
-            return tuple(scale_ns * random.randint(0, 6) for _ in range(problem.microbatches))
-
-        stages = [
-            dataclasses.replace(stage, forward_ns=each(), backward_input_ns=each(), backward_weight_ns=each(), backward_ns=each())
-            for stage in problem.stages
-        ]
-        problem = dataclasses.replace(problem, stages=tuple(stages), in_order=extra["vary"] % 2 == 1)
-    return problem
-
-
 def check_job(
     text: str,
     seed: str,
@@ -193,9 +117,9 @@ def check_job(
     with checks.step("front end"):
         job = load_job(write_job(text, directory))
         if job.open_layout is not None:
-            _open_layout(job, checks, costly=costly)
+            check_open_layout(job, checks, costly=costly)
             if terminal:
-                _terminal_open(directory, checks)
+                terminal_open(directory, checks)
             return checks.findings
         problem = with_extra(job.problem, read_extra(text))
         _count_features(problem, counts)
@@ -204,7 +128,7 @@ def check_job(
         elif problem.updates is not None:
             check_period(problem, checks, costly=costly)
             if terminal:
-                _terminal_period(directory, checks)
+                terminal_period(directory, checks)
         else:
             known = _cheap(problem, checks)
             if costly and sum(3 for _ in problem.blocks()) <= SOLVER_OPS:
@@ -212,7 +136,7 @@ def check_job(
             if costly:
                 _searches(problem, known, checks)
             if terminal:
-                _terminal(problem, directory, checks)
+                terminal_whole(problem, directory, checks)
     return checks.findings
 
 
@@ -316,18 +240,6 @@ def _cheap(problem: Problem, checks: Checks) -> list[_Known]:
         for method in COMPILED if thorough else [compiled.choice(COMPILED)]:
             _compile_twice(problem, method, Limits(), known, checks)
     return known
-
-
-def too_little_memory(problem: Problem) -> bool:
-    """Whether a limit does not hold one microbatch, by the compiler's own account."""
-    limits = zip(problem.memory_limit_bytes, minimum_limit_bytes(problem), strict=True)
-    return any(limit is not None and limit < least for limit, least in limits)
-
-
-def has_room(problem: Problem, schedule: Schedule) -> bool:
-    """Whether no rank holds more than its limit, values that wait among it."""
-    limits = zip(peak_bytes(problem, schedule), problem.memory_limit_bytes, strict=True)
-    return all(limit is None or peak <= limit for peak, limit in limits)
 
 
 def _random_parts(random: Random, problem: Problem) -> tuple[Parts, ...]:
@@ -441,107 +353,6 @@ def _searches(problem: Problem, known: list[_Known], checks: Checks) -> None:
         _compile_twice(problem, search, Limits(deterministic=0.2, workers=1), known, checks)
 
 
-def _open_layout(job: Job, checks: Checks, *, costly: bool) -> None:
-    """A job that leaves the layout open: no layout drawn by chance has a schedule below the plan's bound; the plan is what it says.
-
-    What the plan says is found out from the layout alone: the front end's workload in it is the plan's problem, the replay has the
-    simulator's times, and the bounds of that one problem are not below those over all.
-    """
-    workload, open_layout = job.workload, job.open_layout
-    assert open_layout is not None
-    placed, bounds = open_layout.placement, open_layout.layers_of_stage
-    for what, is_open in (
-        ("placement", placed is None),
-        ("partition", bounds is None),
-        ("recompute", open_layout.recompute_is_open),
-    ):
-        checks.counts[f"feature open {what}"] += is_open
-    random = checks.random("layouts")
-    known: list[tuple[Layout, int]] = []
-    for _ in range(20 if checks.thorough else 6):
-        layout = random_layout(random, workload, open_layout)
-        with checks.step("layout by chance", Unsupported):
-            if verify_layout(workload, layout) or too_little_memory(problem := problem_of(workload, layout)):
-                continue
-            schedule = random_schedule(random, problem) if random.random() < 0.3 else constructive("greedy{n_sub=1}")(problem)
-            if schedule is not None and not verify_schedule(problem, schedule):
-                known.append((layout, simulate(problem, schedule).objective_ns(problem.objective)))
-    methods = ["greedy", "greedy{n_sub=2}", "spread", "1f1b", "zb-h1", *(["auto"] if costly else [])]
-    for method in methods if checks.thorough else [checks.random("methods").choice(methods[-2:] if costly else methods)]:
-        found: list[Compiled] = []
-        settings = SearchSettings(method=method, limits=Limits(deterministic=0.05, workers=1))
-        with checks.step(f"open {method}", NoPlanFound, Unsupported):
-            try:
-                found = [compile_job(job, settings) for _ in range(2)]
-            except Infeasible as error:
-                checks.counts[f"open {method}: Infeasible"] += 1
-                if known:
-                    checks.fail("open: infeasible, but a layout has a schedule", f"{error}; {known[0][0]}")
-        for compiled in found:  # the compiler goes on with what other methods found
-            for failure in compiled.failures:
-                checks.fail(f"open, method {failure.method.partition('{')[0]}: {failure.error} in {failure.place}", failure)
-        if not found:
-            continue
-        first, second = (plan_json(compiled.plan) for compiled in found)
-        if first != second and found[0].plan.made_by.reproducible:
-            checks.fail(f"open {method.partition('{')[0]}: not the same bytes twice", first[:400])
-        _check_open_plan(job, found[0], known, checks)
-
-
-def _check_open_plan(job: Job, compiled: Compiled, known: list[tuple[Layout, int]], checks: Checks) -> None:
-    """What a plan says whose layout was chosen."""
-    workload, plan, layout = job.workload, compiled.plan, compiled.layout
-    assert job.open_layout is not None
-    checks.counts["plans of open layouts"] += 1
-    if layout is None:
-        checks.fail("open: no layout is named", plan.name)
-        return
-    if violations := verify_open_layout(workload, job.open_layout, layout):
-        checks.fail(f"open: rule {violations[0].rule}", violations[0])
-        return
-    if problem_of(workload, layout) != plan.problem:
-        checks.fail("open: the plan's problem is another", f"{layout}")
-    timeline = simulate(plan.problem, plan.schedule())
-    ends_ns = [list(ends) for ends in replay(plan, needs_of(plan)).ends_ns]
-    if ends_ns != [timeline.end_ns(rank) for rank in range(timeline.ranks)]:
-        checks.fail("open: replay against simulator", f"{ends_ns}")
-    claims = plan.certificate
-    objective_ns = timeline.objective_ns(plan.problem.objective)
-    if claims.objective_ns != objective_ns or claims.lower_bound_ns > objective_ns:
-        checks.fail("open: claims", f"{claims} for {objective_ns} ns")
-    for other, other_ns in known:
-        if claims.scope is Scope.LAYOUT and claims.lower_bound_ns > other_ns:
-            checks.fail("open: bound too high", f"{claims.bound} {claims.lower_bound_ns} ns, but {other} takes {other_ns} ns")
-    content = plan_json(plan)
-    if parse_plan(content, "plan") != plan:
-        checks.fail("open: another plan comes back", content[:200])
-
-
-def _terminal_open(directory: Path, checks: Checks) -> None:
-    """The command line on a job that leaves the layout open."""
-    job, plan = directory / "fuzz.toml", directory / "fuzz.plan.json"
-    if _run(["compile", job, "-o", plan, "--method", "greedy"], checks):
-        return
-    for command in (["show", plan], ["verify", plan, "--job", job], ["simulate", plan]):
-        if _run(command, checks):
-            checks.fail(f"terminal, open, {command[0]}: status", command)
-
-
-def _terminal_period(directory: Path, checks: Checks) -> None:
-    """The command line on a job whose steps overlap, and on a run of its plan."""
-    job, plan, run = directory / "fuzz.toml", directory / "fuzz.plan.json", directory / "run.plan.json"
-    for command in (["bounds", job], ["templates", job], ["compile", job, "-o", plan, "--method", "steady"]):
-        status = _run(command, checks)
-    if status:
-        return
-    for command in (
-        *(["show", plan], ["verify", plan, "--job", job], ["simulate", plan], ["unroll", plan, "--steps", "3", "-o", run]),
-        *(["show", run], ["verify", run, "--job", job], ["simulate", run, "--json"]),
-    ):
-        if _run(command, checks):
-            checks.fail(f"terminal, overlapping, {command[0]}: status", command)
-
-
 def _solvers(problem: Problem, known: list[_Known], checks: Checks) -> None:
     """CP-SAT and MILP against each other, against brute force, and against every schedule that is known."""
     whole = [entry for entry in known if not entry.schedule.parts]
@@ -600,42 +411,3 @@ def _solvers(problem: Problem, known: list[_Known], checks: Checks) -> None:
         )  # MILP's model has less of that
         if both[0].lower_bound_ns < both[1].lower_bound_ns or (both[0].lower_bound_ns > both[1].lower_bound_ns and not waits):
             checks.fail("cpsat against milp", f"{both[0].lower_bound_ns} against {both[1].lower_bound_ns} ns")
-
-
-def _terminal(problem: Problem, directory: Path, checks: Checks) -> None:
-    """The command line on the job as it is on disk, and on the plan of what its extra makes of it."""
-    job, plan = directory / "fuzz.toml", directory / "fuzz.plan.json"
-    templates = [] if problem.is_sharded else [["templates", job]]  # of whole weights
-    for command in (["bounds", job], *templates, ["compile", job, "-o", plan, "--method", "greedy", "--quiet"]):
-        status = _run(command, checks)
-    if status:
-        return
-    for command in (["show", plan], ["verify", plan, "--job", job], ["simulate", plan], ["verify", plan, "--json"]):
-        if _run(command, checks):
-            checks.fail(f"terminal {command[0]}: status", command)
-    with checks.step("terminal: plan of the extra"):
-        write_plan(compile_problem(problem, SearchSettings(method="greedy")).plan, plan)
-        for command in (["show", plan], ["verify", plan], ["simulate", plan, "--json"]):
-            if _run(command, checks):
-                checks.fail(f"terminal {command[0]}: status", command)
-        if not problem.cut_blocks and problem.data_parallel is None:  # torch's collectives stop its ranks
-            csv = directory / "fuzz.csv"
-            for command in (["export", "torch", plan, "-o", csv], ["lint", csv, "--job", job]):
-                if _run(command, checks):
-                    checks.fail(f"terminal {command[0]}: status", command)
-
-
-def _run(command: list[object], checks: Checks) -> int:
-    """The exit status of the command line."""
-    out, err = io.StringIO(), io.StringIO()
-    with checks.step(f"terminal {command[0]}"), redirect_stdout(out), redirect_stderr(err):
-        try:
-            main([str(word) for word in command])
-        except SystemExit as ended:
-            status = ended.code if isinstance(ended.code, int) else 0
-            if status not in (0, 3, 4):
-                checks.fail(f"terminal {command[0]}: status {status}", err.getvalue())
-            if err.getvalue().count("\n") > 1:
-                checks.fail(f"terminal {command[0]}: more than a line", err.getvalue())
-            return status
-    return 1

@@ -21,7 +21,7 @@ from schedc.verify.plan.period import is_period
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
-    from oracles.fuzz_checks import Checks
+    from oracles.findings import Checks
     from schedc.ir.plan import Plan
     from schedc.ir.problem import Problem
     from schedc.ir.schedule import Schedule

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from inputs.graphs import graph_problem, random_order
 
 from oracles.brute_force import SearchTooLarge, best_schedule
-from oracles.fuzz_checks import Finding
+from oracles.findings import Finding
 from schedc.analysis.bounds.lower_bounds import lower_bounds
 from schedc.analysis.simulation.memory import exceeded_limit
 from schedc.analysis.simulation.simulate import simulate

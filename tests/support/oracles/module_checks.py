@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from inputs.all_layouts import best_of_all, tiny_workload
 
 from oracles.brute_force import SearchTooLarge, best_schedule
-from oracles.fuzz_checks import Finding
+from oracles.findings import Finding
 from schedc.analysis.bounds.layouts.layout_bound import layout_bound
 from schedc.analysis.simulation.memory import exceeded_limit
 from schedc.compile.driver import OpenLayouts, compile_question

@@ -16,7 +16,7 @@ from inputs.claim_problems import drawn_problem
 from inputs.layout_relations import MORE_CHOICE, OpenJob, random_open_job
 from inputs.odd_numbers import odd
 
-from oracles.fuzz_checks import Finding
+from oracles.findings import Finding
 from schedc.analysis.bounds.layouts.layout_bound import layout_bound
 from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.compile.driver import OpenLayouts, check_feasible, compile_problem, compile_question

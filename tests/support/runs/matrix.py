@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from inputs.plans import plan_of
 from inputs.problems import make_problem
-from oracles.fuzz_checks import Finding
+from oracles.findings import Finding
 
 from runs import matrix_runs
 from runs.matrix_stages import KINDS, PEERS, RANDOM, SPREADS, grid_of
