@@ -83,7 +83,7 @@ def build_modulo(problem: Problem, period_ns: int, ranks: Collection[int] | None
             built.time[op] = built.model.new_int_var(least_ns, most_ns, "")
         for one, other in combinations(ops, 2):
             built.meet(one, other, *ranges.rounds(one, other))
-            built.add_apart((one, other), built.time[one], built.lengths(one), built.time[other], built.lengths(other))
+            built.add_apart((one, other), (built.time[one], built.end(one)), (built.time[other], built.end(other)))
         _add_timeless(built, ops)
     _add_needs(built, needs, links)
     _add_backwards(built)
@@ -142,9 +142,7 @@ def _add_needs(built: ModuloModel, needs: Sequence[ModuloNeed], links: Sequence[
     """Each block follows what it needs; a transfer is ready when its producer has ended, and occupies its link alone."""
     problem, time = built.problem, built.time
     for need in needs:
-        for length_ns, literals in built.lengths(need.producer):
-            ways_ns = length_ns + need.occupancy_ns + need.latency_ns
-            built.add_if(time[need.consumer] - time[need.producer] >= ways_ns, literals)
+        built.model.add(time[need.consumer] - built.end(need.producer) >= need.occupancy_ns + need.latency_ns)
     for transfers in links:
         by_source = len({problem.rank_of(need.producer) for need in transfers}) == 1
         if any(need.occupancy_ns > built.period_ns for need in transfers):
@@ -155,12 +153,11 @@ def _add_needs(built: ModuloModel, needs: Sequence[ModuloNeed], links: Sequence[
         for producer, consumer, _, occupancy_ns, latency_ns in transfers:
             least_ns, most_ns = time[producer].proto.domain[0], time[consumer].proto.domain[-1]
             start = built.model.new_int_var(least_ns, max(least_ns, most_ns), "")
-            for length_ns, literals in built.lengths(producer):
-                built.add_if(start - time[producer] >= length_ns, literals)
+            built.model.add(start - built.end(producer) >= 0)
             built.model.add(time[consumer] - start >= occupancy_ns + latency_ns)
-            served.append((producer if by_source else consumer, start, occupancy_ns))
-        for (one, start, one_ns), (other, later, other_ns) in combinations(served, 2):
-            built.add_apart((one, other), start, [(one_ns, [])], later, [(other_ns, [])])
+            served.append((producer if by_source else consumer, (start, start + occupancy_ns)))
+        for (one, span), (other, other_span) in combinations(served, 2):
+            built.add_apart((one, other), span, other_span)
 
 
 def _add_backwards(built: ModuloModel) -> None:
@@ -168,8 +165,7 @@ def _add_backwards(built: ModuloModel) -> None:
     problem, time = built.problem, built.time
     for stage, microbatch in built.blocks() if problem.split_backward else ():
         backward, weights = Op(Kind.B, stage, microbatch), Op(Kind.W, stage, microbatch)
-        for length_ns, literals in built.lengths(backward):
-            built.add_if(time[weights] - time[backward] >= length_ns, literals)
+        built.model.add(time[weights] - built.end(backward) >= 0)
         if backward in built.fused:
             fused = [built.fused[backward]]
             built.add_if(time[weights] - time[backward] == problem.duration_ns(Kind.BW, stage, microbatch), fused)

@@ -19,6 +19,9 @@ WIDE = 12
 Lengths = list[tuple[int, list["cp_model_helper.Literal"]]]
 """What something takes, by literals of which those that count are true."""
 
+Span = tuple["cp_model.LinearExpr", "cp_model.LinearExpr"]
+"""When something starts, and when it has ended."""
+
 
 class MetRounds(NamedTuple):
     """In which round of one op another of its rank runs: the least, and whether it is each later one or one behind that."""
@@ -49,6 +52,8 @@ class ModuloModel:
     """When it starts in step 0."""
     met: dict[tuple[Op, Op], MetRounds] = field(default_factory=dict)
     """Per two ops of a rank, in one order."""
+    ends: dict[Op, cp_model.IntVar] = field(default_factory=dict)
+    """Of ops whose length is a choice, when they have ended."""
     fused: dict[Op, cp_model.IntVar] = field(default_factory=dict)
     """Per B that may be fused, whether it is."""
 
@@ -126,21 +131,33 @@ class ModuloModel:
             number += each
         self.met[one, other] = MetRounds(least, tuple(later), is_wide, number)
 
-    def add_apart(
-        self, pair: tuple[Op, Op], one: cp_model.IntVar, one_ns: Lengths, other: cp_model.IntVar, other_ns: Lengths
-    ) -> None:
-        """What starts at these times does not overlap, modulo the period; in the rounds in which the pair of ops meets."""
+    def end(self, op: Op) -> cp_model.LinearExpr:
+        """When it ends, or later. Where that is a choice it is a variable, so that no difference is under two Booleans.
+
+        Such differences CP-SAT takes for sums: a cycle of them is no conflict, and times creep round it.
+        """
+        lengths = self.lengths(op)
+        if len(lengths) == 1:
+            return self.time[op] + lengths[0][0]
+        if op not in self.ends:
+            domain, (least_ns, most_ns) = self.time[op].proto.domain, (self.least_ns(op), self.most_ns(op))
+            self.ends[op] = self.model.new_int_var(domain[0] + least_ns, domain[-1] + most_ns, "")
+            self.model.add(self.ends[op] - self.time[op] >= least_ns)
+            for length_ns, literals in lengths:
+                if length_ns > least_ns:
+                    self.add_if(self.ends[op] - self.time[op] >= length_ns, literals)
+        return self.ends[op]
+
+    def add_apart(self, pair: tuple[Op, Op], one: Span, other: Span) -> None:
+        """What is busy in these spans does not overlap, modulo the period; in the rounds in which the pair of ops meets."""
         if pair not in self.met:
-            pair, one, one_ns, other, other_ns = pair[::-1], other, other_ns, one, one_ns
-        least, later, is_wide, _ = self.met[pair]
-        apart = other - one - self.period_ns * (later[0] if is_wide else 0)
-        ways: list[tuple[int, Sequence[cp_model.IntVar], Sequence[cp_model_helper.Literal]]] = [(least, (), ())]
-        if not is_wide:
-            ways = [
-                (least + at, later[max(at - 1, 0) : at], [~each for each in later[at : at + 1]]) for at in range(len(later) + 1)
-            ]
-        for number, begun, over in ways:
-            for ns, literals in one_ns:
-                self.add_if(apart >= ns + number * self.period_ns, [*begun, *literals])
-            for ns, literals in other_ns:
-                self.add_if(apart <= (number + 1) * self.period_ns - ns, [*over, *literals])
+            pair, one, other = pair[::-1], other, one
+        least, later, is_wide, number = self.met[pair]
+        if is_wide:
+            self.model.add(other[0] - one[1] - self.period_ns * number >= 0)
+            self.model.add(one[0] - other[1] + self.period_ns * number >= -self.period_ns)
+            return
+        for at in range(len(later) + 1):
+            begun, over = later[max(at - 1, 0) : at], [~each for each in later[at : at + 1]]
+            self.add_if(other[0] - one[1] >= (least + at) * self.period_ns, begun)
+            self.add_if(one[0] - other[1] >= -(least + at + 1) * self.period_ns, over)
