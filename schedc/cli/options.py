@@ -156,7 +156,8 @@ def read_step(path: Path) -> Plan:
 
     read = read_plan(path)
     if read.problem.updates is not None:
-        raise InvalidInput(f"{path}: pipeline.updates: the plan's steps overlap, expected a plan of one step for this command")
+        expected = 'a plan of one step for this command, of a job without mode = "asynchronous"'
+        raise InvalidInput(f"{path}: pipeline.updates: the plan's steps overlap, expected {expected}")
     return read
 
 

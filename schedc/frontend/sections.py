@@ -230,7 +230,8 @@ def check_room(problem: Problem, devices: Sequence[Device], memory: MemorySectio
             own = reserve[rank] if isinstance(reserve, tuple) else reserve
             kept = f" after a reserve of {format_bytes(own)}" if own else ""
             raise (location / "capacity" / rank if isinstance(values, tuple) else location / "capacity").refuse(
-                f"{format_bytes(given)}{kept}", f"at least the {format_bytes(given - left)} that is static on rank {rank}"
+                f"{format_bytes(given)}{kept}",
+                f"at least the {format_bytes(given - left)} that is static on rank {rank}; more ranks, or less for each parameter",
             )
 
 

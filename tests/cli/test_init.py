@@ -247,7 +247,7 @@ def test_the_job_of_tune_is_one_and_has_what_was_said() -> None:
         ("--tune --model llama3-8b --devices 8 --batch 8 --sites 2", "--sites of 2 or more together with --bandwidth"),
         ("--tune --model llama3-9b --devices 8 --batch 8", "did you mean 'llama3-8b'"),
         ("--tune --model llama3-8b --devices 8 --batch 8 --tp 2", "expected none, as these are searched"),
-        ("--model llama3-8b", "--ranks: expected it"),
+        ("--model llama3-8b", "--ranks: expected it, the number of pipeline ranks; init --tune"),
         ("--model llama3-8b --ranks 4 --batch 8", "--ranks: expected it, without --devices and --batch"),
     ],
 )

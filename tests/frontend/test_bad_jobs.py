@@ -241,6 +241,7 @@ BAD = {
         MEMORY,
         'capacity = "8 GiB"\nreserve = "1 GiB"\nstatic = "9 GiB"',
         "memory.capacity: found 7 GiB after a reserve of 1 GiB, expected at least the 9 GiB that is static on rank 0",
+        "; more ranks, or less for each parameter",
     ),
     "capacity alone": bad(MEMORY, 'capacity = "80 GiB"', "memory.static: found nothing, expected a size"),
     "static over capacity": bad(

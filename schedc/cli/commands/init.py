@@ -116,7 +116,9 @@ def init_command(
         )
         _write_tune(table, output, force=force)
         return
-    if ranks is None or devices is not None or batch is not None:
+    if ranks is None:
+        raise InvalidInput("--ranks: expected it, the number of pipeline ranks; init --tune writes a job that searches for it")
+    if devices is not None or batch is not None:
         raise InvalidInput("--ranks: expected it, without --devices and --batch, which are for --tune")
     if (model is None) == (profile is None):
         raise InvalidInput("expected either --model, a name or a config.json, or --profile, a profile.json that exists")
@@ -297,5 +299,5 @@ def _check_compiles(text: str, profile: _Profile, output: Path) -> None:
             if "memory.capacity" not in str(error):
                 raise
             advice = "more --ranks or --tp, less --bytes-per-parameter (ZeRO), or another --device"
-            raise InvalidInput(f"{profile.title}: no room: {error}; {advice}") from error
+            raise InvalidInput(f"{profile.title}: no room: {str(error).partition('; ')[0]}; {advice}") from error
         check_feasible(job.problem)
