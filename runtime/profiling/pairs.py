@@ -19,8 +19,10 @@ from __future__ import annotations
 
 import math
 import statistics
+import threading
 import time
 from collections import defaultdict
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -29,13 +31,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from schedc.runtime.common.failure import ConnectionLost, NoAnswer, TransferFailed, connection_lost
+from schedc.runtime.common.failure import NoAnswer, TransferFailed, with_others
 from schedc.runtime.common.groups import share
 from schedc.runtime.measure.clocks import clock_name
 from schedc.runtime.transports.gloo import finish
+from schedc.runtime.transports.nccl import failures_are_told, raise_failure
+from schedc.runtime.transports.streams import CudaSide
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 T = TypeVar("T")
 
@@ -102,18 +106,18 @@ def measure_links(
     rank, found = control.rank(), list[LinkMeasurement]()
     clocks = _together(control, clock_name())
     sizes = tuple(sorted({max(NUMBER_BYTES, size - size % NUMBER_BYTES) for size in agenda.sizes}))
+    side = CudaSide(device) if device.type == "cuda" else None
     for pair in agenda.pairs:
         groups = [_group(pair, backend, timeout_s) for _ in range(2)]  # forth and back; all ranks make them, in the same order
         if rank in pair:
             here = pair.index(rank)
-            wires = Wires(to_peer=groups[here], from_peer=groups[1 - here], peer=pair[1 - here], device=device, timeout_s=timeout_s)
-            if here == 0:
+            wires = Wires(groups[here], groups[1 - here], peer=pair[1 - here], device=device, timeout_s=timeout_s, side=side)
+            exchanges = measured(wires, sizes, agenda, leads=here == 0)
+            if exchanges:
                 one_clock = device.type == "cpu" and clocks[pair[0]] == clocks[pair[1]] != ""
-                ways = one_way_times(lead(wires, sizes, agenda.repeats, agenda.warmup), one_clock=one_clock)
+                ways = one_way_times(exchanges, one_clock=one_clock)
                 for (source, destination), times in zip((pair, pair[::-1]), ways, strict=True):
                     found.append(LinkMeasurement(source, destination, times, fit_link(times), one_clock))
-            else:
-                follow(wires, sizes, agenda.repeats, agenda.warmup)
             for group in groups:
                 dist.destroy_process_group(group)
         _together(control, None)
@@ -122,10 +126,13 @@ def measure_links(
 
 
 def _group(pair: tuple[int, int], backend: str, timeout_s: float) -> dist.ProcessGroup:
+    nccl = backend == "nccl"
+    timeout = timedelta(seconds=2 * timeout_s if nccl else timeout_s)  # NCCL's watchdog comes behind the limits of `Wires`
     try:
-        group: dist.ProcessGroup = dist.new_group(list(pair), backend=backend, timeout=timedelta(seconds=timeout_s))
+        with failures_are_told() if nccl else nullcontext():
+            group: dist.ProcessGroup = dist.new_group(list(pair), backend=backend, timeout=timeout)
     except RuntimeError as error:
-        raise TransferFailed(f"connecting the ranks {pair[0]} and {pair[1]}: {_absent(timeout_s)}") from error
+        raise TransferFailed(f"connecting the ranks {pair[0]} and {pair[1]}: {_absent(timeout.total_seconds())}") from error
     return group
 
 
@@ -142,46 +149,69 @@ def _absent(timeout_s: float | None) -> str:
     return f"another rank has ended or failed, and its own message says why{late}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Wires:
-    """A rank's two connections to the other of its pair."""
+    """A rank's two connections to the other of its pair. What fails raises `ConnectionLost` or another RuntimeError."""
 
     to_peer: dist.ProcessGroup
     from_peer: dist.ProcessGroup
     peer: int
     device: torch.device
     timeout_s: float
+    side: CudaSide | None = None
+    """The messages are in a GPU's memory and go over NCCL."""
+
+    def connect(self, *, leads: bool) -> None:
+        """Make NCCL's communicators, one after the other: a first transfer blocks the host until the peer begins it, too.
+
+        Raises:
+            NoAnswer: the peer has not come in time.
+        """
+        began_s, number = time.monotonic(), _numbers(NUMBER_BYTES, self.device)
+        timer = threading.Timer(self.timeout_s, self.end)
+        timer.start()
+        try:
+            for move in (self.send, self.receive) if leads else (self.receive, self.send):
+                self.finish(move(number))
+        except RuntimeError as error:
+            if time.monotonic() - began_s >= self.timeout_s:
+                raise NoAnswer(str(error)) from error
+            raise
+        finally:
+            timer.cancel()
+        if time.monotonic() - began_s >= self.timeout_s:  # what has been ended may look as if it were through
+            raise NoAnswer("NCCL has not connected in time")
 
     def send(self, message: torch.Tensor) -> dist.Work:
         """Start to send."""
-        return self._start(self.to_peer, self.to_peer.send, message, "to")
+        return self.to_peer.send([message], 1 - self.to_peer.rank(), 0)
 
     def receive(self, buffer: torch.Tensor) -> dist.Work:
         """Start to receive."""
-        return self._start(self.from_peer, self.from_peer.recv, buffer, "from")
-
-    def _start(self, group: dist.ProcessGroup, move: Callable[..., dist.Work], tensor: torch.Tensor, way: str) -> dist.Work:
-        try:
-            return move([tensor], 1 - group.rank(), 0)
-        except RuntimeError as error:
-            raise TransferFailed(f"the link {way} rank {self.peer}: {connection_lost(self.peer)}") from error
+        return self.from_peer.recv([buffer], 1 - self.from_peer.rank(), 0)
 
     def finish(self, work: dist.Work) -> None:
         """Wait until the message has come or gone.
 
         Raises:
-            TransferFailed: the peer has ended or does not answer in time. (Over NCCL its watchdog ends the process then.)
+            ConnectionLost: the peer has ended.
+            NoAnswer: it does not answer in time.
         """
-        if self.device.type == "cuda":
-            work.wait()
-            torch.cuda.synchronize(self.device)
-            return
-        try:
-            finish(work, self.timeout_s)
-        except ConnectionLost as error:
-            raise TransferFailed(f"the link with rank {self.peer}: {connection_lost(self.peer)}") from error
-        except NoAnswer as error:
-            raise TransferFailed(f"the link with rank {self.peer}: no answer in {self.timeout_s:g} s (--timeout)") from error
+        if self.side is None:
+            return finish(work, self.timeout_s)
+        work.wait()  # the stream waits, and the host for the stream; without a pause, which would be in the times
+        mark, until_s = self.side.mark_compute(), time.monotonic() + self.timeout_s
+        while not mark.query():
+            raise_failure(work)
+            if time.monotonic() > until_s:
+                raise NoAnswer("NCCL has not done the transfer in time")
+        return raise_failure(work)
+
+    def end(self) -> None:
+        """End NCCL's communicators, each in a thread, as one may wait for the other: what is under way fails."""
+        if self.side is not None:
+            for group in (self.to_peer, self.from_peer):
+                threading.Thread(target=group.abort, name="schedc ends NCCL", daemon=True).start()
 
 
 class Exchange(NamedTuple):
@@ -203,6 +233,26 @@ def _rounds(sizes: Sequence[int], repeats: int, warmup: int) -> Iterator[tuple[i
                 yield forth, back, number >= warmup
 
 
+def measured(wires: Wires, sizes: Sequence[int], agenda: Agenda, *, leads: bool) -> list[Exchange]:
+    """Connect and exchange messages with the peer; what the leader has noted, nothing on the follower.
+
+    Raises:
+        TransferFailed: the peer has ended or does not answer in time. NCCL's communicators are ended then.
+    """
+    lost = f"rank {wires.peer} has ended or failed, and its own message says why"
+    try:
+        with with_others(f"the link with rank {wires.peer}", lost, f"no answer in {wires.timeout_s:g} s (--timeout)"):
+            if wires.side is not None:
+                wires.connect(leads=leads)
+            if leads:
+                return lead(wires, sizes, agenda.repeats, agenda.warmup)
+            follow(wires, sizes, agenda.repeats, agenda.warmup)
+    except BaseException:
+        wires.end()
+        raise
+    return []
+
+
 def lead(wires: Wires, sizes: Sequence[int], repeats: int, warmup: int) -> list[Exchange]:
     """Send, get back, and note the times.
 
@@ -211,9 +261,6 @@ def lead(wires: Wires, sizes: Sequence[int], repeats: int, warmup: int) -> list[
         sizes: multiples of 8 bytes.
         repeats: exchanges of each size and way that are noted.
         warmup: exchanges before them.
-
-    Raises:
-        TransferFailed: the follower does not answer.
     """
     message, buffer = (_numbers(max(NUMBER_BYTES, *sizes), wires.device) for _ in range(2))
     exchanges = []
@@ -226,26 +273,22 @@ def lead(wires: Wires, sizes: Sequence[int], repeats: int, warmup: int) -> list[
         came_ns = time.perf_counter_ns()
         wires.finish(going)
         if counts:
-            turned_ns = 0 if wires.device.type == "cuda" else int(answer[0])
+            turned_ns = int(answer[0]) if wires.side is None else 0
             exchanges.append(Exchange(forth, back, sent_ns, turned_ns, came_ns))
     return exchanges
 
 
 def follow(wires: Wires, sizes: Sequence[int], repeats: int, warmup: int) -> None:
-    """Answer. The arguments are those of `lead`.
-
-    Raises:
-        TransferFailed: the leader does not send.
-    """
+    """Answer. The arguments are those of `lead`."""
     message, buffer = (_numbers(max(NUMBER_BYTES, *sizes), wires.device) for _ in range(2))
     rounds = list(_rounds(sizes, repeats, warmup))
     coming = wires.receive(_part(buffer, rounds[0][0]))
     for number, (_, back, _) in enumerate(rounds):
-        if wires.device.type == "cuda":
-            coming.wait()  # the answer follows in the stream, without the host
-        else:
+        if wires.side is None:
             wires.finish(coming)
             message[0] = time.perf_counter_ns()
+        else:
+            coming.wait()  # the answer follows in the stream, without the host
         going = wires.send(_part(message, back))
         if number + 1 < len(rounds):
             coming = wires.receive(_part(buffer, rounds[number + 1][0]))

@@ -142,7 +142,7 @@ def _nccl_group(wire: Wire, groups: Groups) -> dist.ProcessGroup:
     options.config.max_ctas = MAX_BLOCKS
     store = groups.store_of((wire.source, wire.destination))
     try:
-        with _failures_are_told():
+        with failures_are_told():
             made = ProcessGroupNCCL(store, int(groups.rank == max(wire.source, wire.destination)), 2, options)
     except RuntimeError as error:
         raise ConnectionLost(str(error)) from error
@@ -150,7 +150,7 @@ def _nccl_group(wire: Wire, groups: Groups) -> dist.ProcessGroup:
 
 
 @contextmanager
-def _failures_are_told() -> Iterator[None]:
+def failures_are_told() -> Iterator[None]:
     """Groups made in this context never block, and leave a failure to who waits. By default PyTorch ends the process.
 
     What each would do (`ProcessGroupNCCL.cpp`, whose constructor reads them): the watchdog raises what NCCL reports, and what CUDA
@@ -173,6 +173,21 @@ def _failures_are_told() -> Iterator[None]:
         for name in wanted.keys() - before.keys():
             del os.environ[name]
         os.environ.update(before)
+
+
+def raise_failure(work: dist.Work) -> None:
+    """Raise what NCCL has found of a transfer, without a wait.
+
+    Raises:
+        ConnectionLost: it has failed.
+    """
+    if work.is_completed():  # done or failed
+        try:
+            work.wait(NOW)
+        except RuntimeError as error:
+            if is_own(error):
+                raise
+            raise ConnectionLost(str(error)) from error
 
 
 class NcclTransport:
@@ -305,13 +320,8 @@ class NcclTransport:
     def _check(self) -> None:
         """Raise what NCCL has found, or why this end is closed."""
         self._raise_closed()
-        if self._latest is not None and self._latest.is_completed():  # done or failed
-            try:
-                self._latest.wait(NOW)
-            except RuntimeError as error:
-                if is_own(error):
-                    raise
-                raise ConnectionLost(str(error)) from error
+        if self._latest is not None:
+            raise_failure(self._latest)
 
     def _raise_closed(self) -> None:
         """After its end a communicator finds nothing wrong any more."""

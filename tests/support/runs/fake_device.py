@@ -308,11 +308,18 @@ class FakeNccl:
         self.others_abort = threading.Event()
         """Until it is set, this communicator waits for another of the device, whose kernels are in front of its own."""
         self.others_abort.set()
+        self.begun = threading.Event()
+        """This end has begun its first transfer."""
+        self.peer: FakeNccl | None = None
+        """The other end, where communicators are made as NCCL does: the first transfer blocks the host until the peer's begins."""
 
     @staticmethod
-    def pair(first: FakeDevice, second: FakeDevice) -> tuple[FakeNccl, FakeNccl]:
+    def pair(first: FakeDevice, second: FakeDevice, *, creates: bool = False) -> tuple[FakeNccl, FakeNccl]:
         carried: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
-        return FakeNccl(first, 0, carried), FakeNccl(second, 1, carried)
+        ends = FakeNccl(first, 0, carried), FakeNccl(second, 1, carried)
+        if creates:
+            ends[0].peer, ends[1].peer = ends[::-1]
+        return ends
 
     def size(self) -> int:
         return 2
@@ -342,6 +349,9 @@ class FakeNccl:
             return
 
     def _start(self, work: Callable[[], None]) -> _NcclWork:
+        self.begun.set()
+        while self.peer is not None and not self.aborted and not self.peer.begun.wait(0.001):
+            pass
         if self.aborted:
             raise RuntimeError("NCCL communicator was aborted")
         self._stream.follow(self.device.current.mark())
