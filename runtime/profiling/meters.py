@@ -4,27 +4,20 @@
 to the device. A GPU is not waited for until `times` is asked for, so that the host runs ahead of it as it does in a training step,
 and its launches show only where the GPU is faster than they are.
 
-`meter_for`: how much memory stays held: on a GPU as its allocator says, on the CPU, whose allocator keeps no books, by counting.
-The count is of storages, each once, whatever views of it there are: those that operators have allocated while the meter was entered
-and that are still alive. What was there before (parameters, gradients, tables that a layer computed once) is not in it.
+`meter_for`: how much memory stays held: on a GPU as its allocator says, on the CPU, whose allocator keeps no books, by counting
+(`measure.memory`) while the meter is entered. What was there before (parameters, gradients, tables that a layer computed once) is
+not in it.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from schedc.runtime.measure.device_clock import CudaEvents, Events
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from schedc.runtime.measure.memory import CountingMeter
 
 
 class Watch:
@@ -74,9 +67,9 @@ class _HostEvents:
         return self._times_ns[second] - self._times_ns[first]
 
 
-def meter_for(device: torch.device) -> _AllocatorMeter | _CountingMeter:
+def meter_for(device: torch.device) -> _AllocatorMeter | CountingMeter:
     """A meter of this device's memory, which counts from where it is entered."""
-    return _AllocatorMeter(device) if device.type == "cuda" else _CountingMeter()
+    return _AllocatorMeter(device) if device.type == "cuda" else CountingMeter()
 
 
 class _AllocatorMeter:
@@ -98,26 +91,3 @@ class _AllocatorMeter:
     def _allocated(self) -> int:
         torch.cuda.synchronize(self._device)
         return int(torch.cuda.memory_stats(self._device)["allocated_bytes.all.current"])
-
-
-class _CountingMeter(TorchDispatchMode):
-    """Sees the result of every operator, in the backward too."""
-
-    @cached_property
-    def _storages(self) -> WeakSet[torch.UntypedStorage]:
-        return WeakSet()
-
-    def __torch_dispatch__(
-        self, function: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        given = _storages((args, kwargs))
-        result = function(*args, **(kwargs or {}))
-        self._storages.update(_storages(result) - given)  # a view, or what an operator has written into, is nothing new
-        return result
-
-    def held_bytes(self) -> int:
-        return sum(storage.nbytes() for storage in self._storages)
-
-
-def _storages(values: object) -> set[torch.UntypedStorage]:
-    return {leaf.untyped_storage() for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)}

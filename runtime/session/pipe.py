@@ -300,7 +300,8 @@ class Pipe:
     def summary(self) -> str:
         """In one line how far the steps that a `Recorder` has recorded were from the plan, and why; all ranks call it together.
 
-        On GPUs also the rank whose memory is furthest above the plan's: the most that was allocated beside what was at `load`.
+        Also the memory of each rank beside the plan's, where it is known: on GPUs the most that was allocated beside what was at
+        `load`; on CPUs what a `MemoryMeter` has counted.
 
         Raises:
             InvalidInput, TransferFailed: as `write_trace`.

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from schedc.runtime.common.hooks import Observer, ReplicaHooks
     from schedc.runtime.execution.runner import PipelineRunner
     from schedc.runtime.execution.wiring import Wrap
+    from schedc.runtime.measure.memory import MemoryMeter
     from schedc.runtime.replicas.copies import TiedSums
     from schedc.runtime.replicas.sharded import ShardedStages
     from schedc.runtime.session.drawing import Drawing
@@ -109,10 +110,15 @@ class Steps:
         self._device = stage_device(stages)
         self._held_bytes = torch.cuda.memory_allocated(self._device) if self._device.type == "cuda" else 0
         self.observer, self._now = observe, perf_counter_ns
+        self._meter: MemoryMeter | None = None
         if observe is not None and self._device.type == "cuda":
             from schedc.runtime.measure.device_clock import clock_on
 
             self.observer, self._now = clock_on(self._device, observe)
+        elif observe is not None:
+            from schedc.runtime.measure.memory import MemoryMeter
+
+            self._meter = next((one for one in observers_in(observe) if isinstance(one, MemoryMeter)), None)
         wiring = _wiring_for(channels, groups.size)
         self.runner = runner(partial(wiring, plan, groups, timeout_s, channels, device=self._device), wrap)
         self.wiring = self.runner.wiring
@@ -145,7 +151,9 @@ class Steps:
 
             self._sharded = ShardedStages(self.training.sharded, self.hooks, self._among)
         hooks = (self.hooks,) if self._sharded is None else (self._sharded, self.hooks)
-        self.runner.use(plan, program, self.training, self.observer, hooks, self._now)
+        if self._meter is not None:
+            self._meter.use(self.training.run, [*self.training.modules.values()])
+        self.runner.use(plan, program, self._meter or self.training, self.observer, hooks, self._now)
 
     def begin(self, given: Given) -> PipeCall:
         """As `Beginning.agree`; in the first step of a plan, and before it, with its own limit."""
@@ -205,7 +213,9 @@ class Steps:
 
     def peak_bytes(self) -> int | None:
         """The most that this rank's device has held beside what it held at the beginning; None: that is not known."""
-        return torch.cuda.max_memory_allocated(self._device) - self._held_bytes if self._device.type == "cuda" else None
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device) - self._held_bytes
+        return None if self._meter is None else self._meter.peak_bytes
 
     def release(self) -> None:
         """After an evaluation: let go of weights that were gathered for it."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from schedc.ir import Plan, Problem
 
 MOST_CAUSES = 2
+MOST_RANKS = 8
 
 
 def cause_in_words(problem: Problem, cause: Cause) -> str:
@@ -35,7 +36,8 @@ def in_a_line(plan: Plan, comparison: Comparison, memory_bytes: Sequence[int | N
     Args:
         plan: the plan.
         comparison: with its trace.
-        memory_bytes: by rank, the most that steps held beside what was there before; None: it is not known.
+        memory_bytes: by rank, the most that steps held beside what was there before; None: it is not known. Those furthest above
+            the plan's come first; of more than 8, these alone are said.
     """
     measured_ns, planned_ns = comparison.measured.median_ns, comparison.predicted_ns
     apart = f" ({(measured_ns / planned_ns - 1) * 100:+.1f}%)" if planned_ns else ""
@@ -45,9 +47,8 @@ def in_a_line(plan: Plan, comparison: Comparison, memory_bytes: Sequence[int | N
     why = ", ".join(f"{cause_in_words(plan.problem, cause)} +{format_duration_ns(cause.added_ns)}" for cause in causes)
     line += f"; most by {why}" if why else ""
     peaks = plan.certificate.peak_activation_bytes
-    known = [(found - peaks[rank], rank) for rank, found in enumerate(memory_bytes) if found is not None]
+    known = sorted((peaks[rank] - found, rank, found) for rank, found in enumerate(memory_bytes) if found is not None)
     if known:
-        more_bytes, rank = max(known)
-        planned = peaks[rank]
-        line += f"; memory: rank {rank} {format_bytes(planned + more_bytes)}, planned {format_bytes(planned)}"
+        ranks = [f"rank {rank} {format_bytes(found)}, planned {format_bytes(peaks[rank])}" for _, rank, found in known[:MOST_RANKS]]
+        line += f"; memory: {'; '.join(ranks)}"
     return line
