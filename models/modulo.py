@@ -143,6 +143,8 @@ def _add_needs(built: ModuloModel, needs: Sequence[ModuloNeed], links: Sequence[
     problem, time = built.problem, built.time
     for need in needs:
         built.model.add(time[need.consumer] - built.end(need.producer) >= need.occupancy_ns + need.latency_ns)
+        if problem.rank_of(need.producer) == problem.rank_of(need.consumer):  # an order, also where neither takes time
+            built.model.add(built.round(need.producer, need.consumer) >= 0)
     for transfers in links:
         by_source = len({problem.rank_of(need.producer) for need in transfers}) == 1
         if any(need.occupancy_ns > built.period_ns for need in transfers):
@@ -166,6 +168,7 @@ def _add_backwards(built: ModuloModel) -> None:
     for stage, microbatch in built.blocks() if problem.split_backward else ():
         backward, weights = Op(Kind.B, stage, microbatch), Op(Kind.W, stage, microbatch)
         built.model.add(time[weights] - built.end(backward) >= 0)
+        built.model.add(built.round(backward, weights) >= 0)
         if backward in built.fused:
             fused = [built.fused[backward]]
             built.add_if(time[weights] - time[backward] == problem.duration_ns(Kind.BW, stage, microbatch), fused)

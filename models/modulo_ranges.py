@@ -176,7 +176,4 @@ class RoundRanges:
         """The rounds of the one op, the least and the most, in which the other runs."""
         built, period_ns = self._built, self._built.period_ns
         least_ns, most_ns = self.span_ns(one, other)
-        least = -(-(least_ns + built.least_ns(other)) // period_ns) - 1
-        if least_ns >= built.least_ns(one):  # also where it takes no time
-            least = max(least, 0)
-        return least, (most_ns - built.least_ns(one)) // period_ns
+        return -(-(least_ns + built.least_ns(other)) // period_ns) - 1, (most_ns - built.least_ns(one)) // period_ns

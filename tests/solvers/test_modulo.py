@@ -287,6 +287,15 @@ def test_a_slow_link_into_a_wire_makes_no_period_impossible() -> None:
     assert solved.lower_bound_ns <= period_ns
 
 
+def test_an_update_that_takes_no_time_may_be_before_a_weight_gradient_at_the_same_time() -> None:
+    """2BW's two periods are the round trip exactly, so W of the fused backward, which takes nothing then, is at the time of U."""
+    tiny = tiny_period(Random(780203))
+    least_ns = least_period(tiny, depth=DEPTH - 1, upper=20)
+    assert least_ns == 12
+    for ranks in (None, [0], [1]):
+        assert CpSolver().solve(build_modulo(tiny, 12, ranks).model) != INFEASIBLE
+
+
 def test_ops_that_take_no_time_are_in_an_order() -> None:
     problem = as_period(make_problem(1, 1, placement=[0] * 4, costs_ns=(1, 1, 1)), Versions.STASH)
     built = build_modulo(problem, 100)
