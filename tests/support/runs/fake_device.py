@@ -281,12 +281,15 @@ class _LaneWork:
 
 
 class _NcclWork:
-    def __init__(self, device: FakeDevice, group: FakeNccl, end: FakeMark) -> None:
+    def __init__(self, device: FakeDevice, group: FakeNccl, end: FakeMark, tensors: list[torch.Tensor]) -> None:
         self._device = device
         self._group = group
         self._end = end
+        self._stash = list(tensors)
+        """As PyTorch, which marks no memory as used by NCCL's stream, but holds it until a stream has waited for the transfer."""
 
     def wait(self, timeout: timedelta | None = None) -> None:
+        self._stash.clear()
         self._device.current.follow(self._end)
         if timeout is not None and self._group.error is not None:
             raise RuntimeError(self._group.error)
@@ -329,11 +332,11 @@ class FakeNccl:
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> _NcclWork:
         source = self.device.memory.address(tensors[0])
-        return self._start(lambda: self._carried.put(source.clone()))
+        return self._start(lambda: self._carried.put(source.clone()), tensors)
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> _NcclWork:
         target = self.device.memory.address(tensors[0])
-        return self._start(lambda: self._receive(target))
+        return self._start(lambda: self._receive(target), tensors)
 
     def abort(self) -> None:
         """As PyTorch's: what is under way ends, and it returns when the communicator is gone."""
@@ -348,7 +351,7 @@ class FakeNccl:
                 continue
             return
 
-    def _start(self, work: Callable[[], None]) -> _NcclWork:
+    def _start(self, work: Callable[[], None], tensors: list[torch.Tensor]) -> _NcclWork:
         self.begun.set()
         while self.peer is not None and not self.aborted and not self.peer.begun.wait(0.001):
             pass
@@ -356,4 +359,4 @@ class FakeNccl:
             raise RuntimeError("NCCL communicator was aborted")
         self._stream.follow(self.device.current.mark())
         self._stream.put(work)
-        return _NcclWork(self.device, self, self._stream.mark())
+        return _NcclWork(self.device, self, self._stream.mark(), tensors)
