@@ -48,7 +48,6 @@ class Apart(Training):
         """Look at the layers, too."""
         super().__post_init__()
         self._delayed: Mapping[int, Sequence[Any]] = {stage: delayed_layers([module]) for stage, module in self.stages.items()}
-        self._own = {stage: _without_main_grad(layers) for stage, layers in self._delayed.items()}
         self._due: dict[tuple[int, int], list[int]] = {}
 
     def begin(self, batch: Microbatches, losses: Losses, shares: Sequence[float] | None = None) -> None:
@@ -68,14 +67,14 @@ class Apart(Training):
             return super().run(instruction, values)
         layers, key = self._delayed[op.stage], (op.stage, op.microbatch)
         before = [layer.wgrad_store.context.qsize() for layer in layers]
-        with _recomputing(), _each_alone(self._own[op.stage] if op.kind is not Kind.B else ()):
+        with _recomputing():
             given = super().run(instruction, values)
-            if op.kind is not Kind.W and instruction.first:
-                self._due[key] = [layer.wgrad_store.context.qsize() - old for layer, old in zip(layers, before, strict=True)]
-            if op.kind is not Kind.B:
-                self._compute_due(instruction, layers, self._due[key])
-        if op.kind is not Kind.B and instruction.last:
-            del self._due[key]
+        if op.kind is not Kind.W and instruction.first:
+            self._due[key] = [layer.wgrad_store.context.qsize() - old for layer, old in zip(layers, before, strict=True)]
+        if op.kind is not Kind.B:
+            self._compute_due(instruction, layers, self._due[key])
+            if instruction.last:
+                del self._due[key]
         return given
 
     def _compute_due(self, instruction: Instruction, layers: Sequence[Any], due: list[int]) -> None:
@@ -88,7 +87,8 @@ class Apart(Training):
             layer = layers[number]
             rest, due[number] = layer.wgrad_store.context.qsize() - due[number], 0
             while layer.wgrad_store.context.qsize() > rest:
-                layer.backward_dw()
+                with _each_alone(_without_main_grad(layer)):  # a layer that runs twice has two of a microbatch
+                    layer.backward_dw()
 
 
 class ApartPipe(Pipe):
@@ -137,14 +137,14 @@ def _can_be_split(layer: nn.Module) -> bool:
     )
 
 
-def _without_main_grad(layers: Iterable[Any]) -> list[nn.Parameter]:
+def _without_main_grad(layer: Any) -> list[nn.Parameter]:
     """The weights whose gradients are left in `.grad`."""
-    return [weight for layer in layers for weight in layer.parameters(recurse=False) if not hasattr(weight, "main_grad")]
+    return [weight for weight in layer.parameters(recurse=False) if not hasattr(weight, "main_grad")]
 
 
 @contextmanager
 def _each_alone(weights: Sequence[nn.Parameter]) -> Iterator[None]:
-    """A context in which a microbatch's gradients of these weights are alone in `.grad`, which `backward_dw` sets."""
+    """A context in which gradients of these weights are alone in `.grad`, which `backward_dw` sets."""
     kept = [(weight, weight.grad) for weight in weights if weight.grad is not None]
     for weight, _ in kept:
         weight.grad = None

@@ -45,13 +45,13 @@ def plan(method: str, ranks: int, microbatches: int, **options: Any) -> Plan:
     return plan_of(problem, constructive(method)(problem))
 
 
-def run(ranks: Ranks, case: Case) -> list[megatron_runs.Found]:
-    """What the ranks have seen; losses and gradients are Megatron's own, bit by bit."""
+def run(ranks: Ranks, case: Case, most_error: float = 0.0) -> list[megatron_runs.Found]:
+    """What the ranks have seen; losses and gradients are Megatron's own, bit by bit unless gradients may have an error."""
     results = ranks.run(megatron_runs.train, case)
     last = case.plan.problem.stages[-1].rank
     for rank, result in enumerate(results):
         assert isinstance(result, megatron_runs.Found), results
-        assert result.error == 0
+        assert result.error <= most_error
         assert result.stores == (result.expected if rank == last else [[]] * len(case.calls))
         assert len(result.tokens) == case.calls.count("step")  # finalized once in each
     return results
@@ -187,6 +187,13 @@ def test_weights_whose_gradients_are_delayed(two: Ranks, name: str) -> None:
 def test_delayed_gradients_of_what_is_recomputed(two: Ranks) -> None:
     case = Case(plan("zb-h1", 2, 3), (1, 2), delayed=True, options=FULL)
     assert [result.delayed for result in run(two, case)] == [{"W": 2 * 3 * 4}, {"W": 2 * 3 * 8}]
+
+
+@pytest.mark.parametrize("name", ["1f1b", "greedy with W in parts"])
+def test_delayed_gradients_of_layers_that_run_twice(two: Ranks, name: str) -> None:
+    """Of a microbatch there are two then, and Transformer Engine puts each in place of what is there. Sums have another order."""
+    method, options = PLANS[name]
+    run(two, Case(plan(method, 2, 4, **options), (1, 2), delayed=True, twice=True), most_error=1e-12)
 
 
 VARIABLE = {"variable_seq_lengths": True, "moe_token_dispatcher_type": "alltoall"}

@@ -61,6 +61,8 @@ class Case:
     tensor_parallel: int = 1
     delayed: bool = False
     """Whether linear layers are Transformer Engine's, as `megatron_engine` has them, with `delay_wgrad_compute`."""
+    twice: bool = False
+    """Whether the last stage, of two layers, has one MLP for both."""
     lengths: tuple[int, ...] = (LENGTH,)
     """Of sequences; each of a step's microbatches has the next one, with `variable_seq_lengths`, else each call."""
 
@@ -161,11 +163,18 @@ def chunks_of(case: Case, rank: int, whole: GPTModel) -> list[GPTModel]:
     for stage, chunk in zip(own, chunks, strict=True):
         if case.together:
             chunk.decoder.layers[0].mlp.linear_fc1.__class__ = Together
+        if case.twice and stage == last:
+            _share(chunk.decoder.layers)
         if case.delayed:
             delay(chunk)
         for name, weight in chunk.named_parameters():
             weight.data.copy_(weights[whole_name(name, sum(case.layers[:stage]))].data)
     return chunks
+
+
+def _share(layers: Any) -> None:
+    """Let the last two layers have one MLP."""
+    layers[-1].mlp = layers[-2].mlp
 
 
 def whole_name(name: str, before: int) -> str:
@@ -242,6 +251,8 @@ def train(rank: int, case: Case) -> Found | str:
         rank = parallel_state.get_pipeline_model_parallel_rank()
         torch.manual_seed(0)
         whole = chunk_of(sum(case.layers), first=True, last=True, **case.options)
+        if case.twice:
+            _share(whole.decoder.layers)
         chunks = chunks_of(case, rank, whole)
     found = Found()
     configure(case, whole, found.expected_tokens)
