@@ -110,7 +110,7 @@ def test_others_of_version_1_hold_what_they_held(here: Path) -> None:
     assert len(trace.ranks) == 4
     with Journal(here / "table.csv.journal") as journal:
         assert sorted(answer.objective_ns or 0 for answer in journal.answers.values()) == [241_085_599, 274_469_599]
-    assert read_request(source_of_file(here / "tune.toml")).sites[0].capacity_bytes == 80_000_000_000
+    assert read_request(source_of_file(here / "tune.toml")).sites[0].capacity_bytes == 81_559 * 2**20
     assert read_delay_table(here / "delays.toml").factor("muon", (2, 1, 0)).factor == 1.1
     convergence = read_convergence(here / "convergence.json")
     assert (convergence.name, convergence.learning_rate) == ("gpt", 0.01)

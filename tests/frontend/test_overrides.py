@@ -233,7 +233,7 @@ def test_values_of_a_profile_that_is_in_a_file(tmp_path: Path) -> None:
     for option, says in (
         ("profile.layers[2].forward=5 ms", "found no item 2 of the list layers, expected one of its items 0 to 1"),
         ("profile.layers[1].forwrd=5 ms", "--set profile.layers[1].forwrd=5 ms: found an unknown key"),
-        ("profile.layer=5 ms", "--set profile.layer=5 ms: found an unknown key, expected one of format, version, model, layers"),
+        ("profile.layer=5 ms", "--set profile.layer=5 ms: found an unknown key, expected one of format, version, model, device"),
         (
             "profile.forward=5 ms",
             "--set profile.forward=5 ms: found a value beside profile.path, expected the costs here",
