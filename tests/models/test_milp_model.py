@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pulp
 import pytest
-from hypothesis import assume, given, strategies as st
+from hypothesis import assume, example, given, strategies as st
 from inputs.problems import make_problem, problems
 from inputs.small_problems import small_problem
 from suite.example_counts import examples
@@ -23,6 +23,7 @@ from schedc.models.milp.model import build
 from schedc.models.milp.variables import graph_of
 from schedc.models.start_windows import Windows, windows_of
 from schedc.solvers.heuristics.greedy import Greedy
+from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
@@ -126,10 +127,14 @@ def test_windows_hold_a_simulated_schedule(problem: Problem, objective: Objectiv
                 assert found.earliest[op] <= start_ns <= found.latest[op]
 
 
+@example(381, Objective.STAGE_SPAN, False)
 @given(st.integers(0, 10_000), OBJECTIVES, st.booleans())
 @examples(40)
 def test_a_schedule_is_a_solution(seed: int, objective: Objective, shared_trunks: bool) -> None:
-    """With all orders as in a schedule the model is feasible, no later than the simulator, and gives the schedule back."""
+    """With all orders as in a schedule the model is feasible, no later than the simulator, and gives the schedule back.
+
+    Where a rank may begin later than the simulator lets it, its microbatches change their names, for a shorter stage span.
+    """
     problem = small_problem(seed, objective=objective, shared_trunks=shared_trunks, may_be_odd=False)
     schedule = greedy_or_skip(problem)
     assume(split(schedule) == problem.split_backward)
@@ -140,7 +145,10 @@ def test_a_schedule_is_a_solution(seed: int, objective: Objective, shared_trunks
         variables.order[pair].lowBound = variables.order[pair].upBound = value
     assert variables.model.solve(pulp.HiGHS(msg=False)) == pulp.LpStatusOptimal
     assert pulp.value(variables.objective) <= upper + 1e-6
-    assert schedule_of_milp(variables, problem, pulp.value) == schedule
+    found = schedule_of_milp(variables, problem, pulp.value)
+    if found != schedule:
+        assert objective is Objective.STAGE_SPAN and not verify_schedule(problem, found)
+        assert simulate(problem, found).stage_span_ns <= round(pulp.value(variables.objective)) < upper
 
 
 def test_a_fused_backward_stands_for_its_halves() -> None:
