@@ -8,7 +8,7 @@ restarted while a phase runs; each layout runs in a job of its own.
 1. A forest is trained on that CPU, by the command's own functions. Its errors on runs held out, beside the others', are printed.
 2. The job runs calm, then beside competitors. Rank 1's monitor has the forest; printed is when each kind of evidence was there.
    What is true is the median of the layers' times in rank 1, beside the competitors, by that before them.
-3. `repartition` moves layers for what was foretold, for what was measured, and for the truth. Each layout runs beside the same
+3. `repartition` moves layers for what was predicted, for what was measured, and for the truth. Each layout runs beside the same
    competitors: in a job that has it from the start, and in one that begins with 4 layers on each rank, whose layers then migrate
    while it trains (`begin_migration`, SGD). Of the latter are printed the steps before, those until the new layout runs, from the
    begin of one to that of the next, and those after.
@@ -57,8 +57,8 @@ class StepNote(NamedTuple):
     """Median of the forwards of its layers."""
     slowdown: float
     """What its monitor says of F."""
-    foretold: bool
-    """Whether that is foretold, and not measured."""
+    predicted: bool
+    """Whether that is predicted, and not measured."""
 
 
 def train(
@@ -79,7 +79,7 @@ def train(
     from schedc.ir.ops import Kind
     from schedc.runtime.adapt.migration import begin_migration
     from schedc.runtime.adapt.monitor import Monitor
-    from schedc.runtime.interference.foresight import Foresight
+    from schedc.runtime.interference.predictor import SlowdownPredictor
 
     torch.set_num_threads(1)
     os.sched_setaffinity(0, {cpu} if rank == SLOW else set(range(os.cpu_count() or 1)) - {cpu})
@@ -132,7 +132,7 @@ def train(
 
     stages = build(plan, rank)
     optimizer = torch.optim.SGD(stages[rank].parameters(), lr=0.01)
-    monitor = Monitor(foresight=Foresight(model) if model is not None and rank == SLOW else None)
+    monitor = Monitor(predictor=SlowdownPredictor(model) if model is not None and rank == SLOW else None)
     pipe = schedc.runtime.load(
         plan,
         stages=stages,
@@ -150,8 +150,8 @@ def train(
         begun_ns = time.perf_counter_ns()
         pipe.step(batch, batch)
         said = monitor.speeds.slowdown().get(Kind.F, 1.0)
-        foretold = Kind.F in monitor.speeds.slowdown() and Kind.F not in monitor.speeds.measured()
-        found.append(StepNote(begun_ns, time.perf_counter_ns(), median(took_ns), said, foretold))
+        predicted = Kind.F in monitor.speeds.slowdown() and Kind.F not in monitor.speeds.measured()
+        found.append(StepNote(begun_ns, time.perf_counter_ns(), median(took_ns), said, predicted))
         optimizer.step()
         optimizer.zero_grad()
         if other is not None and step == STAY_STEPS - 1:
@@ -280,8 +280,8 @@ def main() -> None:
             truth = after / before
             print(f"a step takes {calm_ms:.0f} ms alone, {slow_ms:.0f} ms beside competitors; rank {SLOW} takes {truth:.2f} times")
             beliefs: dict[str, float] = {}
-            for name, kind in (("foretold", True), ("measured", False)):
-                first = next((note for note in notes[SLOW][CALM_STEPS:] if note.slowdown > 1 and note.foretold is kind), None)
+            for name, kind in (("predicted", True), ("measured", False)):
+                first = next((note for note in notes[SLOW][CALM_STEPS:] if note.slowdown > 1 and note.predicted is kind), None)
                 if first is None:
                     print(f"  {name}: not in {SLOW_STEPS} steps")
                     continue

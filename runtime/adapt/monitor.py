@@ -5,8 +5,8 @@
     ...
     monitor.conditions()  # None while nothing has been measured; else what differs from the plan
 
-Where a forest has been trained for the machine, `Monitor(foresight=Foresight(path))` asks it four times a second how much other
-tasks slow this rank down: that may be known before its steps have shown it.
+Where a forest has been trained for the machine, `Monitor(predictor=SlowdownPredictor(path))` asks it four times a second how much
+other tasks slow this rank down: that may be known before its steps have shown it.
 
 Transit times come from stamps beside the messages (`stamps`), durations from the ops; `link_state` and `speeds` tell changes from
 noise (`change`: with which rate of false alarms), in a thread of their own. Levels are compared with what this job's first steps
@@ -50,8 +50,8 @@ SKIPPED = 8
 """How many first steps are not measured: they allocate and compile."""
 
 
-class Foretells(Protocol):
-    """What tells how slow this rank is without measuring its ops: `schedc.runtime.interference.foresight.Foresight` does."""
+class PredictsSlowdown(Protocol):
+    """How slow this rank is, without measuring its ops: `schedc.runtime.interference.predictor.SlowdownPredictor` does."""
 
     every_s: float
     """How often it is asked."""
@@ -73,7 +73,7 @@ class Monitor(Observer):
         steps: int = 10_000,
         scale: float = 1.0,
         least_gap_s: float | None = None,
-        foresight: Foretells | None = None,
+        predictor: PredictsSlowdown | None = None,
     ) -> None:
         """Measure nothing yet.
 
@@ -84,10 +84,10 @@ class Monitor(Observer):
                 too small to count is so in the time that it really takes.
             least_gap_s: where steps are shorter, only every n-th is measured, so that this much time lies between two; 0: all
                 are; None: 0.25 s for each link of the rank that has the most. What rank 0 says holds for all ranks.
-            foresight: evidence of this rank's speed besides what is measured. What it foretells holds until a few steps have been
+            predictor: evidence of this rank's speed besides what is measured. What it predicts holds until a few steps have been
                 measured, which then say whether it is so. Two predictions count as a step of `steps`.
         """
-        self._foresight = foresight
+        self._predictor = predictor
         self._least_gap_s = least_gap_s
         self._false_alarms = false_alarms
         self._steps = steps
@@ -114,7 +114,7 @@ class Monitor(Observer):
         self._failure: Exception | None = None
         """What has ended the thread before its time, until that has been said."""
         self._closed = False
-        self._foretell_s = 0.0
+        self._next_prediction_s = 0.0
         """When to ask next, by the monotonic clock."""
         self._conditions: Conditions | None = None
         self.changed = threading.Event()
@@ -138,7 +138,7 @@ class Monitor(Observer):
                 hosts, or around the delegate, are not seen.
         """
         self.close()
-        tests = len(problem.links) + (4 if self._foresight is None else 5) * problem.ranks
+        tests = len(problem.links) + (4 if self._predictor is None else 5) * problem.ranks
         self._begin(Rate(tests, self._false_alarms, self._steps))
         self._problem, self._rank = problem, groups.rank
         gap_s = GAP_PER_LINK_S * most_links(problem) if self._least_gap_s is None else self._least_gap_s
@@ -240,21 +240,23 @@ class Monitor(Observer):
 
     def _next(self, ended: SimpleQueue[Callable[[], None] | None]) -> Callable[[], None] | None:
         """What is to be done next; None: this is the end."""
-        if self._foresight is None:
+        if self._predictor is None:
             return ended.get()
-        left_s = self._foretell_s - monotonic()
+        left_s = self._next_prediction_s - monotonic()
         if left_s <= 0:
-            return self._foretell
+            return self._predict
         try:
             return ended.get(timeout=left_s)
         except Empty:
             return self._next(ended)
 
-    def _foretell(self) -> None:
-        """Take what is foretold of this rank as evidence."""
-        assert self._foresight is not None
-        self.speeds.foretold(self._foresight.slowdown())
-        self._foretell_s = monotonic() + self._foresight.every_s  # from now on: measured steps get their turn, however slow this is
+    def _predict(self) -> None:
+        """Take what is predicted of this rank as evidence."""
+        assert self._predictor is not None
+        self.speeds.add_prediction(self._predictor.slowdown())
+        self._next_prediction_s = (
+            monotonic() + self._predictor.every_s
+        )  # from now on: measured steps get their turn, however slow this is
         self._conclude()
 
     def _come(self, peer: int) -> None:

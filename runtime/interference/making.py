@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from schedc.errors import NoPlanFound, Unsupported
 from schedc.io.child import Child, ChildDied
 from schedc.runtime.interference.fitting import InterferenceSample
-from schedc.runtime.interference.foresight import WINDOW_S
+from schedc.runtime.interference.predictor import WINDOW_S
 from schedc.runtime.interference.seen import PROC
 
 if TYPE_CHECKING:

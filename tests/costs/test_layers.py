@@ -217,7 +217,7 @@ def test_bytes_that_a_scan_moves_by_hand() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama3-8b", "llama3-70b", "llama3-405b"])
-def test_shares_that_are_quadratic_foretell_a_sequence_of_twice_the_length(name: str) -> None:
+def test_shares_that_are_quadratic_predict_a_sequence_of_twice_the_length(name: str) -> None:
     """A block of d ns, q of it quadratic, takes 2(1 − q)d + 4qd."""
     once, twice = (layers_of(architecture_named(name), H100, Setting(sequence_length=length)) for length in (32_768, 65_536))
     for layer, longer in zip(once[1:-1], twice[1:-1], strict=True):
@@ -256,14 +256,14 @@ def test_slices_have_the_flops_of_the_operators_together_and_nearly_each(
             sum(operator.forward.flops for operator in block_operators(block, architecture, Setting(sequence_length=end)))
             for end in ends
         ]
-        begin, foretold = 0, []
+        begin, predicted = 0, []
         for end in ends:
             linear, square = (end - begin) / length, (end**2 - begin**2) / length**2
-            foretold.append(sum(each.forward.flops * ((1 - each.quadratic) * linear + each.quadratic * square) for each in whole))
+            predicted.append(sum(each.forward.flops * ((1 - each.quadratic) * linear + each.quadratic * square) for each in whole))
             begin = end
-        assert sum(foretold) == pytest.approx(by_end[-1], rel=1e-12)
+        assert sum(predicted) == pytest.approx(by_end[-1], rel=1e-12)
         own = [end - before for before, end in zip([0.0, *by_end], by_end, strict=False)]
-        assert foretold == pytest.approx(own, abs=nearest * by_end[-1] / len(cuts))
+        assert predicted == pytest.approx(own, abs=nearest * by_end[-1] / len(cuts))
 
 
 def test_a_window_as_long_as_the_sequence_is_quadratic_and_a_short_one_is_not() -> None:

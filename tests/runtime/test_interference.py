@@ -21,10 +21,10 @@ from schedc.runtime.adapt.monitor import Monitor
 from schedc.runtime.adapt.monitoring.change import Rate
 from schedc.runtime.adapt.monitoring.speeds import CREDIT, SpeedWatch
 from schedc.runtime.interference.fitting import FOLDS, Fitted, InterferenceSample, fit, linear
-from schedc.runtime.interference.foresight import Foresight
 from schedc.runtime.interference.forest import ForestFile, TreeEntry, forest_json, forest_of, read_forest
 from schedc.runtime.interference.making import CALM_RUN, Competition, drawn_competitions, make, most_competitors, samples_of
 from schedc.runtime.interference.nvml import Gpu
+from schedc.runtime.interference.predictor import SlowdownPredictor
 from schedc.runtime.interference.seen import TICKS_PER_S, Look, Seen, look, machine_counters, rates, stalled_s, waited_s
 
 if TYPE_CHECKING:
@@ -155,10 +155,10 @@ def test_a_model_of_another_machine_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         InvalidInput, match="found no 'gpu_busy' on this machine, expected what it was trained with; train one here"
     ):
-        Foresight(path)
+        SlowdownPredictor(path)
     path.write_bytes(forest_json(forest_file(LEAF, features=("others_cpu", "probe_memory_s"))))
-    foresight = Foresight(path)
-    assert (foresight.slowdown(), foresight.slowdown()) == (1.5, 1.5)
+    predictor = SlowdownPredictor(path)
+    assert (predictor.slowdown(), predictor.slowdown()) == (1.5, 1.5)
 
 
 def recorded(folder: Path, **texts: str) -> Path:
@@ -307,33 +307,33 @@ def watched(steps: int = 600) -> tuple[SpeedWatch, Callable[[float], None], Call
         kinds = Kind.F, Kind.B, Kind.W
         watch.step((Op(kind, 0, at), round(10 * MS * factor * draw.gauss(1, 0.01))) for at in range(8) for kind in kinds)
 
-    def foretell(factor: float) -> None:
-        watch.foretold(1.2 * factor * draw.gauss(1, 0.02))  # this machine is a little slower than the one it was trained on
+    def predict(factor: float) -> None:
+        watch.add_prediction(1.2 * factor * draw.gauss(1, 0.02))  # this machine is a little slower than the one it was trained on
 
     for _ in range(steps):
         step(1.0)
-        foretell(1.0)
-    return watch, step, foretell
+        predict(1.0)
+    return watch, step, predict
 
 
 def slow(factor: float) -> Any:
     return pytest.approx(dict.fromkeys((Kind.F, Kind.B, Kind.W), factor), rel=0.05)
 
 
-def test_what_is_foretold_is_known_before_a_step_has_ended_and_then_measured() -> None:
-    watch, step, foretell = watched()
+def test_what_is_predicted_is_known_before_a_step_has_ended_and_then_measured() -> None:
+    watch, step, predict = watched()
     for _ in range(6):
-        foretell(1.5)
+        predict(1.5)
     assert watch.slowdown() == slow(1.5)
     for _ in range(CREDIT):  # what is measured takes over: it is a little less
         step(1.4)
         assert watch.slowdown() == slow(1.5) or watch.slowdown() == slow(1.4)
     for _ in range(10):
         step(1.4)
-        foretell(1.5)
+        predict(1.5)
     assert watch.slowdown() == slow(1.4)
     for _ in range(40):
-        foretell(1.0)
+        predict(1.0)
         step(1.4)
     assert watch.slowdown() == slow(1.4)
     for _ in range(20):
@@ -342,40 +342,40 @@ def test_what_is_foretold_is_known_before_a_step_has_ended_and_then_measured() -
 
 
 def test_what_no_step_shows_counts_no_more() -> None:
-    watch, step, foretell = watched()
+    watch, step, predict = watched()
     for _ in range(6):
-        foretell(2.0)
+        predict(2.0)
     assert watch.slowdown() == slow(2.0)
     for _ in range(CREDIT):
         assert watch.slowdown() != {}
         step(1.0)
     assert watch.slowdown() == {}
     for _ in range(50):
-        foretell(2.0)
+        predict(2.0)
         step(1.0)
         assert watch.slowdown() == {}
     for _ in range(10):  # the prediction is as usual again, and a later change counts again
-        foretell(1.0)
+        predict(1.0)
     assert watch.slowdown() == {}
     for _ in range(10):
-        foretell(1.7)
+        predict(1.7)
     assert watch.slowdown() == slow(1.7)
     for _ in range(10):
-        foretell(1.0)
+        predict(1.0)
     assert watch.slowdown() == {}
 
 
 def test_predictions_that_vary_as_they_did_change_nothing() -> None:
-    watch, step, foretell = watched()
+    watch, step, predict = watched()
     for _ in range(300):
-        foretell(1.0)
-        foretell(1.0)
+        predict(1.0)
+        predict(1.0)
         step(1.0)
         assert watch.slowdown() == {}
     assert watch.alarms == 0
 
 
-class Foretold:
+class Predicted:
     """Says what it is set to, and how often it was asked."""
 
     every_s = 0.001
@@ -389,35 +389,35 @@ class Foretold:
 
 
 def test_a_monitor_asks_while_nothing_ends() -> None:
-    """Its thread does, between what it measures; what is foretold is in the conditions then."""
-    foretold = Foretold()
-    monitor = Monitor(foresight=foretold)
+    """Its thread does, between what it measures; what is predicted is in the conditions then."""
+    predicted = Predicted()
+    monitor = Monitor(predictor=predicted)
     monitor._problem = make_problem(2, 4)
     assert monitor.conditions() is None
     ops = [(Op(kind, 0, at), 10 * MS) for kind in (Kind.F, Kind.B, Kind.W) for at in range(4)]
     for _ in range(40):
         monitor.measure(ops)
-        monitor._foretell()
+        monitor._predict()
     assert monitor.conditions() is not None
     assert not monitor.changed.wait(0) or monitor.conditions().slowdown == {}  # type: ignore[union-attr]
     monitor.changed.clear()
-    foretold.factor = 1.5
+    predicted.factor = 1.5
     for _ in range(9):
-        monitor._foretell()
+        monitor._predict()
     assert monitor.changed.is_set()
     assert monitor.conditions().slowdown == {(0, kind): 1.5 for kind in (Kind.F, Kind.B, Kind.W)}  # type: ignore[union-attr]
-    assert foretold.asked == 49
+    assert predicted.asked == 49
 
 
 def test_what_is_measured_gets_its_turn_between_predictions() -> None:
-    monitor, ended = Monitor(foresight=Foretold()), SimpleQueue[Any]()
+    monitor, ended = Monitor(predictor=Predicted()), SimpleQueue[Any]()
     for job in (print, None):
         ended.put(job)
-    assert monitor._next(ended) == monitor._foretell
-    monitor._foretell_s = monotonic() + 1000
+    assert monitor._next(ended) == monitor._predict
+    monitor._next_prediction_s = monotonic() + 1000
     assert (monitor._next(ended), monitor._next(ended)) == (print, None)
-    monitor._foretell_s = monotonic() + 0.01  # nothing is there then
-    assert monitor._next(ended) == monitor._foretell
+    monitor._next_prediction_s = monotonic() + 0.01  # nothing is there then
+    assert monitor._next(ended) == monitor._predict
     plain = Monitor()
     ended.put(print)
     assert plain._next(ended) is print

@@ -4,7 +4,7 @@ The median of a step's ops of one kind and stage passes over what the machine sl
 rank's own first steps, and not the plan: a profile that is off by a few percent is no change. While there is doubt, the first ops
 of a step are evidence as all are: it is assumed that their median is no likelier to be far away.
 
-What is foretold of the rank's speed (`schedc.runtime.interference`) is a series of its own, with a test of its own. A change of it
+What is predicted of the rank's speed (`schedc.runtime.interference`) is a series of its own, with a test of its own. A change of it
 counts for all kinds, on credit: the steps that are measured next confirm it, or it counts no more.
 """
 
@@ -29,7 +29,7 @@ RECENT = 3
 POOLED = 512
 """How many of the values before a change say how much those after it vary."""
 CREDIT = 4
-"""For how many measured steps a change that was foretold holds without one of them showing it; where they are in doubt, longer."""
+"""For how many measured steps a change that was predicted holds without one of them showing it; where they are in doubt, longer."""
 EARLY_OPS = 3
 """How many ops of a kind are evidence before the step has ended."""
 
@@ -45,10 +45,10 @@ class SpeedWatch:
         """The last values since there is doubt."""
         self._usual_ns: dict[tuple[Kind, int, object], float] = {}
         self._factor: dict[Kind, float] = {}
-        self._foretold = ChangeTest(rate, least=LEAST, relative=LEAST)
-        self._foretold_recent: deque[float] = deque(maxlen=RECENT)
-        self._foretold_factor = 1.0
-        """What is foretold, to what was foretold at first."""
+        self._predicted = ChangeTest(rate, least=LEAST, relative=LEAST)
+        self._predicted_recent: deque[float] = deque(maxlen=RECENT)
+        self._predicted_factor = 1.0
+        """What is predicted, to what was predicted at first."""
         self._credit = 0
         """For how many more steps that counts."""
         self.alarms = 0
@@ -63,7 +63,7 @@ class SpeedWatch:
         found = self.measured()
         if self._credit > 0:
             for kind in (Kind.F, Kind.B, Kind.W):
-                found.setdefault(kind, self._foretold_factor)
+                found.setdefault(kind, self._predicted_factor)
         return found
 
     def measured(self) -> dict[Kind, float]:
@@ -74,24 +74,24 @@ class SpeedWatch:
                 found.setdefault(kind, self._factor[Kind.BW])
         return found
 
-    def foretold(self, ratio: float) -> None:
-        """Take what is foretold: how many times as long as alone ops take now."""
-        alarm, test = self._foretold.add(ratio), self._foretold
+    def add_prediction(self, ratio: float) -> None:
+        """Take what is predicted: how many times as long as alone ops take now."""
+        alarm, test = self._predicted.add(ratio), self._predicted
         if not alarm and not test.doubtful:
-            self._foretold_recent.clear()
+            self._predicted_recent.clear()
             return
-        self._foretold_recent.append(ratio)
+        self._predicted_recent.append(ratio)
         if alarm:
             self.alarms += 1
-            level = median(self._foretold_recent)
-            first = test.level / self._foretold_factor
-            changed = abs(level / first - 1) > (LEAST if self._foretold_factor == 1.0 else BACK)
-            self._foretold_factor = level / first if changed else 1.0
+            level = median(self._predicted_recent)
+            first = test.level / self._predicted_factor
+            changed = abs(level / first - 1) > (LEAST if self._predicted_factor == 1.0 else BACK)
+            self._predicted_factor = level / first if changed else 1.0
             # What has been measured already wins: a rank that is known to be slow is well again when its ops are.
             self._credit = CREDIT if changed and not self._factor else 0
-            self._foretold_recent.clear()
+            self._predicted_recent.clear()
             pool = [level * value / test.level for value in test.pool[-POOLED:]]
-            self._foretold = ChangeTest(self._rate, least=LEAST, relative=LEAST, pool=pool)
+            self._predicted = ChangeTest(self._rate, least=LEAST, relative=LEAST, pool=pool)
 
     def step(self, durations_ns: Iterable[tuple[Op, int]]) -> None:
         """Take what the ops of one step took."""

@@ -3,7 +3,7 @@
 Simulated: predictions are drawn from a normal distribution around the slow-down; the test is the monitor's with its defaults, for
 four ranks and six links. A prediction comes four times a second. The table has the median and the most of 11 draws.
 
-Run it as `python benchmarks/adapting/foretold.py`; seconds.
+Run it as `python benchmarks/adapting/predictions.py`; seconds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from statistics import median
 from schedc.ir.ops import Kind
 from schedc.runtime.adapt.monitoring.change import Rate
 from schedc.runtime.adapt.monitoring.speeds import SpeedWatch
-from schedc.runtime.interference.foresight import WINDOW_S
+from schedc.runtime.interference.predictor import WINDOW_S
 
 RATE = Rate(6 + 5 * 4)
 CALM, DRAWS, MOST = (100, 1000), 11, 500
@@ -24,9 +24,9 @@ def needed(draw: Random, calm: int, noise: float, factor: float) -> int:
     """How many predictions of the slow rank it takes."""
     watch = SpeedWatch(RATE)
     for _ in range(calm):
-        watch.foretold(draw.gauss(1, noise))
+        watch.add_prediction(draw.gauss(1, noise))
     for count in range(1, MOST):
-        watch.foretold(factor * draw.gauss(1, noise))
+        watch.add_prediction(factor * draw.gauss(1, noise))
         if Kind.F in watch.slowdown():
             return count
     return MOST

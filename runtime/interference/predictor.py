@@ -1,4 +1,4 @@
-"""What a trained forest says of this rank now: for a monitor that takes it as evidence (`Monitor(foresight=...)`)."""
+"""What a trained forest says of this rank now: for a monitor that takes it as evidence (`Monitor(predictor=...)`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WINDOW_S = 0.25
 """What is seen is looked at over this long, while training a forest, too."""
 
 
-class Foresight:
+class SlowdownPredictor:
     """A rank's, from the file that `schedc interference` has written."""
 
     every_s = WINDOW_S
