@@ -125,6 +125,8 @@ def test_a_table_of_operators(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (["llama3-8b", "--device", "h1000"], "found the device \"h1000\", expected one of .*; did you mean 'h100'?"),
         (["missing.json"], "missing.json: found no readable file"),
         (["llama3-8b", "--tp", "64"], "tensor parallel size 64 does not divide 32 heads"),
+        (["llama3-8b", "--bias", "1"], "found --bias without --measured, expected both, or neither of them"),
+        (["llama3-8b", "--other-device"], "found --other-device without --measured, expected both, or neither of them"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_one_line(

@@ -31,7 +31,9 @@ from schedc.view.terminal.studies import shown_tuned
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from schedc.ir import Problem
     from schedc.ir.plan import Plan
+    from schedc.solvers.common.incumbent import Failure
     from schedc.study.tune.request import TuneRequest
     from schedc.study.tune.tuned import Tuned
     from schedc.study.tune.work import Progress
@@ -198,6 +200,32 @@ def test_where_no_baseline_has_room_auto_may_find_a_plan(tmp_path: Path, monkeyp
     assert (found.best.state, found.best.why_not) == (CandidateState.BEST, "")
     with pytest.raises(NoPlanFound, match="holds too much"):
         tune(tiny_request(tmp_path, tune=alone), SearchSettings(limits=Limits(time_s=0.0)))
+
+
+@pytest.mark.parametrize(("late", "state"), [(True, CandidateState.NOT_REACHED), (False, CandidateState.NO_PLAN)])
+def test_what_the_end_of_the_time_cut_short_may_have_a_plan(
+    late: bool, state: CandidateState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody finds one for the second of two candidates: nobody knows whether there is one if the time ended meanwhile."""
+    keys = {"ranks": [2], "microbatch_sizes": [2, 1], "recompute": ["none"], "placements": ["unidirectional"], "zero_stages": [0]}
+    request = tiny_request(tmp_path, tune=keys)
+    first: list[Plan] = []
+
+    def of_the_first(problem: Problem, settings: SearchSettings, failures: list[Failure]) -> Plan:
+        if not first:
+            first.append(baseline_of(problem, settings, failures))
+            return first[0]
+        monkeypatch.setattr(Interruption, "is_late", late)
+        raise NoPlanFound("holds too much")
+
+    def none(*_: object) -> None:
+        raise NoPlanFound("holds too much")
+
+    monkeypatch.setattr("schedc.study.tune.planner.baseline_of", of_the_first)
+    monkeypatch.setattr("schedc.study.tune.planner.compile_problem", none)
+    found = tune(request, SearchSettings(), candidate_s=0.0, prune=False)
+    (row,) = (row for row in found.rows if row.step_ns is None)
+    assert (row.state, row.why_not, found.is_done) == (state, "holds too much", not late)
 
 
 def test_an_interruption_leaves_the_first_plan(tmp_path: Path) -> None:

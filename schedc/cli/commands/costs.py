@@ -57,8 +57,9 @@ def costs_command(
         Path | None, Option(metavar="PROFILE", help="Measured layers, which take the place of those of their kinds.")
     ] = None,
     bias: Annotated[
-        float, Option(min=0.1, max=10, metavar="X", help="With --measured: what a layer takes in a model, of what it takes alone.")
-    ] = 1.0,
+        float | None,
+        Option(min=0.1, max=10, metavar="X", help="With --measured: what a layer takes in a model, of what it takes alone."),
+    ] = None,
     other_device: Annotated[bool, Option("--other-device", help="With --measured: take layers of another device, too.")] = False,
     operators: Annotated[bool, Option("--operators", help="Print what each operator of each kind of layer costs, too.")] = False,
     as_json: JsonOption = False,
@@ -74,6 +75,9 @@ def costs_command(
 
     if table is not None and efficiency is not None:
         raise InvalidInput("found --efficiency and --table, expected one of them")
+    for name, is_given in {"bias": bias is not None, "other-device": other_device}.items():
+        if is_given and measured is None:
+            raise InvalidInput(f"found --{name} without --measured, expected both, or neither of them")
     path = None if is_known(model) else Path(model)
     read = [each for each in (path, table, measured) if each and each.exists()]
     check_outputs({"-o": output}, read, standard=True, as_json=as_json)
@@ -97,7 +101,7 @@ def costs_command(
         table=table,
     )
     if measured is not None:
-        of_layers, said = with_measured(made.layers, measured, made.device, bias=bias, other_device=other_device)
+        of_layers, said = with_measured(made.layers, measured, made.device, bias=bias or 1.0, other_device=other_device)
         title = f"{made.title}, with the layers of {one_line(measured.name)}"
         made = replace(made, title=title, layers=of_layers, notes=(*made.notes, *said))
     architecture, layers = made.architecture, made.layers

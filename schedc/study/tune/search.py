@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.lower_bounds import cheap_bound_ns
 from schedc.analysis.bounds.residency import rank_without_room
-from schedc.analysis.gap import check_bound, relative_gap
 from schedc.compile.driver import CHECKS_S_PER_OP, checks_s
 from schedc.errors import Infeasible, InvalidInput, NoPlanFound, Unsupported
 from schedc.solvers.common.interruption import OutOfTime
 from schedc.solvers.driver.registry import is_auto, method_named
-from schedc.study.loss.time_to_loss import LossCandidate, TimeToLoss, sorted_rows
+from schedc.study.loss.time_to_loss import TimeToLoss, sorted_rows
 from schedc.study.tune.candidates import CandidateState, TuneRow, candidates
 from schedc.study.tune.causes import Compared, causes_ns
 from schedc.study.tune.estimates import undelayed_ns, work_bound_ns
-from schedc.study.tune.first_plans import best_period_of, rated
+from schedc.study.tune.first_plans import best_period_of
+from schedc.study.tune.planned import take_plan
 from schedc.study.tune.planner import Planner
 from schedc.study.tune.prepare import prepare, reached_by
 from schedc.study.tune.problems import candidate_problem
@@ -283,41 +283,20 @@ class _Search:
                 )
             else:
                 plan = self.planner.plan(problem, settings, self.failures, baseline=baseline)
-        except (Infeasible, NoPlanFound, Unsupported, OutOfTime) as error:  # the last: of ZeRO 3 by plan, before there is one
+        except (Infeasible, NoPlanFound, Unsupported, OutOfTime) as error:
+            late = self.settings.interruption.is_late or self.is_too_long(work)
+            cut_short = late and isinstance(error, (NoPlanFound, OutOfTime))  # else with more time there may be one
             if work.plan is None:
-                work.end(CandidateState.NO_PLAN, str(error) or "the time was up before there was a plan")
+                state = work.row.state if cut_short else CandidateState.NO_PLAN
+                work.end(state, str(error) or "the time was up before there was a plan")
             return
         self.tries[work.kind] = -1
         if baseline and self.best is not None:
             self.took = self.took[0] + time.perf_counter() - begun_s, self.took[1] + work.ops
         row.seconds += time.perf_counter() - begun_s
-        if not plan.certificate.bound.is_solvers:  # a solver's says nothing of schedules that cut other blocks
-            work.raise_bound(plan.certificate.lower_bound_ns)
-        own = None if self.request.loss is None else LossCandidate.of_plan(plan, update_ns=work.made.update_ns)
-        reached = None if own is None else reached_by(self.request, work, own.period_ns, own.delays)
-        if work.plan is None or rated(reached, plan.certificate.makespan_ns) < rated(
-            work.reached, work.plan.certificate.makespan_ns
-        ):
-            work.plan, work.reached = plan, reached
-        certificate, sequence = work.plan.certificate, self.request.sequence
-        step_ns = certificate.makespan_ns
-        peaks = zip(work.made.static_bytes, certificate.peak_activation_bytes, strict=True)
-        row.state, row.why_not = CandidateState.PLANNED, ""
-        row.method = work.plan.made_by.method
-        row.step_ns, row.stage_span_ns = step_ns, certificate.stage_span_ns
-        row.tokens_per_s = None if sequence is None else row.candidate.sequences * sequence / (step_ns / 1e9)
-        row.peak_bytes = max(static + activations for static, activations in peaks)
-        row.gap = relative_gap(step_ns, row.bound_ns or 0, certificate.bound)
-        if work.reached is not None:
-            row.delays, row.basis = work.reached.candidate.delays, work.reached.basis
-            row.updates, row.time_to_loss_ns = work.reached.updates, work.reached.time_ns
-            if row.time_to_loss_ns is not None:
-                check_bound(row.time_to_loss_bound_ns or 0, row.time_to_loss_ns, f"{row.candidate.title}, to the loss")
-            undelayed = reached_by(self.request, work, 1, (0,) * row.candidate.stages).updates
-            row.factor = None if row.updates is None or undelayed is None else row.updates / undelayed
-            if row.updates is None:
-                row.state, row.why_not = CandidateState.UNKNOWN, row.basis
-                return
+        take_plan(self.request, work, plan)
+        if row.state is not CandidateState.PLANNED:
+            return
         late = any(row.delays)
         if late not in self.leaders or self.merit(row) < self.merit(self.leaders[late].row):
             self.leaders[late] = work
