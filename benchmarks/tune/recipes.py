@@ -10,6 +10,8 @@ devices and the batch.
 - *ratio*: theirs over ours; *could be*: how far any candidate can be below ours.
 - *why*: the largest causes of the difference, in percent of ours.
 
+Each row is on standard error when it is known, with how many candidates had a plan by then.
+
 `python benchmarks/tune/recipes.py [--time-limit 90] [--rows FIRST:LAST] [--only llama3-70b]` prints a table.
 """
 
@@ -102,7 +104,9 @@ def compared(row: dict[str, str], time_s: float) -> tuple[str, ...]:
     used += [f"vp {row['chunks']}"] * (row["chunks"] != "1") + ["FSDP"] * (row["zero"] == "3") + [f"size {row['size']}"]
     begun_s = time.perf_counter()
     request, of_recipe = request_of(row, as_recipe=False), theirs(row)
-    found = tune(request, SearchSettings(limits=Limits(time_s=time_s, gap=0.002)), candidate_s=time_s / 6)
+    settings = SearchSettings(limits=Limits(time_s=time_s, gap=0.002))
+    with settings.interruption.listening():  # so the time ends as it does for who calls `schedc tune`
+        found = tune(request, settings, candidate_s=time_s / 6)
     ours_ns = found.best.step_ns or 0
     step_ns, of_theirs, lacks = of_recipe
     of_ours = causes_ns(request, found.best.candidate, found.problem, found.plan)
@@ -111,12 +115,10 @@ def compared(row: dict[str, str], time_s: float) -> tuple[str, ...]:
     why = "; ".join(f"{cause} {share:+.1%}" for share, cause in largest if abs(share) >= 0.0005)
     why = "; ".join(filter(None, (lacks, row["besides"], why)))
     their, ratio = f"{step_ns / 1e9:.3f}", "–" if lacks else f"{step_ns / ours_ns:.3f}"
-    could = 1 - found.bound_ns / ours_ns
-    print(f"{row['model']} on {row['devices']} {row['device']}: {time.perf_counter() - begun_s:.0f} s", file=sys.stderr)
-    where = f"{row['devices']} {row['device']}"
-    return (
+    could, planned = 1 - found.bound_ns / ours_ns, sum(each.step_ns is not None for each in found.rows)
+    cells = (
         row["model"],
-        where,
+        f"{row['devices']} {row['device']}",
         row["batch"],
         ", ".join(used),
         their,
@@ -126,6 +128,9 @@ def compared(row: dict[str, str], time_s: float) -> tuple[str, ...]:
         found.best.candidate.title,
         why,
     )
+    took = f"{time.perf_counter() - begun_s:.0f} s, {planned} of {len(found.rows)} candidates planned"
+    print(*cells, took, sep=" | ", file=sys.stderr, flush=True)
+    return cells
 
 
 def main() -> None:
