@@ -254,9 +254,8 @@ class Monitor(Observer):
         """Take what is predicted of this rank as evidence."""
         assert self._predictor is not None
         self.speeds.add_prediction(self._predictor.slowdown())
-        self._next_prediction_s = (
-            monotonic() + self._predictor.every_s
-        )  # from now on: measured steps get their turn, however slow this is
+        # From now on: measured steps get their turn, however slow this is.
+        self._next_prediction_s = monotonic() + self._predictor.every_s
         self._conclude()
 
     def _come(self, peer: int) -> None:
