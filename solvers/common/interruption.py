@@ -124,6 +124,11 @@ class Interruption:
             self._last_s = before_s
 
     @property
+    def is_up(self) -> bool:
+        """Whether the time of the `alarm` is up."""
+        return self._deadline_s is not None and time.perf_counter() >= self._deadline_s
+
+    @property
     def is_late(self) -> bool:
         """Whether the time that all is `within` is up."""
         return self._last_s is not None and time.perf_counter() >= self._last_s
@@ -170,7 +175,7 @@ class Interruption:
     def _raise_what_came(self, at: Ends | None) -> None:
         if self.requested and at == "both":
             raise Interrupted(self)
-        if at is not None and self._deadline_s is not None and time.perf_counter() >= self._deadline_s:
+        if at is not None and self.is_up:
             raise OutOfTime(self)
 
     def _interrupt(self, _signal: int, frame: FrameType | None) -> None:

@@ -114,8 +114,6 @@ def solve(
         if at_once:
             with incumbent.alarm(constructive_s):
                 try_methods(incumbent, (method,))
-            # `steady` ends in time with the best that it has, and says nothing.
-            incumbent.cut_short |= constructive_s is not None and incumbent.seconds >= constructive_s
         elif not known:
             _begin(incumbent, constructive_s)
         can_wait = auto and limits.clock_s is not None and not overlap
@@ -279,6 +277,7 @@ def try_methods(incumbent: Incumbent, methods: Iterable[str], *, mix: bool = Fal
         try:
             with incumbent.interruption.raising(at="time" if incumbent.schedule is None else "both"):
                 own, schedule = _construct(incumbent, method, construct)
+                incumbent.cut_short |= incumbent.interruption.is_up  # `steady` keeps its best then, and says nothing
                 incumbent.candidates.append(own)
                 if mix and is_small and schedule is not None:
                     _mix(incumbent, schedule, method, own.objective_ns)

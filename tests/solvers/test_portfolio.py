@@ -64,8 +64,11 @@ def test_where_steps_overlap_and_nothing_else_is_done_in_time_one_by_one_is(monk
     assert verify_schedule(problem, found.schedule) == ()
 
 
-def test_a_method_that_keeps_its_best_where_the_time_ends_is_out_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`steady` climbs without end here: what it has then is a plan, at least all ops one by one, which another run may not find."""
+@pytest.mark.parametrize(("method", "gap", "ended"), [("steady", 0.0, Ended.OUT_OF_TIME), ("auto", 1.0, Ended.WITHIN_GAP)])
+def test_what_a_method_keeps_where_the_time_ends_another_run_may_not_find(
+    method: str, gap: float, ended: Ended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`steady` climbs without end here, and has a plan then, at least all ops one by one; also where no search follows it."""
 
     def climb(*_: object) -> None:
         while True:  # until the alarm
@@ -73,11 +76,11 @@ def test_a_method_that_keeps_its_best_where_the_time_ends_is_out_of_time(monkeyp
 
     problem = period_plan(2, 2, Versions.TWO_BUFFERED, wave=True).problem
     monkeypatch.setattr("schedc.solvers.heuristics.steady.swap_climb", climb)
-    settings = SearchSettings(method="steady", limits=Limits(time_s=1.0))
+    settings = SearchSettings(method=method, limits=Limits(time_s=1.0, gap=gap))
     with settings.interruption.listening():
         found = solve(problem, settings, bound_ns=0, bound_by=BoundName.WORK, least_s=1.0)
-    assert found.found_by == "steady" and found.schedule is not None
-    assert (found.ended, found.cut_short) == (Ended.OUT_OF_TIME, True)
+    assert found.schedule is not None
+    assert (found.ended, found.cut_short) == (ended, True)
     assert found.seconds < 30
 
 
