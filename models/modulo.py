@@ -65,11 +65,10 @@ def build_modulo(problem: Problem, period_ns: int, ranks: Collection[int] | None
     for stage, microbatch in built.blocks():
         if may_fuse(problem, stage, microbatch):
             built.fused[Op(Kind.B, stage, microbatch)] = built.model.new_bool_var("")
-    kinds = (Kind.F, Kind.B, Kind.W) if problem.split_backward else (Kind.F, Kind.BW)
     for rank in range(problem.ranks):
         stages = problem.stages_on(rank) if rank in built.ranks else ()
         ops = [Op(Kind.U, stage, 0) for stage in stages]
-        built.ops.append(ops + [Op(kind, *block) for block in built.blocks() if block[0] in stages for kind in kinds])
+        built.ops.append(ops + [Op(kind, *block) for block in built.blocks() if block[0] in stages for kind in built.kinds])
     needs = list(needs_between(problem, built.ranks))
     links = _links(problem, needs)
     ranges = RoundRanges(built, needs, {need for transfers in links for need in transfers})
@@ -209,7 +208,7 @@ def _add_order(built: ModuloModel) -> None:
     for group in set(groups):
         alike = [microbatch for microbatch, of in enumerate(groups) if of == group]
         for stage in built.path(group):
-            for kind in (Kind.F, built.backward, built.last):
+            for kind in built.kinds:
                 if kind is not Kind.W or Op(Kind.B, stage, group) not in built.fused:
                     chains.append([Op(kind, stage, each) for each in alike])
     if problem.in_order:

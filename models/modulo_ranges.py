@@ -2,16 +2,17 @@
 
 A `ModuloModel` goes in, with its period T, and what ops need of each other; the least and the most that may lie between the
 starts of any two ops come out. They are the shortest ways in a graph of differences (Bellman): those that always hold, and some
-that hold without loss of optimality.
+that can be assumed.
 
 Always: an op follows what it needs. Under 2BW F of a step lies at most two periods before the end of U; with at most D updates in
 between, a backward ends at most D + 1 periods after its F. As long as a microbatch is under way, those that follow it on a stage
 are, too: with room for M activations and n alike microbatches in a step, F and B are at most M // n + 1 periods apart.
 
-Without loss, as what is earlier by whole periods stands in the same order and is held for less: U follows the last backward of its
-step within a period, and W its B where it need not run in order. Under stash, whose rule knows no steps, so does each op what it
-needs, for one of the microbatches that are alike, and where messages share a link both its transfer and what takes it. Groups of
-microbatches begin within two periods.
+Others can be assumed, and no optimum is lost. Where an op starts more than a period later than it could, it and all that follows it
+can run a whole period earlier: no rank's order changes, and nothing is held for longer. So U follows the last backward of its step
+within a period, and W its B where W need not run in order. Under stash, whose rule does not count steps, so does each op what it
+needs, for one of the microbatches that are alike; where messages share a link, so does the transfer its producer, and the op that
+takes it the transfer. Groups of microbatches begin within two periods of each other.
 """
 
 from __future__ import annotations
@@ -69,9 +70,8 @@ class RoundRanges:
         members = sorted(set(self._group))
         self._alike = {each: self._group.count(each) for each in members}
         updates = [op for ops in built.ops for op in ops if op.kind is Kind.U]
-        kinds = (Kind.F, Kind.B, Kind.W) if problem.split_backward else (Kind.F, Kind.BW)
         blocks = [block for block in built.blocks() if block[1] in members]
-        self._differences = Differences([*updates, *(Op(kind, *block) for block in blocks for kind in kinds)])
+        self._differences = Differences([*updates, *(Op(kind, *block) for block in blocks for kind in built.kinds)])
         self._add_needs([need for need in needs if need.producer.microbatch in members], shared)
         for stage, microbatch in blocks:
             self._add_block(stage, microbatch)

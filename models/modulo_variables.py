@@ -78,14 +78,19 @@ class ModuloModel:
         return [stage for stage in self.problem.path(microbatch) if self.problem.stages[stage].rank in self.ranks]
 
     @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Of a block's ops, in order; B stands for BW where it is fused."""
+        return (Kind.F, Kind.B, Kind.W) if self.problem.split_backward else (Kind.F, Kind.BW)
+
+    @property
     def backward(self) -> Kind:
-        """What sends the gradient; B stands for BW where it is fused."""
-        return Kind.B if self.problem.split_backward else Kind.BW
+        """What sends the gradient."""
+        return self.kinds[1]
 
     @property
     def last(self) -> Kind:
         """With what a backward has ended."""
-        return Kind.W if self.problem.split_backward else Kind.BW
+        return self.kinds[-1]
 
     def lengths(self, op: Op) -> Lengths:
         """What the op takes, by what its backward is; a fused W takes none."""
