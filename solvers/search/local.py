@@ -158,7 +158,7 @@ def _starts(
     pool = [
         _first_rule(problem, counts, number, generator, start[POLICIES[number % 4] % len(start)].copy()) for number in range(CLIMBS)
     ]
-    if scheduler.settings[0].mixes and RANGES:
+    if scheduler.settings[0].mixes:
         ranges = list(_ranges(problem, scheduler, counts))
         values = [climber.run(rule) for rule in ranges]
         ranking = sorted(range(len(ranges)), key=values.__getitem__)
