@@ -44,7 +44,7 @@ REPEAT_SHARE = 0.08
 """Of what is left of a limit, a step of few microbatches gets this much."""
 DELAYS_SHARE = 0.3
 """The least delays get this much of it, once the period is settled."""
-MOST_PAIRS = 100_000
+MOST_PAIRS = 50_000
 """With more of them nothing is asked: a model would take five seconds and half a gigabyte, its search several times that."""
 
 

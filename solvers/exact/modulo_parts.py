@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 NEAR_SHARE, PART_SHARE = 0.03, 0.015
 """Of what is left of a limit, a question near the best gets the one at most, one of some ranks the other."""
-BUILDS = 0.02
+BUILDS = 0.04
 """Where building a model of all ranks takes more of a limit, nothing is asked near the best."""
 HALVINGS = 4
 """How often the periods between one that some ranks refute and the best are halved."""

@@ -29,7 +29,7 @@ LEAST_S = 0.25
 """No question of all schedules and ranks gets less."""
 MOST_S = 5.0
 """No other question gets more work where nothing else limits it."""
-S_PER_PAIR = 5e-5
+S_PER_PAIR = 1e-4
 """Building a model takes this much of a limit, for each two ops that one rank runs in a period."""
 
 
