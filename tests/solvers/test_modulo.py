@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
@@ -9,13 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 from inputs.period_problems import as_period, tiny_mixture, tiny_period
 from inputs.problems import make_problem
-from oracles.modulo_brute_force import TooMany, least_period
-from ortools.sat.python.cp_model import INFEASIBLE, CpSolver
+from oracles.modulo_brute_force import least_period
+from oracles.period_checks import EQUAL, check_period
+from ortools.sat.python.cp_model import INFEASIBLE, OPTIMAL, CpSolver
 
 from schedc.analysis.bounds.period import period_bounds
 from schedc.analysis.simulation.memory import exceeded_limit
 from schedc.analysis.simulation.period import steady_state
-from schedc.analysis.simulation.unroll import depth_of
 from schedc.errors import Unsupported
 from schedc.ir import BoundName, Kind, Op, Versions
 from schedc.models.modulo import build_modulo, pairs_of
@@ -30,36 +31,22 @@ from schedc.verify.schedule.checks import verify_schedule
 if TYPE_CHECKING:
     from schedc.ir import Problem
 
-DEPTH = 2
 ONE_WORKER = Limits(workers=1, deterministic=60.0)
 
 
-def check_against_brute_force(problem: Problem) -> bool:
-    """Whether brute force had few enough combinations; fails where a bound, a schedule or a proof is wrong."""
-    bound_ns = max(value_ns for _, value_ns, _ in period_bounds(problem))
-    first = SteadyList()(problem)
-    first_ns = steady_state(problem, first).period_ns
-    assert verify_schedule(problem, first) == ()
-    assert bound_ns <= first_ns <= steady_state(problem, one_by_one(problem)).period_ns
-    solved = solve_modulo(problem, first, limits=ONE_WORKER, known_bound_ns=bound_ns)
-    assert solved.status is SolverStatus.OPTIMAL
-    assert verify_schedule(problem, solved.schedule) == ()
-    assert steady_state(problem, solved.schedule).period_ns == solved.objective_ns == solved.lower_bound_ns
-    try:
-        least_ns = least_period(problem, depth=DEPTH - 1, upper=first_ns)
-    except TooMany:
-        return False
-    if least_ns is None:
-        assert depth_of(problem, first) >= DEPTH
-        return False
-    assert solved.objective_ns <= least_ns
-    assert solved.objective_ns == least_ns or depth_of(problem, solved.schedule) >= DEPTH
-    return solved.objective_ns == least_ns
+@pytest.mark.parametrize("first", range(0, 24, 8))
+def test_bounds_list_scheduler_and_proofs_hold_against_brute_force(first: int) -> None:
+    """As `benchmarks/asynchronous/tiny_periods.py`, which checks as many as one likes."""
+    counts = Counter[str]()
+    for number in range(first, first + 8):
+        assert check_period(number, counts) == [], number
+    assert counts["proven optimal"] == 8
+    assert counts[EQUAL] >= 2  # of the others the best reach over more steps than brute force tries, or it has too many orders
 
 
-@pytest.mark.parametrize("seed", range(16))
-def test_bound_list_scheduler_and_proof_hold_against_brute_force(seed: int) -> None:
-    check_against_brute_force(tiny_period(Random(seed)))
+def test_a_bound_above_brute_force_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oracles.period_checks.least_period", lambda *of, upper, **settings: upper - 1)
+    assert [finding.kind for finding in check_period(1, Counter())] == ["the bound is too high"]
 
 
 @pytest.mark.parametrize(("seed", "least_ns"), [(0, 100), (1, 77), (3, 36), (6, 42), (7, 30)])
@@ -82,13 +69,6 @@ def test_no_difference_of_times_is_under_two_booleans(seed: int) -> None:
     differences = [each for each in model.constraints if sum(variable in widest for variable in each.linear.vars) == 2]
     assert differences
     assert all(len(each.enforcement_literal) <= 1 for each in differences)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(100, 148, 16))
-def test_brute_force_finds_what_cp_sat_proves(first: int) -> None:
-    equal = sum(check_against_brute_force(tiny_period(Random(seed))) for seed in range(first, first + 16))
-    assert equal >= 8  # of the others the best reach over more steps than brute force tries
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -283,14 +263,16 @@ def test_a_slow_link_into_a_wire_makes_no_period_impossible() -> None:
     known = schedule_of_starts(problem, starts, period_ns)
     assert verify_schedule(problem, known) == ()
     assert steady_state(problem, known).period_ns <= period_ns
-    solved = solve_modulo(problem, one_by_one(problem), limits=Limits(workers=1, deterministic=2.0), known_bound_ns=period_ns)
-    assert solved.lower_bound_ns <= period_ns
+    built = build_modulo(problem, period_ns)
+    for op, time in built.time.items():
+        built.model.add(time == starts[op] - starts[built.ops[0][0]])
+    assert CpSolver().solve(built.model) == OPTIMAL
 
 
 def test_an_update_that_takes_no_time_may_be_before_a_weight_gradient_at_the_same_time() -> None:
     """2BW's two periods are the round trip exactly, so W of the fused backward, which takes nothing then, is at the time of U."""
     tiny = tiny_period(Random(780203))
-    least_ns = least_period(tiny, depth=DEPTH - 1, upper=20)
+    least_ns = least_period(tiny, depth=1, upper=20)
     assert least_ns == 12
     for ranks in (None, [0], [1]):
         assert CpSolver().solve(build_modulo(tiny, 12, ranks).model) != INFEASIBLE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import combinations
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -33,18 +32,14 @@ def known_of(problem: Problem, schedule: Schedule) -> Known:
     return Known(problem, LIMITS, schedule, steady_state(problem, schedule).period_ns, bound_ns, lambda _: None, lambda _: None)
 
 
-@pytest.mark.parametrize("seed", range(200, 224))
-def test_what_all_ranks_can_do_each_few_can(seed: int) -> None:
-    """The least period, of brute force or of a schedule, is refuted by no ranks."""
+@pytest.mark.parametrize("seed", range(200, 212))
+def test_what_few_ranks_refute_is_below_the_least_period(seed: int) -> None:
     problem = tiny_period(Random(seed))
     known = known_of(problem, SteadyList()(problem))
     try:
         least_ns = least_period(problem, depth=1, upper=known.best_ns, most=20_000) or known.best_ns
     except TooMany:
         least_ns = known.best_ns
-    for size in range(1, problem.ranks):
-        for some in combinations(range(problem.ranks), size):
-            assert ask(known, least_ns, 1.0, ranks=some) is SolverStatus.OPTIMAL
     ask_of_parts(known, 1.0)
     assert known.lower_ns <= least_ns
 
