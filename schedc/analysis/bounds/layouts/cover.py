@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     Vector = NDArray[np.float64]
     Cuts = NDArray[np.int64]
 
-MOST_PIVOTS = 600
+MOST_PIVOTS = 10_000
 """What is not refuted after this many steps counts as possible."""
 SCALE, NOTHING = 2**24, 1e-9
 """Prices are rounded down to a 2^-24; a float below `NOTHING` is rounding."""
@@ -30,7 +30,7 @@ class RankKind(NamedTuple):
 
     ranks: int
     cuts: Cuts
-    """[4, shares]: a share has the layers [cuts[0], cuts[1]) and [cuts[2], cuts[3])."""
+    """[4, shares]: a share has the layers [cuts[0], cuts[1]) and [cuts[2], cuts[3]). Ascending in the first."""
 
 
 def may_cover(layers: int, kinds: Sequence[RankKind]) -> bool:
@@ -38,7 +38,8 @@ def may_cover(layers: int, kinds: Sequence[RankKind]) -> bool:
 
     Proof of a no: let each layer have a price ≥ 0, and no share of kind k cost more than p_k. If all prices together are more than
     the sum of ranks × p_k, whatever the ranks have, some layer is left over. Prices are the duals of covering the most of
-    the layers with shares that may be divided among ranks (simplex, by columns); only the check of them, in whole numbers, counts.
+    the layers with shares that may be divided among ranks (simplex; the dearest shares are asked for where those that are known
+    say no more); only the check of them, in whole numbers, counts.
     """
     if any(kind.cuts.shape[1] == 0 for kind in kinds):
         return False
@@ -47,32 +48,30 @@ def may_cover(layers: int, kinds: Sequence[RankKind]) -> bool:
     inverse = np.eye(size)  # rows: layers that are not covered, ranks that have nothing yet
     values = np.concatenate([np.ones(layers), counts]) + UNEVEN * np.linspace(1, 2, size)
     costs = np.concatenate([np.ones(layers), np.zeros(len(kinds))])
-    of_slack = costs.copy()
+    # Columns: this layer may be left over, or this rank have nothing; two ranks may have this layer; shares.
+    columns, of_column = np.concatenate([np.eye(size), -np.eye(size)[:, :layers]], axis=1), np.append(costs, np.zeros(layers))
     for _ in range(MOST_PIVOTS):
         duals = costs @ inverse
-        column, cost = np.zeros(size), 0.0
-        surplus, slack = int(np.argmin(duals[:layers])), int(np.argmax(duals - of_slack))
-        if duals[surplus] < -NOTHING:
-            column[surplus] = -1  # two ranks may have this layer
-        elif duals[slack] - of_slack[slack] > NOTHING:
-            column[slack], cost = 1, of_slack[slack]  # this layer may be left over, or this rank have nothing
-        else:
-            prices, most = np.maximum(duals[:layers], 0), np.zeros(len(kinds))
+        gains = duals @ columns - of_column
+        enters = int(gains.argmax())
+        if gains[enters] <= NOTHING:
+            prices = np.maximum(duals[:layers], 0)
             sums = np.concatenate([[0.0], np.cumsum(prices)])
-            best = (NOTHING, -1, -1)
-            for at, kind in enumerate(kinds):
-                of_share = _of_shares(sums, kind)
-                dearest = int(of_share.argmax())
-                most[at] = of_share[dearest]
-                best = max(best, (float(most[at] + duals[layers + at]), at, dearest))
+            dearest = [_dearest(sums, kind) for kind in kinds]
+            most = np.array([cost.max() for cost, _ in dearest])
             if prices.sum() - counts @ most > NOTHING and _is_proof(prices, kinds):
                 return False
-            _, at, dearest = best
-            if at < 0:
+            found = [
+                _column(size, layers + at, kind.cuts[:, share])
+                for at, (kind, (cost, shares)) in enumerate(zip(kinds, dearest, strict=True))
+                for share in shares[cost + duals[layers + at] > NOTHING]
+            ]
+            if not found or costs @ values <= layers * size * UNEVEN:
                 return True  # these are the best prices
-            first, end, again, last = kinds[at].cuts[:, dearest]
-            column[first:end] = column[again:last] = column[layers + at] = 1
-        step = inverse @ column
+            columns = np.concatenate([columns, np.transpose(found)], axis=1)
+            of_column = np.append(of_column, np.zeros(len(found)))
+            continue
+        step = inverse @ columns[:, enters]
         ratios = np.divide(values, step, out=np.full(size, np.inf), where=step > NOTHING)
         leaves = int(ratios.argmin())
         if np.isinf(ratios[leaves]):
@@ -83,8 +82,23 @@ def may_cover(layers: int, kinds: Sequence[RankKind]) -> bool:
         values[others] -= step[others] * ratios[leaves]
         inverse -= np.outer(step, pivot)
         inverse[leaves] = pivot
-        costs[leaves] = cost
+        costs[leaves] = of_column[enters]
     return True
+
+
+def _dearest(sums: Vector, kind: RankKind) -> tuple[Vector, NDArray[np.int64]]:
+    """Of the shares with one first layer, what the dearest costs, and which that is; of all first layers."""
+    cost = _of_shares(sums, kind)
+    begins = np.flatnonzero(np.diff(kind.cuts[0], prepend=-1))
+    most = np.maximum.reduceat(cost, begins)
+    which = np.flatnonzero(cost == np.repeat(most, np.diff(begins, append=cost.size)))
+    return most, which[np.searchsorted(which, begins)]
+
+
+def _column(size: int, row: int, cuts: Cuts) -> Vector:
+    column = np.zeros(size)
+    column[cuts[0] : cuts[1]] = column[cuts[2] : cuts[3]] = column[row] = 1
+    return column
 
 
 def _of_shares(sums: NDArray[Any], kind: RankKind) -> NDArray[Any]:
