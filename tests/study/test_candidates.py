@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 from hypothesis import given, strategies as st
 
 from schedc.ir.costs import MessageCost
@@ -15,8 +17,11 @@ from schedc.study.tune.replicas import one_way_ns, ring_ns
     st.integers(1, 48),
     st.integers(1, 12),
     st.integers(1, 2),
+    st.lists(st.integers(0, 1), min_size=3, max_size=3),
 )
-def test_every_candidate_uses_all_devices_and_the_whole_batch(sites: list[int], batch: int, layers: int, experts: int) -> None:
+def test_every_candidate_uses_all_devices_and_the_whole_batch(
+    sites: list[int], batch: int, layers: int, experts: int, kinds: list[int]
+) -> None:
     choices = Choices(
         sites=tuple(sites),
         batch=batch,
@@ -29,6 +34,7 @@ def test_every_candidate_uses_all_devices_and_the_whole_batch(sites: list[int], 
         forms=(("none", "split"),),
         across_sites=("pipeline", "data-parallel"),
         degrees=(Degrees(expert=experts),),
+        kinds=tuple(kinds[: len(sites)]),
     )
     found = candidates(choices)
     assert len(set(found)) == len(found)
@@ -41,11 +47,15 @@ def test_every_candidate_uses_all_devices_and_the_whole_batch(sites: list[int], 
         assert sum(each.ranks_of_site) == each.ranks
         assert sum(each.replicas_of_site) == each.data_parallel
         if each.across == "pipeline":
-            assert [ranks * each.data_parallel for ranks in each.ranks_of_site] == sites
+            assert [ranks * each.data_parallel for ranks in each.ranks_of_site] == [sites[site] for site in each.site_order]
         elif each.across == "data-parallel":
             assert [replicas * each.ranks for replicas in each.replicas_of_site] == sites
         else:
             assert len(sites) == 1
+    crossed = {each.site_order for each in found if each.across == "pipeline"}
+    if crossed:  # every order, of equal sites one
+        said = {tuple((sites[site], kinds[site]) for site in order) for order in crossed}
+        assert said == set(permutations(zip(sites, kinds, strict=False))) and len(said) == len(crossed)
     if len(sites) == 1 and experts == 1:  # by hand
         divided = {
             (ranks, sites[0] // ranks, size)

@@ -5,9 +5,9 @@ Nothing here takes time or bytes. A candidate is a row of the table, which is CS
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from itertools import product
+from itertools import permutations, product
 from typing import TYPE_CHECKING
 
 from schedc.io.outputs import csv_bytes
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
     from schedc.frontend.tune_file import Across, Gathers, PlacementName, StepMicrobatches
     from schedc.ir import Versions
+
+
+MOST_ORDERED = 4
+"""A pipeline crosses more sites than these in the given order alone: there are too many others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +54,28 @@ class TuneCandidate:
     across: Across | None
     """What crosses from site to site; None: there is one site."""
     ranks_of_site: tuple[int, ...]
-    """Of one pipeline, for each site that it is in."""
+    """Of one pipeline, for each site that it is in, in the order in which it crosses them."""
     replicas_of_site: tuple[int, ...]
     """Of one stage, for each site that they are in."""
+    site_order: tuple[int, ...] = ()
+    """The sites that a pipeline crosses, from its first rank to its last; empty: it is in one."""
     versions: Versions | None = None
     """Which weights ops read where steps overlap; None: each step ends before the next begins."""
     most_delay: int | None = None
     """Where versions are bounded."""
+
+    @property
+    def crossing(self) -> str:
+        """What crosses from site to site, for people, with the order of sites unless it is the given one; empty: there is one."""
+        order = " ".join(map(str, self.site_order)) if self.site_order != tuple(sorted(self.site_order)) else ""
+        return " ".join(filter(None, (self.across, order)))
+
+    @property
+    def alike(self) -> TuneCandidate:
+        """One of those that differ in placement, chunks and the order of sites alone: bounds for any partition are the same."""
+        ranks = tuple(ranks for _, ranks in sorted(zip(self.site_order, self.ranks_of_site, strict=False))) or self.ranks_of_site
+        order = tuple(sorted(self.site_order))
+        return replace(self, placement="unidirectional", chunks=1, ranks_of_site=ranks, site_order=order)
 
     @property
     def columns(self) -> dict[str, object]:
@@ -83,7 +102,7 @@ class TuneCandidate:
         divided = "".join(f", {name} {size}" for name, size in sizes.items() if size > 1)
         divided += f", ZeRO {self.zero_stage}" if self.zero_stage > 1 else ""
         divided += " by plan" if self.gathers == "plan" else ""
-        across = "" if self.across is None else f", {self.across} across sites"
+        across = f", {self.across} across sites{self.crossing.removeprefix(self.across)}" if self.across else ""
         placed = self.placement if self.chunks == 1 else f"{self.placement} with {self.chunks} chunks"
         recompute = {"none": "", "full": ", recomputing all stages"}.get(self.recompute, ", recomputing norms and activations")
         shape = f"{counted(self.ranks, 'rank')} × {counted(self.data_parallel, 'pipeline')}"
@@ -182,6 +201,17 @@ class Choices:
     """Which weights ops read, and the most delay; no versions: steps end."""
     step_microbatches: tuple[StepMicrobatches, ...] = ("all",)
     """Of each pipeline, in a step, where steps overlap."""
+    kinds: tuple[int, ...] = ()
+    """Of each site, a number for what devices it has; empty: all have the same."""
+
+    @property
+    def site_orders(self) -> tuple[tuple[int, ...], ...]:
+        """In which a pipeline may cross the sites, the given one first; of those that differ in equal sites alone, one."""
+        sites = tuple(zip(self.sites, self.kinds or self.sites, strict=True))
+        found: dict[tuple[tuple[int, int], ...], tuple[int, ...]] = {}
+        for order in permutations(range(len(sites))) if len(sites) <= MOST_ORDERED else (tuple(range(len(sites))),):
+            found.setdefault(tuple(sites[site] for site in order), order)
+        return tuple(found.values())
 
 
 def divisors(number: int) -> tuple[int, ...]:
@@ -200,7 +230,7 @@ def candidates(choices: Choices) -> tuple[TuneCandidate, ...]:
         for ranks in choices.ranks or divisors(sum(groups)):
             if ranks > choices.layers:
                 continue
-            for division in _divided(ranks, groups, choices.across_sites):
+            for division in _divided(ranks, groups, choices):
                 found.update(dict.fromkeys(_divided_so(choices, degrees, ranks, *division)))
     return tuple(found)
 
@@ -210,6 +240,7 @@ def _divided_so(
     degrees: Degrees,
     ranks: int,
     across: Across | None,
+    site_order: tuple[int, ...],
     ranks_of_site: tuple[int, ...],
     replicas_of_site: tuple[int, ...],
 ) -> Iterator[TuneCandidate]:
@@ -251,6 +282,7 @@ def _divided_so(
                 recompute=recompute,
                 backward=backward,
                 across=across,
+                site_order=site_order,
                 ranks_of_site=ranks_of_site,
                 replicas_of_site=replicas_of_site,
                 versions=versions,
@@ -264,20 +296,21 @@ def _steps(microbatches: int, choices: Sequence[StepMicrobatches]) -> list[int]:
 
 
 def _divided(
-    ranks: int, groups: Sequence[int], across_sites: Sequence[Across]
-) -> Iterator[tuple[Across | None, tuple[int, ...], tuple[int, ...]]]:
-    """What crosses sites, the ranks of a pipeline in each site, and the replicas of a stage in each site."""
+    ranks: int, groups: Sequence[int], choices: Choices
+) -> Iterator[tuple[Across | None, tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
+    """What crosses sites, their order, the ranks of a pipeline in each, and the replicas of a stage in each site."""
     total = sum(groups)
     if total % ranks:
         return
     if len(groups) == 1:
-        yield None, (ranks,), (total // ranks,)
+        yield None, (), (ranks,), (total // ranks,)
         return
-    for across in across_sites:
+    for across in choices.across_sites:
         if across == "pipeline" and all(ranks * group % total == 0 for group in groups):
-            yield across, tuple(ranks * group // total for group in groups), (total // ranks,)
+            for order in choices.site_orders:
+                yield across, order, tuple(ranks * groups[site] // total for site in order), (total // ranks,)
         if across == "data-parallel" and all(group % ranks == 0 for group in groups):
-            yield across, (ranks,), tuple(group // ranks for group in groups)
+            yield across, (), (ranks,), tuple(group // ranks for group in groups)
 
 
 def rows_csv(rows: Iterable[TuneRow], *, by_loss: bool) -> bytes:

@@ -73,13 +73,14 @@ def write_folder(folder: Path, request: TuneRequest, tuned: Tuned) -> None:
 
     profile = tuned.problem.costs.profile.encode()
     each, table = tuned.best.candidate, job_table(request, tuned.best.candidate, tuned.problem)
-    method = tuned.plan.made_by.method
+    method, order = tuned.plan.made_by.method, ", ".join(map(str, each.site_order))
     if issubclass(method_named(method) or object, Constructive):
         table["solver"] = {"method": method}  # one that makes the same plan again
     document = tomlkit.document()
     for line in (
         f"The best of {len(tuned.rows)} candidates of schedc tune: {each.ranks} ranks on each of",
         f"{each.data_parallel} data-parallel pipelines, microbatches of {each.microbatch_size}, ZeRO {each.zero_stage}.",
+        *((f"A pipeline crosses the sites in the order {order}; topology.sites has them so.",) if order else ()),
         *(("A step is one update; what its replicas' collectives take is in pipeline.update.",) if each.versions else ()),
     ):
         document.add(tomlkit.comment(line))

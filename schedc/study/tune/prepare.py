@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from schedc.ir import Versions
@@ -27,7 +26,7 @@ def prepare(request: TuneRequest, works: Sequence[Work]) -> None:
     known: dict[TuneCandidate, tuple[Totals, str, int]] = {}
     for work in works:
         candidate = work.row.candidate
-        alike = replace(candidate, placement="unidirectional", chunks=1)  # of which all this is the same
+        alike = candidate.alike
         if alike not in known:
             total = totals_of(request, alike)
             known[alike] = total, no_room(request, alike, total), simple_bound_ns(request, alike, total)

@@ -133,12 +133,14 @@ def read_request(source: JobSource) -> TuneRequest:
     own = () if source.path is None else (source.path,)
     loss, of_loss = _loss(source, file, sequence, root)
     parameters = sum(layer.parameters for layer in of_first[0].layers)
+    sites = _sites(file, costs, devices, rates, parameters, root)
     return TuneRequest(
         source=source,
         file=file,
         name=file.name or source.default_name,
         choices=Choices(
             sites=file.topology.sites,
+            kinds=tuple(map(sites.index, sites)),
             batch=_batch(file, sequence, root),
             layers=min(len(each.layers) for each in of_first),
             ranks=tune.ranks,
@@ -153,7 +155,7 @@ def read_request(source: JobSource) -> TuneRequest:
             overlaps=_overlaps(file),
             step_microbatches=tune.step_microbatches or (("all",) if isinstance(loss, Theory) else (1, "all")),
         ),
-        sites=_sites(file, costs, devices, rates, parameters, root),
+        sites=sites,
         sequence=sequence,
         between=None if between is None else MessageCost(latency_ns=between.latency_ns, bytes_per_second=between.bytes_per_second),
         architecture=costs.architecture,

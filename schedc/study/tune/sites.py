@@ -82,15 +82,16 @@ def ranks_devices(sites: tuple[SiteDevices, ...], candidate: TuneCandidate) -> t
     """Of each rank of a pipeline."""
     if candidate.across != "pipeline":
         return (RankDevices(tuple(dict.fromkeys(sites))),) * candidate.ranks
-    parts = zip(sites, candidate.ranks_of_site, strict=True)
-    return tuple(RankDevices((site,)) for site, ranks in parts for _ in range(ranks))
+    parts = zip(candidate.site_order, candidate.ranks_of_site, strict=True)
+    return tuple(RankDevices((sites[site],)) for site, ranks in parts for _ in range(ranks))
 
 
 def rank_devices(sites: tuple[SiteDevices, ...], candidate: TuneCandidate, rank: int) -> RankDevices:
     """Of one rank."""
     if candidate.across != "pipeline":
         return RankDevices(tuple(dict.fromkeys(sites)))
-    return RankDevices((sites[next(at for at, end in enumerate(accumulate(candidate.ranks_of_site)) if rank < end)],))
+    ends = zip(candidate.site_order, accumulate(candidate.ranks_of_site), strict=True)
+    return RankDevices((sites[next(site for site, end in ends if rank < end)],))
 
 
 def first_ranks(sites: tuple[SiteDevices, ...], candidate: TuneCandidate) -> dict[int, int]:

@@ -221,7 +221,7 @@ _TEXTS: dict[str, Callable[[TuneRow], str]] = {
     "chunks": lambda row: str(row.candidate.chunks),
     "recompute": lambda row: _form(row.candidate),
     "ZeRO": lambda row: f"{row.candidate.zero_stage}{' by plan' if row.candidate.gathers == 'plan' else ''}",
-    "across sites": lambda row: row.candidate.across or "–",
+    "across sites": lambda row: row.candidate.crossing or "–",
     "mode": lambda row: _mode(row.candidate),
     "state": lambda row: row.state,
     "time to loss": lambda row: _long(row),
