@@ -31,7 +31,6 @@ from schedc.runtime.adapt.state_transfer.leaving import Leaving
 from schedc.runtime.adapt.state_transfer.pieces import Manifest, describe, let_go, rank_of_piece
 from schedc.runtime.adapt.state_transfer.stream import Inlet, Outlet
 from schedc.runtime.common.failure import with_others
-from schedc.runtime.execution.gate import TrafficGate
 from schedc.runtime.session.acceptance import read
 from schedc.runtime.session.agreement import plan_digest
 from schedc.runtime.session.building import bounds_of_stages, layers_of_stage
@@ -122,7 +121,7 @@ class Migration:
         self.boundaries = 0
         """How often `between_steps` has been called until it was settled."""
         self._pipe, self._build, self._chunk_bytes, self._most_behind = pipe, build, chunk_bytes, most_behind
-        self._gate = TrafficGate() if priority else None
+        self._gate = pipe.gate() if priority else None
         self._failed: str | None = None
         self._cut: str | None = None
         """The connection that is lost, which is often because of another rank's failure."""
@@ -233,7 +232,7 @@ class Migration:
         pipe.moving = "migration"
         self._key = f"migration/{pipe.steps.count}"
         if self._gate is not None:
-            self._gate.watch(pipe.steps.wiring.senders.values())
+            self._gate.use(1)
         pairs = sorted({(piece.source, piece.destination) for piece in self._pieces.values()})
         for source, destination in pairs:
             if rank not in (source, destination):
@@ -310,8 +309,6 @@ class Migration:
         with pipe._closing_on_errors():
             with self._lock:
                 self.boundaries += 1
-            if self._gate is not None:
-                self._gate.watch(pipe.steps.wiring.senders.values())
             for peer, leaving in self._leaving.items():
                 behind = leaving.behind
                 if behind > self._most_behind and self._failed is None:
@@ -336,7 +333,7 @@ class Migration:
         reasons += [cut for _, cut in said if cut]
         pipe._swapper, pipe.moving = self._former, None
         if self._gate is not None:
-            self._gate.release(pipe.steps.wiring.senders.values())
+            self._gate.use(-1)
         for leaving in self._leaving.values():
             leaving.end()
         self.state, self.reason = ("refused", reasons[0]) if reasons else ("done", None)

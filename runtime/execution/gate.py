@@ -1,6 +1,7 @@
 """Whether messages of training are under way from this rank, for what goes over the same links when they are idle.
 
-Only what has such traffic imports it (layers that migrate): it puts a `TrafficGate` around the senders of a pipe.
+Only what has such traffic imports it: layers that migrate, and files of checkpoints, which may go to another machine. A pipe has
+one `TrafficGate` for both, around its senders from the first of them on; while nothing uses it, messages go as before.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from schedc.runtime.common.boundary import TensorMeta
     from schedc.runtime.execution.channels import Sender
 
+PATIENCE_S = 1.0
+"""What has waited so long for the gate goes in any case, so that a rank that always sends does not stop it."""
+
 
 class TrafficGate:
     """Open while no message of training is under way from this rank: from when an op hands it over until it is through.
@@ -29,23 +33,24 @@ class TrafficGate:
     """
 
     def __init__(self) -> None:
-        """Open."""
+        """Open; nothing uses it."""
         self._changed = threading.Condition()
         self._under_way = 0
+        self.users = 0
+        """How many wait at it again and again; only with some do messages close it."""
 
     def watch(self, senders: Collection[Sender]) -> None:
-        """Let the messages of these senders close the gate, between two steps; again where a plan or a channel has changed them."""
+        """Let the messages of these senders close it, between two steps; again where a plan or a channel has changed them."""
         for sender in senders:
             if sender.ends.settle is None and not isinstance(sender.ends.data, _Watched):
                 sender.ends = sender.ends._replace(data=_Watched(sender.ends.data, self))
 
-    def release(self, senders: Collection[Sender]) -> None:
-        """Let them be as before, between two steps."""
-        for sender in senders:
-            if isinstance(sender.ends.data, _Watched):
-                sender.ends = sender.ends._replace(data=sender.ends.data.inner)
+    def use(self, more: int) -> None:
+        """So many more use it; fewer, where they have ended."""
+        with self._changed:
+            self.users += more
 
-    def wait(self, limit_s: float) -> bool:
+    def wait(self, limit_s: float = PATIENCE_S) -> bool:
         """Wait until it is open, in another thread than the step's; whether it is."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._under_way, limit_s)
@@ -68,6 +73,8 @@ class _Watched:
     def send(self, tensor: torch.Tensor, tag: int) -> Outgoing:
         """As `Transport.send`."""
         outgoing = self.inner.send(tensor, tag)
+        if not self._gate.users:
+            return outgoing
         self._gate.count(1)
         through = self._sends.submit(partial(outgoing.wait, FOREVER_S))
         through.add_done_callback(lambda _: self._gate.count(-1))

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from schedc.runtime.common.hooks import Observer
+    from schedc.runtime.execution.gate import TrafficGate
     from schedc.runtime.replicas.buckets import Shard
     from schedc.runtime.session.evaluation import Forward
     from schedc.runtime.session.step import Steps
@@ -78,6 +79,7 @@ class Pipe:
         self.moving: Literal["adapting", "migration"] | None = None
         """What alone moves it to other plans now; None: whoever calls `swap`."""
         self.beside: Beside | None = None
+        self._gate: TrafficGate | None = None
         self._open = True
 
     @classmethod
@@ -86,6 +88,15 @@ class Pipe:
 
         `modules` is what is trained on this rank; `alone`, whether there is no `swap_group`.
         """
+
+    def gate(self) -> TrafficGate:
+        """Where what goes beside steps waits until no message of a step is under way; the same for all, from the first on."""
+        from schedc.runtime.execution.gate import TrafficGate  # most pipes need none
+
+        if self._gate is None:
+            self._gate = TrafficGate()
+        self._gate.watch(self.steps.wiring.senders.values())
+        return self._gate
 
     def step(
         self,
@@ -132,6 +143,8 @@ class Pipe:
         updates = steps.plan.problem.updates
         with self._closing_on_errors():
             self._look_at(given)
+            if self._gate is not None:
+                self._gate.watch(steps.wiring.senders.values())
             call = steps.begin(given)
             total = steps.run(call, self._all_have_offered)
             call.forget_repeated()

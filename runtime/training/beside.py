@@ -2,21 +2,26 @@
 
 Between two steps the state is copied into the host's memory, into the same each time (DynPipe, V.C.2: serialization). All else,
 planning, writing and the metadata last, torch's `async_save` does in a thread, while the next steps run. Its processes talk over a
-group of their own, so that no collective of training waits for one of a checkpoint.
+group of their own, so that no collective of training waits for one of a checkpoint. Files are written in chunks, as they may be on
+another machine: each is on the disk before the next, which goes when no message of training is under way (`TrafficGate`).
 """
 
 from __future__ import annotations
 
+import io
+import os
 import warnings
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
@@ -27,6 +32,14 @@ from schedc.runtime.common.groups import meet
 from schedc.runtime.training.shares import SavesShares
 from schedc.runtime.transports.gloo import hang_up
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from _typeshed import ReadableBuffer
+
+    from schedc.runtime.execution.gate import TrafficGate
+
+CHUNK_BYTES = 4 << 20
 _MADE = count()
 """How often this process has connected with the others for checkpoints, so that every time has its own keys in the store."""
 
@@ -81,6 +94,40 @@ def reason(error: BaseException) -> str:
     return "another process has ended" if lost else " ".join(str(first).split())[:200]
 
 
+class GatedFiles(FileSystem):
+    """torch's, whose files are written in chunks, each through the gate."""
+
+    def __init__(self, gate: TrafficGate) -> None:
+        """Wait at this gate."""
+        self._gate = gate
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        """As torch's; a new file."""
+        with _Chunks(path, mode, self._gate) as stream:
+            yield stream
+
+
+class _Chunks(io.FileIO):
+    """Writes `CHUNK_BYTES`; then those are on the disk, and the gate is open, before more are written."""
+
+    def __init__(self, path: str | os.PathLike[str], mode: str, gate: TrafficGate) -> None:
+        super().__init__(path, mode)
+        self._gate, self._left = gate, 0
+
+    def write(self, data: ReadableBuffer) -> int:
+        rest = memoryview(data).cast("B")
+        size = len(rest)
+        while rest:
+            if not self._left:
+                os.fsync(self.fileno())
+                self._gate.wait()
+                self._left = CHUNK_BYTES
+            written = super().write(rest[: self._left])
+            self._left, rest = self._left - written, rest[written:]
+        return size
+
+
 class Writer:
     """Writes one checkpoint after the other beside the training of a pipe; all processes of the job make it together."""
 
@@ -109,12 +156,16 @@ class Writer:
         )
         self._writing: Writing | None = None
 
-    def write(self, path: Path | str, state: dict[str, Any]) -> Writing:
-        """Copy the state, and begin to write it. Nothing else is being written, by `settle`."""
+    def write(self, path: Path | str, state: dict[str, Any], gate: TrafficGate) -> Writing:
+        """Copy the state, and begin to write it, through the gate. Nothing else is being written, by `settle`."""
+        files = FileSystemWriter(path)
+        files.fs = GatedFiles(gate)
         future = async_save(
-            state, checkpoint_id=str(path), process_group=self._group, async_stager=self._stager, planner=SavesShares()
+            state, storage_writer=files, process_group=self._group, async_stager=self._stager, planner=SavesShares()
         )
         assert isinstance(future, Future)  # as the copy has been made
+        gate.use(1)
+        future.add_done_callback(lambda _: gate.use(-1))
         future.add_done_callback(self._let_go)
         self._writing = Writing(path, future)
         return self._writing

@@ -127,7 +127,7 @@ def save_checkpoint(
         pipe.groups.all_or_none_everywhere(lambda: check_alike(path, given), saved)
     if beside:
         assert isinstance(writer, Writer)
-        return writer.write(path, state)
+        return writer.write(path, state, pipe.gate())
     try:
         save(state, checkpoint_id=str(path), planner=SavesShares())
     except CheckpointException as error:  # of all ranks, on all of them

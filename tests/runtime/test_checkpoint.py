@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 import shutil
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from inputs.few_plans import made_by
 from runs import checkpoint_runs
-from torch import ones
+from torch import arange, equal, ones
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from schedc.runtime.training.beside import GatedFiles
 from schedc.runtime.training.checkpoint import last_checkpoint
 
 if TYPE_CHECKING:
@@ -138,6 +142,24 @@ def test_beside_steps_of_pipelines_that_move_to_other_plans(four: Ranks, tmp_pat
         assert isinstance(each, tuple), each
         assert each == (found[0][0], ["done", "done"], [True] * 4)
     assert four.run(checkpoint_runs.beside_moves, plans, str(tmp_path), way, resumes=True) == [found[0][0]] * 4
+
+
+def test_files_go_in_chunks_through_the_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the gate sees on the disk whenever it is asked is a chunk more than the time before; the checkpoint is whole."""
+    monkeypatch.setattr("schedc.runtime.training.beside.CHUNK_BYTES", 1000)
+    sizes, file, weights = list[int](), tmp_path / "__0_0.distcp", arange(4001.0)
+    gate: Any = SimpleNamespace(wait=lambda: sizes.append(file.stat().st_size))
+    files = FileSystemWriter(tmp_path)
+    files.fs = GatedFiles(gate)
+    with pytest.warns(UserWarning, match="assuming the intent is to save in a single process"):
+        save({"weights": weights, "of": "a job"}, storage_writer=files, no_dist=True)
+    chunks = -(-file.stat().st_size // 1000)
+    assert chunks > 16
+    assert sizes[:chunks] == [1000 * each for each in range(chunks)]
+    found: dict[str, Any] = {"weights": arange(4001.0) * 0, "of": None}
+    with pytest.warns(UserWarning, match="assuming the intent is to load in a single process"):
+        load(found, checkpoint_id=tmp_path, no_dist=True)
+    assert equal(found["weights"], weights) and found["of"] == "a job"
 
 
 def test_the_last_whole_checkpoint(tmp_path: Path) -> None:

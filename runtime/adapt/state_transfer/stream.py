@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 Tensors = dict[Any, torch.Tensor]
 SIZES, DATA, THROUGH = range(3)
 """Tags."""
-PATIENCE_S = 1.0
-"""A chunk that has waited so long for the gate goes in any case, so that a rank that always sends does not stop it."""
 ALIGNED = 16
 
 
@@ -87,7 +85,7 @@ class Outlet:
                 for part in record:
                     for chunk in _chunks(part, self._chunk_bytes):
                         if self._gate is not None:
-                            self._gate.wait(PATIENCE_S)
+                            self._gate.wait()
                         wire.send(chunk, DATA).wait(FOREVER_S)
                         wire.receive_into(through, THROUGH).wait(FOREVER_S)
                 self.through[counted] += 1

@@ -225,6 +225,7 @@ def beside(rank: int, plan: Plan, path: str) -> list[str]:
             loader = Loader(number)
             writing = save_checkpoint(pipe, f"{path}/step-{number}", optimizer, beside=True, job={"loader": [loader, Loader(0)]})
             drawn = torch.rand(3)
+            assert pipe.gate().users == 1 or writing.done
             step(0)
         writing.wait()
         assert writing.done
