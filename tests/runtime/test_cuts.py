@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+from threading import Thread
 from typing import Any
 
 import pytest
 import torch
 from runs.stage_blocks import WIDTH, Residual, assert_equal, gradients, run_all
 from torch import nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from schedc.runtime.stage.block import StageBlock
 from schedc.runtime.stage.splitting import frontier, halves, kept
@@ -209,3 +212,37 @@ def test_a_gradient_that_has_the_id_of_one_that_is_gone_has_a_version_of_its_own
             return x
 
     compared(Stage().double(), [torch.randn(2, WIDTH).double()])
+
+
+def test_what_f_does_with_selective_checkpoints_is_nothing_to_others() -> None:
+    """Torch finds what some operators do under such a mode by its class; and one that no F has made runs once, as torch says."""
+    torch.manual_seed(0)
+    layer, modes, others = nn.Linear(WIDTH, WIDTH), list[Any](), list[torch.Tensor]()
+
+    def contexts() -> Any:
+        modes.append(partial(create_selective_checkpoint_contexts, [torch.ops.aten.addmm.default])())
+        return modes[-1]
+
+    def region(x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = checkpoint(lambda y: layer(y).sin(), x, use_reentrant=False, context_fn=contexts)
+        return result
+
+    def beside() -> None:
+        others.append(region(torch.ones(2, WIDTH, requires_grad=True)).sum())
+
+    def stage(x: torch.Tensor) -> torch.Tensor:
+        thread = Thread(target=beside)
+        thread.start()
+        thread.join()
+        return region(x)
+
+    block = StageBlock(stage, [torch.ones(2, WIDTH, requires_grad=True)], split=True)
+    (output,) = block.take()
+    assert output is not None
+    beside()
+    assert {type(mode) for _, mode in modes} == {torch.utils.checkpoint._CachedTorchDispatchMode}
+    run_all(block, "B W", (torch.ones_like(output),))
+    for other in others:
+        torch.autograd.backward(other, retain_graph=True)
+        with pytest.raises(RuntimeError, match="backward an extra time"):
+            torch.autograd.backward(other)

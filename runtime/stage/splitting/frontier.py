@@ -47,7 +47,7 @@ class Joint(NamedTuple):
     @property
     def weights(self) -> int:
         """The elements of the weights behind it: the measure of its work."""
-        return sum(leaf.numel() for leaf in self.leaves)
+        return sum([leaf.numel() for leaf in self.leaves])
 
 
 class Cut(NamedTuple):
@@ -110,17 +110,20 @@ def find_cut(roots: Sequence[GradientEdge], sources: Sequence[GradientEdge]) -> 
         sources: those of its inputs that need a gradient; none where all are the batch (tokens, say). The path then ends at the
             node that used the first weights, so that a first stage is split as well.
     """
-    nodes = list(dict.fromkeys(root.node for root in roots))
+    nodes: list[Any] = list(dict.fromkeys(root.node for root in roots))
     numbers: dict[Node | None, int] = {None: -1} | {node: number for number, node in enumerate(nodes)}
-    row: list[int] = []
+    count, number_of, row = len(nodes), numbers.setdefault, list[int]()
+    add = row.append  # names of its own: this loop is the larger part of what cutting a graph takes
     for node in nodes:  # to which those behind it are added
         edges = node.next_functions
-        row.append(len(edges))
+        add(len(edges))
         for other, at in edges:
-            if other is not None and other not in numbers:
-                numbers[other] = len(nodes)
+            number = number_of(other, count)
+            if number == count:
+                count += 1
                 nodes.append(other)
-            row += numbers[other], at
+            add(number)
+            add(at)
     ends = frozenset(numbers[source.node] for source in sources if source.node in numbers) if sources else None
     begins = tuple((numbers[root.node], root.output_nr) for root in roots)
     cut = _cut_of(_Shape(tuple(map(type, nodes)), tuple(row), begins, ends))
@@ -128,7 +131,7 @@ def find_cut(roots: Sequence[GradientEdge], sources: Sequence[GradientEdge]) -> 
         Joint(
             nodes[node],
             tuple([(nodes[other], at) for other, at in edges]),
-            tuple([nodes[leaf].variable for leaf in leaves]),  # type: ignore[attr-defined]
+            tuple([nodes[leaf].variable for leaf in leaves]),
             *kind,
         )
         for node, edges, leaves, kind in cut.joints

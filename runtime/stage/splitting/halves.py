@@ -90,7 +90,7 @@ def backward_of_inputs(
     handles = arrivals.listen()
     twice = [joint for joint in cut.joints if joint.runs_twice]
     try:
-        for node, sides in [(joint.node, joint.sides) for joint in twice]:
+        for node, _, _, _, _, sides in twice:
             reading = read_by(node, sides) if sides else None
             if reading:
                 handle = arrivals.watch(node, after=True)
@@ -145,13 +145,13 @@ def backward_of_weights(works: Sequence[WeightWork], part: int, shares: Sequence
                 " memory that it uses again; let it give new memory, or compile with split_backward = false"
             )
     with outside_autocast(), GraphExecGroup():  # a checkpointed region runs forward once, not once for each joint in it
-        for group in _groups(work for work in works if work.reading and any(one is not None for one in work.arrived)):
+        for group in _groups([work for work in works if work.reading and work.versions.count(None) < len(work.versions)]):
             sides = [side for work in group if work.reading for side in work.reading.sides]
             begin = _FromJoints.apply(group, *sides)  # type: ignore[no-untyped-call]
-            if trained := _trained(leaf for work in group for leaf in work.joint.leaves):
+            if trained := _trained([leaf for work in group for leaf in work.joint.leaves]):
                 torch.autograd.backward(begin, inputs=trained)
-        for joint, arrived, _, reading in works:
-            edges, values = ([], []) if reading else arrived_at([GradientEdge(*edge) for edge in joint.edges], arrived)
+        for joint, arrived in [(work.joint, work.arrived) for work in works if not work.reading]:
+            edges, values = arrived_at([GradientEdge(*edge) for edge in joint.edges], arrived)
             if edges and (trained := _trained(joint.leaves)):
                 # With `inputs`, a node that runs again computes the gradients of these weights alone.
                 torch.autograd.backward(edges, values, inputs=trained if joint.runs_twice else None)

@@ -13,17 +13,16 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
-from copy import copy
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.autograd.graph import Node, get_gradient_edge
-from torch.utils import checkpoint
+
+from schedc.runtime.stage.splitting.checkpoints import of_a_checkpoint, regions_run_twice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from types import FrameType
 
     from torch.autograd.function import BackwardCFunction
     from torch.autograd.graph import GradientEdge
@@ -51,12 +50,8 @@ class SavedTensors:
     @contextmanager
     def recording(self) -> Iterator[None]:
         """The context in which the forward runs."""
-        _CHECKPOINT[_SELECTED.__name__] = _Selected
-        try:
-            with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
-                yield
-        finally:
-            _CHECKPOINT[_SELECTED.__name__] = _SELECTED
+        with regions_run_twice(), torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
+            yield
 
     def keep_for(self, node: Node) -> tuple[RemovableHandle, RemovableHandle]:
         """Keep what `node` reads while it runs; remove the handles after B."""
@@ -84,7 +79,7 @@ class SavedTensors:
         saved.tensor = tensor.detach()  # detached: a graph that holds its own output never dies
         saved.version = tensor._version
         saved.read = False
-        saved.kept = _of_a_checkpoint(sys._getframe(1))
+        saved.kept = of_a_checkpoint(sys._getframe(1))
         self._saved.append(saved)
         return saved
 
@@ -105,6 +100,10 @@ def _fields_of(kind: type[Node]) -> tuple[tuple[str, str], ...]:
     """Of each tensor that nodes of this kind save, the attributes for what is saved and for the tensor."""
     raw = "_raw_saved_"
     return tuple((name, name.replace(raw, "_saved_")) for name in dir(kind) if name.startswith(raw))
+
+
+_Accumulating: Any = type(get_gradient_edge(torch.empty(0, requires_grad=True)).node)
+"""The node of a weight."""
 
 
 class Reading(NamedTuple):
@@ -136,13 +135,14 @@ def read_by(node: Node, sides: Iterable[int]) -> Reading | None:
     found: list[torch.Tensor] = []
     edges = node.next_functions
     for number in sides if saved else ():
-        after: Any = edges[number][0]
-        if after.name() == "torch::autograd::AccumulateGrad":
+        after: Any
+        after, at = edges[number]
+        if type(after) is _Accumulating:
             found.append(after.variable)
             continue
         for name in saved:
             one = getattr(node, name)
-            if one.grad_fn is after and one.output_nr == edges[number][1]:
+            if one.grad_fn is after and one.output_nr == at:
                 found.append(one)
                 break
         else:
@@ -152,31 +152,6 @@ def read_by(node: Node, sides: Iterable[int]) -> Reading | None:
     for one in saved.values():
         one.kept = True
     return Reading((*saved.values(),), found)
-
-
-_CHECKPOINT = checkpoint.__dict__
-_SELECTED = checkpoint._CachedTorchDispatchMode
-"""With it a region runs again whose checkpoint is selective. It takes out of its storage what it uses."""
-
-
-class _Selected(_SELECTED):
-    """One for a region that runs again in B, and once more in W."""
-
-    def __enter__(self) -> Any:
-        self._before = {key: copy(entries) for key, entries in self.storage.items()}
-        return super().__enter__()
-
-    def __exit__(self, *given: Any) -> Any:
-        self.storage.update(self._before)
-        return super().__exit__(*given)
-
-
-def _of_a_checkpoint(frame: FrameType) -> bool:
-    """Whether it is torch's checkpoint that saves a tensor here: an argument of its region. No node of the graph has that."""
-    if frame.f_globals is _CHECKPOINT:
-        return True
-    before = frame.f_back  # in some versions of torch one of `autograd.Function` lies between
-    return before is not None and before.f_globals is _CHECKPOINT
 
 
 def give_own_weights(functions: Iterable[Node]) -> None:
