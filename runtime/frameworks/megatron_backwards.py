@@ -106,7 +106,7 @@ def split_linear_layers(chunks: Iterable[nn.Module]) -> list[nn.Module]:
     """Let the linear layers of these chunks have backwards that can be split; which layers these are."""
     layers = [layer for chunk in chunks for layer in chunk.modules() if _can_be_split(layer)]
     for layer in layers:
-        layer._forward_impl = _product  # type: ignore[assignment]
+        vars(layer)["_forward_impl"] = _product
     return layers
 
 

@@ -9,35 +9,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from inputs.plans import plan_of
 from inputs.problems import make_problem
-from runs.processes import Ranks, rank_processes
-from suite.optional_packages import MODULES, skip_without
+from suite.optional_packages import importing
 
 from schedc.ir.problem import DataParallel
 from schedc.solvers.driver.registry import constructive
 
-skip_without("megatron")
+with importing("megatron"):
+    from runs import megatron_runs
+    from runs.megatron_runs import Case
 
-from runs import megatron_runs  # noqa: E402
-from runs.megatron_runs import Case  # noqa: E402
-
-from schedc.runtime.frameworks.megatron_checks import splits  # noqa: E402
+    from schedc.runtime.frameworks.megatron_checks import splits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from runs.processes import Ranks
 
     from schedc.ir.plan import Plan
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    with rank_processes(2, tmp_path_factory.mktemp("two"), *MODULES) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    with rank_processes(4, tmp_path_factory.mktemp("four"), *MODULES) as ranks:
-        yield ranks
 
 
 def plan(method: str, ranks: int, microbatches: int, **options: Any) -> Plan:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import warnings
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
@@ -12,15 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from inputs.plans import plan_of
 from inputs.problems import make_problem
-from suite.optional_packages import skip_without
+from suite.optional_packages import importing
 
 from schedc.formats.layouts import ModelLayer, format_layout, megatron_options, parse_layout
 from schedc.solvers.driver.registry import constructive
 
-skip_without("megatron")
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
+with importing("megatron"):
     from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 
 if TYPE_CHECKING:

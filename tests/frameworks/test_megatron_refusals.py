@@ -10,19 +10,18 @@ import pytest
 from inputs.plans import plan_of
 from inputs.problems import make_problem
 from runs.processes import rank_processes
-from suite.optional_packages import MODULES, skip_without
+from suite.optional_packages import MODULES, importing
 from torch import nn
 
 from schedc.errors import InvalidInput, SchedcError
 from schedc.ir.schedule import Schedule
 from schedc.solvers.driver.registry import constructive
 
-skip_without("megatron")
+with importing("megatron"):
+    from runs import megatron_runs
 
-from runs import megatron_runs  # noqa: E402
-
-from schedc.runtime.frameworks.megatron import forward_backward_func_from  # noqa: E402
-from schedc.runtime.frameworks.megatron_checks import check_call, check_model  # noqa: E402
+    from schedc.runtime.frameworks.megatron import forward_backward_func_from
+    from schedc.runtime.frameworks.megatron_checks import check_call, check_model
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 import pytest
 from inputs.jobs import write_job
 from suite.command_line import schedc
-from suite.optional_packages import MODULES, skip_without
+from suite.optional_packages import importing
 
-skip_without("torchtitan")
-
-from runs.processes import Ranks, rank_processes  # noqa: E402
-from runs.torchtitan_runs import Found, Run, train  # noqa: E402
+with importing("torchtitan"):
+    from runs.torchtitan_runs import Run, Trained, train, trained
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
+
+    from runs.processes import Ranks
 
 JOB = """
 [pipeline]
@@ -44,22 +44,7 @@ PARTITIONS = {
     2: {"even": [4, 4], "wave": [1, 3, 2, 2], "uneven": [3, 5]},
     4: {"even": [2, 2, 2, 2], "wave": [1] * 8, "uneven": [1, 3, 3, 1]},
 }
-Trained = tuple[list[float], list[float], dict[str, str]]
 NAMES = ["tok_embeddings", *(f"layers.{block}" for block in range(6)), "norm+lm_head"]
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    """Two ranks."""
-    with rank_processes(2, tmp_path_factory.mktemp("two"), *MODULES) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    """Four ranks."""
-    with rank_processes(4, tmp_path_factory.mktemp("four"), *MODULES) as ranks:
-        yield ranks
 
 
 @pytest.fixture(scope="module")
@@ -83,16 +68,6 @@ def modules(partition: Sequence[int]) -> list[list[str]]:
     """`module_fqns_per_model_part` of a partition."""
     names = iter(NAMES)
     return [[part for _ in range(count) for part in next(names).split("+")] for count in partition]
-
-
-def trained(ranks: Ranks, run: Run) -> Trained:
-    """Losses, norms and digests of the weights of a run."""
-    found = ranks.run(train, run, limit_s=250)
-    assert all(isinstance(one, Found) for one in found), found
-    losses, *others = [one.losses for one in found if one.losses]
-    assert all(one == losses for one in others)
-    assert all(one.norms == found[0].norms for one in found)
-    return losses, found[0].norms, {name: digest for one in found for name, digest in one.weights.items()}
 
 
 @pytest.fixture(scope="module")

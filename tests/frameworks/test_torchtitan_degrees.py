@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from inputs.jobs import write_job
+from runs.processes import Ranks, rank_processes
 from suite.command_line import schedc
-from suite.optional_packages import MODULES, skip_without
+from suite.optional_packages import MODULES, importing
 
-skip_without("torchtitan")
-
-from runs.processes import Ranks, rank_processes  # noqa: E402
-from runs.torchtitan_runs import Found, Run, train  # noqa: E402
+with importing("torchtitan"):
+    from runs.torchtitan_runs import Run, trained
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 JOB = """
@@ -38,7 +36,6 @@ SHARED: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
 }
 """By name the degrees beside the pipeline's on four processes, FSDP's being what is left; and what a `Run` has besides."""
 RECOMPUTED = (None, "full", "selective")
-Trained = tuple[list[float], list[float], dict[str, str]]
 
 
 def cells() -> list[tuple[str, bool, str | None]]:
@@ -50,13 +47,6 @@ def cells() -> list[tuple[str, bool, str | None]]:
         compiled = (at + number) % 2 == 1 and (recomputed != "selective" or "tensor" not in shared) and shared != "context"
         rows.append((shared, compiled, recomputed))
     return rows
-
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    """Four ranks."""
-    with rank_processes(4, tmp_path_factory.mktemp("four"), *MODULES) as ranks:
-        yield ranks
 
 
 @pytest.fixture(scope="module")
@@ -82,28 +72,14 @@ def run_of(shared: str, **changes: Any) -> Run:
     return Run(steps=2, options=options, **others, **changes)
 
 
-def trained(ranks: Ranks, run: Run) -> Trained:
-    """Losses, norms and digests of the weights of a run, which all processes agree on."""
-    found = ranks.run(train, run, limit_s=250)
-    assert all(isinstance(one, Found) for one in found), found
-    losses, *others = [one.losses for one in found if one.losses]
-    assert all(one == losses for one in others)
-    assert all(one.norms == found[0].norms for one in found)
-    weights: dict[str, str] = {}
-    for one in found:
-        assert all(weights.setdefault(name, digest) == digest for name, digest in one.weights.items())
-    return losses, found[0].norms, weights
-
-
 @pytest.mark.parametrize(("shared", "compiled", "recomputed"), cells())
 def test_cells_are_equal_bit_by_bit(
     four: Ranks, plans: dict[str, str], shared: str, compiled: bool, recomputed: str | None
 ) -> None:
     run = run_of(shared, compiled=compiled, recompute=recomputed)
+    found = [trained(four, replace(run, plan=plans[name])) for name in (("split",) if recomputed else ("fused", "split"))]
     own = trained(four, run)
-    assert trained(four, replace(run, plan=plans["split"])) == own
-    if recomputed is None:
-        assert trained(four, replace(run, plan=plans["fused"])) == own
+    assert all(one == own for one in found)
 
 
 def test_tensor_parallelism_without_sequences_in_parts(four: Ranks, plans: dict[str, str]) -> None:

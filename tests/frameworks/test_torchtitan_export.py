@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from inputs.jobs import write_job
-from runs.processes import Ranks, rank_processes
-from runs.torchtitan_runs import Found, Run, train
 from suite.command_line import schedc
-from suite.optional_packages import MODULES, skip_without
+from suite.optional_packages import importing
 
-skip_without("torchtitan")
+with importing("torchtitan"):
+    from runs.torchtitan_runs import Run, trained
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from runs.processes import Ranks
 
 JOB = """
 pipeline = { ranks = 2, microbatches = 4, semantics = "torch" }
@@ -32,13 +31,6 @@ CASES = {
     "loop": (["pipeline.placement=loop", "pipeline.chunks=2", "pipeline.partition=[2, 3, 2, 1]"], "interleaved"),
     "wave": (["pipeline.placement=wave", "pipeline.chunks=2", "pipeline.partition=[1, 3, 2, 2]"], "zb-v"),
 }
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    """Two ranks."""
-    with rank_processes(2, tmp_path_factory.mktemp("two"), *MODULES) as ranks:
-        yield ranks
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -59,7 +51,7 @@ def test_what_is_exported_trains_as_the_plan_does(two: Ranks, tmp_path: Path, ca
     (modules,) = [ast.literal_eval(line.partition(" = ")[2]) for line in lines if "module_fqns_per_model_part" in line]
 
     exported = Run(steps=3, arguments=tuple(arguments), options={"parallelism.module_fqns_per_model_part": modules})
-    own, ours = [found_by(two, run) for run in (exported, Run(steps=3, plan=str(plan)))]
+    own, ours = [trained(two, run) for run in (exported, Run(steps=3, plan=str(plan)))]
     assert own[0] == pytest.approx(ours[0], rel=1e-6)
     assert own[1] == pytest.approx(ours[1], rel=1e-5)
     assert own[0][0] == ours[0][0]
@@ -81,9 +73,3 @@ def test_torchtitan_takes_the_configuration_of_the_page(tmp_path: Path) -> None:
     done = subprocess.run(arguments, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["schedc.runtime.frameworks.torchtitan", "16"]
-
-
-def found_by(ranks: Ranks, run: Run) -> tuple[list[float], list[float]]:
-    found = ranks.run(train, run, limit_s=250)
-    assert all(isinstance(one, Found) for one in found), found
-    return next(one.losses for one in found if one.losses), found[0].norms

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -10,15 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from inputs.plans import plan_of
 from inputs.problems import make_problem
-from suite.optional_packages import skip_without
+from suite.optional_packages import importing
 
 from schedc.errors import InvalidInput, SchedcError
 from schedc.solvers.driver.registry import constructive
 
-skip_without("torchtitan")
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # what torchtitan imports is deprecated in places
+with importing("torchtitan"):
     from torch import nn
     from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
     from torchtitan.distributed.activation_checkpoint import SelectiveAC

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.distributed_c10d import _world
 
 with warnings.catch_warnings():  # Megatron's imports warn of much
     warnings.simplefilter("ignore")
@@ -229,9 +231,17 @@ def without_gpu() -> Iterator[None]:
 
 
 def prepare(ranks: int, tensor_parallel: int = 1) -> None:
-    """Let Megatron make its groups, for pipelines of so many ranks."""
+    """Let Megatron make its groups, for pipelines of so many ranks.
+
+    Those of other pipelines, which it forgets, are destroyed here: gloo has threads for each.
+    """
     if parallel_state.model_parallel_is_initialized():
+        sizes = parallel_state.get_tensor_model_parallel_world_size(), parallel_state.get_pipeline_model_parallel_world_size()
+        if sizes == (tensor_parallel, ranks):
+            return
         parallel_state.destroy_model_parallel()
+        for group in [group for group in _world.pg_map if group is not dist.group.WORLD]:
+            dist.destroy_process_group(group)
     parallel_state.initialize_model_parallel(tensor_parallel, ranks)
 
 

@@ -5,6 +5,7 @@ The functions that they run must be in a module of tests/support/runs, so that a
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
@@ -120,6 +121,7 @@ def _serve(rank: int, count: int, file: str, port: int | None, connection: Conne
     import torch.distributed as dist
     from torch._C._distributed_c10d import TCPStore
 
+    gc.freeze()  # what the server has imported
     torch.set_num_threads(1)
     if port is None:
         dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=count)

@@ -7,6 +7,7 @@ it has torchtitan's, with torch's dense kernel in place of the compiled one.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -17,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from runs.processes import Ranks
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,9 @@ class Found:
 
 def train(rank: int, run: Run) -> Found:
     """Train; what this rank has seen."""
+    gc.collect()  # the trainer before, whose pipe closes with it
     titan = _torchtitan()
-    if run.compiled:
+    if run.compiled and run.plan is not None:  # torchtitan's own run of the same job comes after, and runs what is compiled here
         titan.torch.compiler.reset()  # it compiles some models in a process, and no more
     found = Found([], [], {})
     trainer = titan.build(run, found)
@@ -69,6 +73,22 @@ def train(rank: int, run: Run) -> Found:
         trainer.close()
     found.weights = titan.digests(trainer.model_parts)
     return found
+
+
+Trained = tuple[list[float], list[float], dict[str, str]]
+
+
+def trained(ranks: Ranks, run: Run) -> Trained:
+    """Losses, norms and digests of the weights of a run, which all processes agree on."""
+    found = ranks.run(train, run, limit_s=250)
+    assert all(isinstance(one, Found) for one in found), found
+    losses, *others = [one.losses for one in found if one.losses]
+    assert all(one == losses for one in others)
+    assert all(one.norms == found[0].norms for one in found)
+    weights: dict[str, str] = {}
+    for one in found:
+        assert all(weights.setdefault(name, digest) == digest for name, digest in one.weights.items())
+    return losses, found[0].norms, weights
 
 
 def _torchtitan() -> Any:

@@ -23,6 +23,7 @@ from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.components.validate import Validator
 from torchtitan.config import CompileConfig, ConfigManager, ParallelismConfig, TrainingConfig
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+from torchtitan.distributed.parallel_dims import ParallelDims
 from torchtitan.models.common import attention
 from torchtitan.models.common.attention import FlexAttention, ScaledDotProductAttention
 from torchtitan.models.llama3.config_registry import llama3_debugmodel
@@ -191,6 +192,21 @@ def attend(
     return given, AuxOutput()
 
 
+def share_meshes() -> None:
+    """Let the trainers of a process share meshes of the same degrees: a job has one trainer, whose groups end with it.
+
+    Groups of a mesh cannot be destroyed before, as torch keeps what it has found for a mesh for all that are equal to it.
+    """
+    made: dict[str, ParallelDims] = {}
+    from_config = ParallelDims.from_config
+
+    def shared(parallelism: ParallelismConfig, world_size: int) -> ParallelDims:
+        new = from_config(parallelism, world_size)
+        return made.setdefault(str(new), new)
+
+    ParallelDims.from_config = shared
+
+
 def run_on_torch_2_13() -> None:
     """Give torch 2.13 the two things of newer ones that torchtitan 0.3 uses in a pipeline: `arg_mbs` of schedules, `set_timeout`.
 
@@ -222,6 +238,7 @@ def run_on_torch_2_13() -> None:
 
 
 run_on_torch_2_13()
+share_meshes()
 FlexAttention.compiled_flex_attn = staticmethod(attend)
 attention._compiled_create_block_mask = attention.create_block_mask
 torchtitan.trainer.time = SimpleNamespace(perf_counter=time.perf_counter, sleep=lambda _s: None)  # it sleeps after each training

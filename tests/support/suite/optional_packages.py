@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+from contextlib import contextmanager
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MODULES = (
     "megatron.core.models.gpt.gpt_layer_specs",
@@ -15,7 +21,14 @@ MODULES = (
 """What processes of tests with these packages begin with: imported once, by the server that forks them."""
 
 
-def skip_without(package: str) -> None:
-    """Skip the whole module of tests that calls this, with the reason, where a package is not installed."""
+@contextmanager
+def importing(package: str) -> Iterator[None]:
+    """A context for a test module's imports of what needs a package; without the package it skips the module, with the reason.
+
+    What the package itself warns of when it is imported is not shown.
+    """
     if find_spec(package) is None:
         pytest.skip(f"{package} is not installed; `make test-frameworks` tests with it", allow_module_level=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
