@@ -116,12 +116,15 @@ def check_job(plan: Plan, *, parallel_dims: Any, training: Any, parallelism: Any
         raise InvalidInput(
             "parallelism.pipeline_parallel_schedule_csv: found a CSV beside a plan, expected one of them; leave it empty"
         )
-    if parallelism.spmd_backend == "full_dtensor":
+    if parallelism.spmd_backend == "full_dtensor" and parallel_dims.cp > 1:
         raise Unsupported(
-            f"plan {name!r}: batches and losses must be plain tensors; set spmd_backend to spmd_types or partial_dtensor"
+            f"plan {name!r}: under context parallelism what crosses stages is on a mesh that no weight is on; set spmd_backend to"
+            " spmd_types or partial_dtensor"
         )
     if training.enable_cpu_offload:
-        raise Unsupported(f"plan {name!r}: parameters on the CPU beside a GPU are not supported; unset training.enable_cpu_offload")
+        raise Unsupported(
+            f"plan {name!r}: a stage is where its parameters are, and these would be on the CPU; unset training.enable_cpu_offload"
+        )
     recomputed = [index for index, stage in enumerate(problem.stages) if stage.recompute]
     if recomputed:
         raise Unsupported(

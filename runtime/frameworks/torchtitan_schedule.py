@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor, Replicate
 
 from schedc.errors import Unsupported
 from schedc.ir import Kind, Plan
@@ -106,8 +107,8 @@ class PlanSchedule:
         """
         if return_outputs:
             raise Unsupported("return_outputs: found True, expected False; a plan keeps no outputs of its last stage")
-        self._begin(kwarg_mbs, target_mbs, loss_kwargs or {})
-        self.pipe.step(arg_mbs, self._targets)
+        self._begin(arg_mbs, kwarg_mbs, target_mbs, loss_kwargs or {})
+        self.pipe.step(_own_parts(arg_mbs), self._targets)
         self._append(losses)
 
     def eval(
@@ -119,20 +120,21 @@ class PlanSchedule:
         losses: list[torch.Tensor] | None = None,
     ) -> None:
         """Run the plan's forwards alone; arguments and errors are as for `step`."""
-        self._begin(kwarg_mbs, target_mbs, {})
+        self._begin(arg_mbs, kwarg_mbs, target_mbs, {})
         for stage in self._stages.values():
             stage.begin_step()
-        self.pipe.evaluate(arg_mbs, self._targets)
+        self.pipe.evaluate(_own_parts(arg_mbs), self._targets)
         self._append(losses)
 
     def _begin(
         self,
+        arg_mbs: Sequence[tuple[torch.Tensor, ...]] | None,
         kwarg_mbs: Sequence[Mapping[str, Any]] | None,
         target_mbs: Sequence[torch.Tensor] | None,
         loss_kwargs: Mapping[str, Any],
     ) -> None:
-        for stage in self._stages.values():
-            stage.begin(kwarg_mbs or [{}] * len(self._targets), target_mbs, loss_kwargs)
+        for number, stage in self._stages.items():
+            stage.begin(arg_mbs if number == 0 else None, kwarg_mbs or [{}] * len(self._targets), target_mbs, loss_kwargs)
 
     def _append(self, losses: list[torch.Tensor] | None) -> None:
         """The microbatches' losses in their order, to the caller's list, on the rank that has them."""
@@ -150,6 +152,7 @@ class _Stage(nn.Module):
         self.part = part
         self._order = order
         self._loss_fn = loss_fn
+        self._args: Sequence[tuple[torch.Tensor, ...]] | None = None
         self._forwards = 0
         self._kwargs: Sequence[Mapping[str, Any]] = ()
         self._targets: Sequence[torch.Tensor] | None = None
@@ -158,9 +161,14 @@ class _Stage(nn.Module):
         """Of the last step's microbatches, on a last stage."""
 
     def begin(
-        self, kwargs: Sequence[Mapping[str, Any]], targets: Sequence[torch.Tensor] | None, loss_kwargs: Mapping[str, Any]
+        self,
+        args: Sequence[tuple[torch.Tensor, ...]] | None,
+        kwargs: Sequence[Mapping[str, Any]],
+        targets: Sequence[torch.Tensor] | None,
+        loss_kwargs: Mapping[str, Any],
     ) -> None:
-        """Take the batch of a step."""
+        """Take the batch of a step; `args` where the stage is the first."""
+        self._args = args
         self._kwargs, self._targets, self._loss_kwargs = kwargs, targets, loss_kwargs
 
     def begin_step(self) -> None:
@@ -172,14 +180,24 @@ class _Stage(nn.Module):
         """The part on the next microbatch of the plan's order; on a last stage its loss."""
         microbatch = self._order[self._forwards]
         self._forwards += 1
+        inputs = inputs if self._args is None else self._args[microbatch]
         output = self.part(*inputs, **self._kwargs[microbatch])
         if self._loss_fn is None:
             return output
         assert self._targets is not None
         loss, _ = self._loss_fn(output, self._targets[microbatch], **self._loss_kwargs)
-        self.losses[microbatch] = loss.detach()
+        self.losses[microbatch] = loss.detach()  # a DTensor where the job has these alone (`full_dtensor`), as torch's own
+        if isinstance(loss, DTensor):
+            loss = loss.to_local(grad_placements=[Replicate()] * loss.device_mesh.ndim)
         start: Any = _StartFromOne
         return start.apply(loss)
+
+
+def _own_parts(args: Sequence[tuple[torch.Tensor, ...]] | None) -> Sequence[tuple[torch.Tensor, ...]] | None:
+    """What the runtime sees of a batch: of DTensors what this process has of them. The first stage takes the batch itself."""
+    if args is None:
+        return None
+    return [tuple(one.to_local() if isinstance(one, DTensor) else one for one in arguments) for arguments in args]
 
 
 class _StartFromOne(torch.autograd.Function):

@@ -11,7 +11,7 @@ from suite.command_line import schedc
 from suite.optional_packages import importing
 
 with importing("torchtitan"):
-    from runs.torchtitan_runs import Run, Trained, train, trained
+    from runs.torchtitan_runs import Run, Trained, trained
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -138,12 +138,9 @@ def test_two_pipelines_with_fsdp(four: Ranks, plans: dict[tuple[int, str], str],
 
 def test_validation_is_that_of_torchtitan(two: Ranks, plans: dict[tuple[int, str], str]) -> None:
     options = {"validator.enable": True, "validator.freq": 2, "validator.steps": 2}
-    validated = []
-    for plan in (None, plans[2, "split"]):
-        found = two.run(train, Run(steps=3, plan=plan, options=options), limit_s=250)
-        validated.append([(one.validated, one.losses) for one in found if one.losses])
-    assert validated[0] == validated[1]
-    assert len(validated[0][0][0]) == 2  # after steps 1 and 2
+    own, found = [trained(two, Run(steps=3, plan=plan, options=options)) for plan in (None, plans[2, "split"])]
+    assert found == own
+    assert len(own[0]) == 3 + 2  # after steps 1 and 2
 
 
 def test_training_goes_on_from_a_checkpoint_of_torchtitan(two: Ranks, plans: dict[tuple[int, str], str], tmp_path: Path) -> None:

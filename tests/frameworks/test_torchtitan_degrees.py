@@ -82,6 +82,15 @@ def test_cells_are_equal_bit_by_bit(
     assert all(one == own for one in found)
 
 
+@pytest.mark.parametrize(("shared", "recomputed"), [("FSDP", "full"), ("tensor", None), ("tensor", "selective")])
+def test_jobs_of_dtensors_alone(four: Ranks, plans: dict[str, str], shared: str, recomputed: str | None) -> None:
+    """`full_dtensor`: batches, what crosses stages, and losses."""
+    validated = {"validator.enable": True, "validator.freq": 1, "validator.steps": 1}
+    run = run_of(shared, recompute=recomputed)
+    run = replace(run, options={**run.options, **validated, "parallelism.spmd_backend": "full_dtensor"})
+    assert trained(four, replace(run, plan=plans["split"])) == trained(four, run)
+
+
 def test_tensor_parallelism_without_sequences_in_parts(four: Ranks, plans: dict[str, str]) -> None:
     run = run_of("tensor")
     run = replace(run, options={**run.options, "parallelism.enable_sequence_parallel": False})

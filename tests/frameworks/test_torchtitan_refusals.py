@@ -60,7 +60,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "microbatches": ({"training": {"local_batch_size": 8}}, "local_batch_size = 8 .*, expected 4"),
     "microbatch size": ({"parallelism": {"pipeline_parallel_microbatch_size": 2}}, "microbatch_size = 2, expected 8"),
     "csv": ({"parallelism": {"pipeline_parallel_schedule_csv": "x.csv"}}, "found a CSV beside a plan"),
-    "full_dtensor": ({"parallelism": {"spmd_backend": "full_dtensor"}}, "spmd_types or partial_dtensor"),
+    "context of DTensors": ({"parallelism": {"spmd_backend": "full_dtensor"}, "dims": {"cp": 2}}, "spmd_types or partial_dtensor"),
     "offload": ({"training": {"enable_cpu_offload": True}}, "enable_cpu_offload"),
 }
 

@@ -79,7 +79,7 @@ Trained = tuple[list[float], list[float], dict[str, str]]
 
 
 def trained(ranks: Ranks, run: Run) -> Trained:
-    """Losses, norms and digests of the weights of a run, which all processes agree on."""
+    """Losses (of training, then of validation), norms and digests of the weights of a run, which all processes agree on."""
     found = ranks.run(train, run, limit_s=250)
     assert all(isinstance(one, Found) for one in found), found
     losses, *others = [one.losses for one in found if one.losses]
@@ -88,7 +88,9 @@ def trained(ranks: Ranks, run: Run) -> Trained:
     weights: dict[str, str] = {}
     for one in found:
         assert all(weights.setdefault(name, digest) == digest for name, digest in one.weights.items())
-    return losses, found[0].norms, weights
+    validated = [one.validated for one in found if one.losses]
+    assert all(one == validated[0] for one in validated)
+    return [*losses, *validated[0]], found[0].norms, weights
 
 
 def _torchtitan() -> Any:
