@@ -39,13 +39,19 @@ def stage_device(stages: Mapping[int, nn.Module]) -> torch.device:
     """Where a rank's stages are: where their parameters and buffers are; the CPU if they have none.
 
     Raises:
-        Unsupported: on several devices, or on one that is neither a CPU nor a CUDA GPU.
+        Unsupported: on several devices, on one that is neither a CPU nor a CUDA GPU, or on the CPU between the ops on a GPU.
     """
     first: tuple[int, torch.device] | None = None
     for index, stage in stages.items():
         for tensor in (*stage.parameters(), *stage.buffers()):
             if tensor.device.type not in ("cpu", "cuda"):
                 raise Unsupported(f"stage {index} is on {tensor.device}; the runtime executes stages on CPUs and CUDA GPUs")
+            kind = getattr(getattr(tensor, "device_mesh", None), "device_type", tensor.device.type)
+            if kind != tensor.device.type:
+                raise Unsupported(
+                    f"stage {index} has weights on the {tensor.device.type} that are sharded over devices of {kind}; the"
+                    " runtime keeps a stage on one device: use fully_shard without an offload policy"
+                )
             if first is None:
                 first = index, tensor.device
             elif tensor.device != first[1]:

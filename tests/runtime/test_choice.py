@@ -209,6 +209,12 @@ def test_where_stages_are() -> None:
     assert hardware_of(torch.device("cpu")) == CPU
     with pytest.raises(Unsupported, match="stage 3 is on meta; the runtime executes stages on CPUs and CUDA GPUs"):
         stage_device({3: nn.Linear(2, 2, device="meta")})
+    offloaded = nn.Linear(2, 2)
+    vars(offloaded.weight)["device_mesh"] = SimpleNamespace(device_type="cuda")  # as a DTensor's of CPUOffloadPolicy
+    with pytest.raises(
+        Unsupported, match=r"stage 2 has weights on the cpu that are sharded over devices of cuda; .* offload policy"
+    ):
+        stage_device({2: offloaded})
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
