@@ -163,6 +163,7 @@ BAD = [
         TINY.replace("tp = 1", "tp = 3"),
         "topology.sites\\[0\\]: found 4 devices, expected a multiple of 3",
     ),
+    (TINY.replace("tp = 1", "tp = 2").replace("[4]", "[1]"), "topology.sites\\[0\\]: found 1 device, expected a multiple of 2"),
     (
         TINY.replace("microbatch_sizes = [1, 2]", 'placements = ["wav"]'),
         "tune.placements\\[0\\]: found \"wav\", .*did you mean 'wave'",

@@ -290,6 +290,8 @@ def test_where_nothing_divides_the_message_says_what_must(tmp_path: Path) -> Non
     expected = "tune: found no way to divide the devices and the batch, expected ranks that divide the 4 groups of 1 devices"
     with pytest.raises(InvalidInput, match=re.escape(expected)):
         tuned(request)
+    with pytest.raises(InvalidInput, match=r"model\.ep: found 4, expected at most 2, as many devices as there are"):
+        tiny_request(tmp_path, config=EXPERTS, sites=(2,), model={"ep": 4})
 
 
 TABLE = """

@@ -13,7 +13,7 @@ from schedc.analysis.bounds.period import period_bounds
 from schedc.ir import BoundName, Problem, Updates, Versions
 from schedc.spelling import counted
 from schedc.study.tune.candidates import TuneCandidate, candidates
-from schedc.study.tune.replicas import bytes_per_parameter, collectives_ns, costs_of, optimizer_ns
+from schedc.study.tune.replicas import bytes_per_parameter, collectives_ns, costs_of, optimizer_ns, whole_costs_of
 from schedc.study.tune.sites import RankDevices, first_ranks, ranks_devices
 from schedc.study.tune.unlike import least_of
 from schedc.units import format_bytes
@@ -106,8 +106,11 @@ def about_ns(request: TuneRequest, candidate: TuneCandidate, totals: Totals) -> 
         in_flight = min(candidate.microbatches, candidate.ranks + (candidate.ranks - 1) * (candidate.chunks > 1) / candidate.chunks)
         free_bytes = room_bytes(request, candidate) - static_bytes(request, candidate, totals)
         step_ns *= max(1.0, in_flight * totals.activation_bytes / max(1.0, free_bytes))
-    of_rank = totals.parameters // candidate.ranks, totals.expert_parameters // candidate.ranks
-    return round(step_ns) + sum(collectives_ns(request, candidate, *of_rank))
+    of = partial(
+        collectives_ns, request, candidate, totals.parameters // candidate.ranks, totals.expert_parameters // candidate.ranks
+    )
+    ranks = (0,) if totals.of_unlike is None else first_ranks(request.sites, candidate)  # so no order of sites comes first
+    return round(step_ns) + max(sum(of(rank=rank)) for rank in ranks)
 
 
 def no_room(request: TuneRequest, candidate: TuneCandidate, totals: Totals) -> str:
@@ -163,18 +166,23 @@ def _collectives_ns(request: TuneRequest, candidate: TuneCandidate, totals: Tota
 def what_fits(request: TuneRequest) -> str:
     """Why no candidate has room, in sums over the cluster, and what would have; empty where the sums alone leave room."""
     choices, devices = request.choices, sum(request.choices.sites)
-    least = min(
-        static_bytes(request, each, totals_of(request, each)) * each.data_parallel * each.degrees.group
-        for each in candidates(choices)
-    )
+
+    def static(each: TuneCandidate) -> float:  # a model's parameters are the same on all devices, so those of a first rank say it
+        return static_bytes(request, each, whole_costs_of(request, each).totals)
+
+    least = min(static(each) * each.data_parallel * each.degrees.group for each in {each.alike for each in candidates(choices)})
     have_bytes = sum(size * site.room_bytes for size, site in zip(choices.sites, request.sites, strict=True))
     if least <= have_bytes:
         return ""
     larger = "larger devices"
+    # What is divided most has the least, and chains of one stage on a rank exist where others do.
+    placements = ("unidirectional",) if "unidirectional" in choices.placements else choices.placements
+    few = replace(choices, placements=placements, zero_stages=(max(choices.zero_stages),), gathers=("blocks",), kinds=())
     for times in range(2, MOST_TIMES + 1):  # by how much the cluster would have to be larger
         ranks = choices.ranks and tuple(dict.fromkeys(factor * each for factor in range(1, times + 1) for each in choices.ranks))
-        more = replace(choices, sites=tuple(times * each for each in choices.sites), ranks=ranks)
-        if any(not no_room(request, each, totals_of(request, each)) for each in candidates(more)):
+        more = replace(few, sites=tuple(times * each for each in choices.sites), ranks=ranks)
+        with_room = (each for each in {each.alike for each in candidates(more)} if static(each) <= room_bytes(request, each))
+        if any(not no_room(request, each, totals_of(request, each)) for each in with_room):
             larger = f"{times} times as many devices"
             break
     needed, room = format_bytes(int(least), 1), format_bytes(have_bytes, 1)

@@ -16,6 +16,7 @@ from schedc.io.conform import conform
 from schedc.io.input_file import read_bytes
 from schedc.io.location import Location, show
 from schedc.io.tables import parse_json
+from schedc.spelling import counted
 from schedc.study.tune.degrees import Degrees, tried_degrees
 from schedc.study.tune.layer_costs import LayerCosts
 
@@ -148,10 +149,12 @@ def _tried(source: JobSource, file: TuneFile, sequence: int | None, node: int, e
     sites = file.topology.sites
     tried = tried_degrees(file.model, sites, sequence=sequence, node=node, experts=experts)
     if not tried:
-        least = min(_least(file.model.tp) * _least(file.model.cp), sum(sites))
-        index = next((at for at, devices in enumerate(sites) if devices % least), 0)
+        least, experts = _least(file.model.tp) * _least(file.model.cp), _least(file.model.ep)
+        index = next((at for at, devices in enumerate(sites) if devices % least), None)
+        if index is None:
+            raise (source.place / "model" / "ep").refuse(str(experts), f"at most {sum(sites)}, as many devices as there are")
         raise (source.place / "topology" / "sites" / index).refuse(
-            f"{sites[index]} devices", f"a multiple of {least}, as model.tp × model.cp of them make a rank"
+            counted(sites[index], "device"), f"a multiple of {least}, as model.tp × model.cp of them make a rank"
         )
     return tried
 
