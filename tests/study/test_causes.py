@@ -87,5 +87,12 @@ def test_the_best_is_compared_with_what_is_asked_for(tmp_path: Path) -> None:
     assert sum(found.compared.differences_ns.values()) == pytest.approx(step_ns - found.best.step_ns)
     others = tune(request, SearchSettings(), candidate_s=0.0).compared
     assert others is not None and (others.row.candidate.ranks > 1) is not (found.best.candidate.ranks > 1)
-    with pytest.raises(InvalidInput, match="--why: found ranks=3, which no candidate has; expected values of ranks, data_parallel"):
-        tune(request, SearchSettings(), against={"ranks": "3"})
+    for against, expected in (
+        ({"ranks": "3", "tp": "1"}, "ranks=3,tp=1, which no candidate has; expected ranks of 1, 2, 4"),
+        ({"rank": "2"}, "rank=2, which no candidate has; expected values of ranks, data_parallel"),
+    ):
+        with pytest.raises(InvalidInput, match=f"--why: found {expected}"):
+            tune(request, SearchSettings(), against=against)
+    crossing = tiny_request(tmp_path, sites=(1, 2), tune={"ranks": [3], "microbatch_sizes": [4]})
+    same = tune(crossing, SearchSettings(), candidate_s=0.0, against={"site_order": "1 0"}).compared
+    assert same is not None and same.row.candidate.site_order == (1, 0), "as the table has it"

@@ -313,6 +313,11 @@ def _divided(
             yield across, (), (ranks,), tuple(group // ranks for group in groups)
 
 
+def cell(value: object) -> object:
+    """As the table has it: what is said of each site or stage, between spaces."""
+    return " ".join(map(str, value)) if isinstance(value, tuple) else value
+
+
 def rows_csv(rows: Iterable[TuneRow], *, by_loss: bool) -> bytes:
     """The table: a column per field, those of `OF_LOSS` only by loss; nanoseconds and bytes, an empty cell where there is none."""
     left_out = ("candidate", *(() if by_loss else OF_LOSS))
@@ -322,7 +327,5 @@ def rows_csv(rows: Iterable[TuneRow], *, by_loss: bool) -> bytes:
         of_candidate = {name: value for name, value in row.candidate.columns.items() if name not in left_out}
         values = {**of_candidate, **{name: getattr(row, name) for name in others}}
         table += [] if table else [list(values)]
-        table.append(
-            [" ".join(map(str, each)) if isinstance(each, tuple) else each for each in values.values()]
-        )  # of sites, stages
+        table.append(list(map(cell, values.values())))
     return csv_bytes(table)

@@ -25,7 +25,7 @@ from schedc.errors import Infeasible, InvalidInput, NoPlanFound, Unsupported
 from schedc.solvers.common.interruption import OutOfTime
 from schedc.solvers.driver.registry import is_auto, method_named
 from schedc.study.loss.time_to_loss import TimeToLoss, sorted_rows
-from schedc.study.tune.candidates import CandidateState, TuneRow, candidates
+from schedc.study.tune.candidates import CandidateState, TuneRow, candidates, cell
 from schedc.study.tune.causes import Compared, causes_ns
 from schedc.study.tune.estimates import undelayed_ns, work_bound_ns
 from schedc.study.tune.first_plans import best_period_of
@@ -190,14 +190,19 @@ class _Search:
 
     def wanted(self, against: Mapping[str, str]) -> list[Work]:
         """The candidates whose columns of the table are so."""
-        found = [
-            work for work in self.works if against.items() <= {k: str(v) for k, v in work.row.candidate.columns.items()}.items()
-        ]
+        if not against:
+            return []
+        columns = [{name: str(cell(value)) for name, value in work.row.candidate.columns.items()} for work in self.works]
+        found = [work for work, own in zip(self.works, columns, strict=True) if against.items() <= own.items()]
         if not found:
-            columns = ", ".join(self.works[0].row.candidate.columns)
             said = ",".join(f"{name}={value}" for name, value in against.items())
-            raise InvalidInput(f"--why: found {said}, which no candidate has; expected values of {columns}")
-        return found if against else []
+            expected = f"values of {', '.join(columns[0])}"
+            for name, value in against.items():
+                known = dict.fromkeys(own.get(name, value) for own in columns)
+                if value not in known:
+                    expected = f"{name} of {', '.join(known)}"
+            raise InvalidInput(f"--why: found {said}, which no candidate has; expected {expected}")
+        return found
 
     def plan_wanted(self, wanted: list[Work], candidate_s: float) -> None:
         """Make a plan of the one that may be fastest, if none of them has one."""
