@@ -1,9 +1,8 @@
 """What it costs to know that a batch fits before a step begins: ranks with inputs wait for words of others.
 
     asks nobody     ranks with inputs begin at once
-    pipelines       they wait until those of the other pipelines begin, as a pipe does (one pipeline: the same as before)
-    all             they wait for the ranks of their own pipeline with inputs or targets as well, as in the first
-                    step
+    targets         they wait until those with targets and those of the other pipelines begin, as a pipe does
+    all             they wait for all ranks of their own pipeline as well, as in the first step
 
 Steps of the three kinds take turns in the same processes: a ratio is the median over neighbouring steps, on rank 0, with its
 quartiles. A time is from the beginning of a step to that of the next; an optimizer's step is between them. A one-way latency is in
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 RANKS, MICROBATCHES = 4, 8
-KINDS = "asks nobody", "pipelines", "all"
+KINDS = "asks nobody", "targets", "all"
 CASES: Sequence[tuple[str, float, tuple[int, int] | None, bool]] = (
     ("1f1b", 0.0, (0, 3), False),
     ("1f1b", 0.0, (0, 3), True),
@@ -61,12 +60,13 @@ CASES: Sequence[tuple[str, float, tuple[int, int] | None, bool]] = (
 
 
 class Turns(Beginning):
-    """Ranks with inputs ask the others of their pipeline in the third kind of steps, and other pipelines not in the first."""
+    """Ranks with inputs ask all others of their pipeline in the third kind of steps, and nobody in the first."""
 
     kind = ""
 
     def _begins(self, given: Any, hooks: Any, *more: Any, **options: Any) -> list[list[int]]:
         self.has_run = self.kind != KINDS[2]
+        self._telling = set() if self.kind == KINDS[0] else self._ending - {*self._starting}
         return super()._begins(given, hooks if self.kind != KINDS[0] else _Apart(hooks), *more, **options)
 
 

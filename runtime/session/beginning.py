@@ -5,9 +5,10 @@ for the types and shapes of its tensors), and of how many samples it is. Those w
 first op are posted, where shapes have been the same for long: the word is there before what it works on. Where they are others
 then, all connect anew. Several ranks with inputs wait for each other.
 
-Before evaluations, the first step of a plan, and steps after one with keyword arguments on other ranks, those with inputs ask all
-others, too; in each step that would cost up to the way of a message over the slowest link (benchmarks/runtime/beginning.py). So a
-rank may refuse what others have begun: it closes the pipe. The first word of a rank with inputs says what it is called for.
+They wait for those with targets, too, which say of each call whether theirs fit, and do not wait themselves: in most plans a rank
+with inputs is the last that ends a step (benchmarks/runtime/beginning.py). Before evaluations, the first step of a plan, and steps
+after one with keyword arguments on other ranks, they ask all others. So a rank in between that gets the first of these in a later
+step may refuse what others have begun: it closes the pipe. The first word of a rank with inputs says what it is called for.
 """
 
 from __future__ import annotations
@@ -123,6 +124,8 @@ class Beginning:
         """
         self._first_stages, self._ending = starts_of(problem), {*ending}
         self._starting = sorted({problem.stages[stage].rank for stage in self._first_stages})
+        self._telling = self._ending - {*self._starting}
+        """Those without inputs that say of each call whether what they have for it fits."""
         self._stage_count, self._loss_fns = len(problem.stages), loss_fns
         self._cut_by_name = cut_by_name
         self._everybody = range(problem.ranks)
@@ -262,23 +265,25 @@ class Beginning:
         rank, starts, call = self._groups.rank, self._groups.rank in self._starting, CALLS.index(given.call)
         numbers, named = 3 + 2 * self._count, not starts and bool(given.kwargs or given.loss_kwargs)
         self._words.finish(self._patience_s)  # what is left of the call before
-        if call or not self.has_run or self._named:
-            asked = self._words.expect(self._starting, WAITS, numbers)
-            if starts:
-                self._words.say([call, *[0] * (numbers - 1)], self._everybody, SAYS)
-            said = self._words.expect(self._everybody if starts else (), WAITS, 2)
+        asks = bool(call or not self.has_run or self._named)
+        asked = self._words.expect(self._starting if asks else (), WAITS, numbers)
+        if starts and asks:
+            self._words.say([call, *[0] * (numbers - 1)], self._everybody, SAYS)
+        telling: Collection[int] = self._everybody if asks else self._telling
+        said = self._words.expect(telling if starts else (), WAITS, 2)
+        if rank in telling:
             ends = rank in self._ending and self._cut_by_name is None
-            targets = given.targets.shape[0] if ends and isinstance(given.targets, torch.Tensor) else -1
+            targets = given.targets.shape[0] if fits and ends and isinstance(given.targets, torch.Tensor) else -1
             self._words.say([targets if fits else 0, named], self._starting, SAYS)
-            self._words.finish(self._patience_s, sent=False)  # the sent: of another call it is not received
-            self._check_calls(given.call, asked)
+        self._words.finish(self._patience_s, sent=False)  # the sent: of another call it is not received
+        self._check_calls(given.call, asked)
+        if asks:
             self._words.finish(self._patience_s)
-            if starts:
-                others, asks = zip(*(one.tolist() for one in said.values()), strict=True) if said else ((), ())
-                named = any(asks)
-            if fits and starts:
-                samples, whole = sum(word[self._count :: self._parts]), self._count // self._parts
-                fits = all(one == -1 or (one and (samples < 0 or goes_with(one, samples, whole))) for one in others)
+        if said:
+            others, with_names = zip(*(one.tolist() for one in said.values()), strict=True)
+            named = any(with_names)
+            samples, whole = sum(word[self._count :: self._parts]), self._count // self._parts
+            fits = fits and all(one == -1 or (one and (samples < 0 or goes_with(one, samples, whole))) for one in others)
         weighed = given.weights is not None and given.divide_by is None and rank in self._ending
         hooks.begin_call(f"{given.call} with weights" if weighed else given.call, fits=fits)
         begun = self._words.expect(self._starting, WAITS, numbers)

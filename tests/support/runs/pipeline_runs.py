@@ -217,12 +217,14 @@ def refuse_mirrored(rank: int, plans: Sequence[Any], stages: Sequence[Sequence[i
 
 
 def refuse_later(rank: int, plan: Plan) -> list[str]:
-    """What steps after the first say to a batch that does not fit on rank 1."""
+    """What steps after the first say to what does not fit on rank 1 alone: a batch, targets, weights; then to what does."""
     lines = list[str]()
     with load(plan, make_stages(plan, rank)) as pipe:
         inputs, targets = make_batch(plan, 0)
         pipe.step(inputs, targets)
-        for _ in range(2):
+        right = inputs, targets, None
+        for wrong in (inputs[:0], targets[:0], None), (inputs, torch.tensor(1), None), (*right[:2], [1.0]), right:
+            own, its, weights = wrong if rank == 1 else right
             with noting(lines):
-                pipe.step(inputs[: 0 if rank == 1 else None], targets[: 0 if rank == 1 else None])
+                pipe.step(own, its, weights=weights)
     return lines
