@@ -1,7 +1,7 @@
 """Who is late: a wait for another rank that takes long is named in the log while it lasts, not only when its limit ends.
 
 Takes what this process waits for now, in one assignment to `WAITS.current`, as waits come with every op; a thread looks now and
-then whether it is still the same wait.
+then whether it is still the same wait. Where pipes run in several threads at once, the wait of one may hide another's.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ class LateWaits:
     def __init__(self) -> None:
         """Nothing."""
         self.current: Wait | None = None
-        self._pipes = 0
-        self._ended = threading.Event()
+        self._pipes, self._every_s = 0, NAMED_S
+        self._thread, self._ended = threading.Thread(), threading.Event()
         self._lock = threading.Lock()
 
     def watch(self, limit_s: float) -> None:
-        """A pipe is open, whose waits have this limit; the first one's says how often the thread looks."""
+        """A pipe is open, whose waits have this limit; the least of all says how often the thread looks."""
         with self._lock:
-            self._pipes += 1
-            if self._pipes == 1:
-                self._ended = threading.Event()
-                every_s = min(NAMED_S, limit_s / SHARE) / LOOKS
-                threading.Thread(target=self._run, args=(every_s, self._ended), name="schedc lateness", daemon=True).start()
+            self._pipes, every_s = self._pipes + 1, min(NAMED_S, limit_s / SHARE) / LOOKS
+            if self._ended.is_set() or not self._thread.is_alive():  # a process that was forked has no thread
+                self._ended, self._every_s = threading.Event(), every_s
+                self._thread = threading.Thread(target=self._run, args=(self._ended,), name="schedc lateness", daemon=True)
+                self._thread.start()
+            self._every_s = min(self._every_s, every_s)
 
     def leave(self) -> None:
         """It is closed."""
@@ -49,10 +50,10 @@ class LateWaits:
             if not self._pipes:
                 self._ended.set()
 
-    def _run(self, every_s: float, ended: threading.Event) -> None:
+    def _run(self, ended: threading.Event) -> None:
         seen: Wait | None = None
         since_s, named = 0.0, False
-        while not ended.wait(every_s):
+        while not ended.wait(self._every_s):
             if self.current is not seen:
                 seen, since_s, named = self.current, monotonic(), False
             elif seen is not None and not named:

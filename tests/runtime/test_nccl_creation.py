@@ -29,7 +29,7 @@ class Job:
 
     def __init__(self, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.devices = FakeDevice(), FakeDevice()
-        pair = FakeNccl.pair(*self.devices, creates=True)
+        pair: Any = FakeNccl.pair(*self.devices, creates=True)
         self.own, self.peer = pair[rank], pair[1 - rank]
         self.lanes = [FakeLane.pair() for _ in range(2)]
         self.rank = rank
@@ -82,7 +82,7 @@ def test_an_abort_ends_the_making_of_a_communicator(job: Job) -> None:
 
 def test_a_communicator_that_another_thread_closes_while_it_is_made(job: Job) -> None:
     """As when the pipe is closed: who makes it gets an error, and so does who uses it afterwards."""
-    end = nccl.NcclTransport(job.own, FakeSide(job.devices[job.rank]))  # type: ignore[arg-type]
+    end = nccl.NcclTransport(job.own, FakeSide(job.devices[job.rank]))
     found: list[BaseException] = []
 
     def begin() -> None:
