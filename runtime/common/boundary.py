@@ -49,7 +49,7 @@ def tensors_of(value: object, what: str = "what a stage gives") -> tuple[torch.T
 
 def handed_over(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """The tensors without their graph; they require grad as before, so that the next stage knows whose gradient is wanted."""
-    return tuple(tensor.detach().requires_grad_() if tensor.requires_grad else tensor.detach() for tensor in tensors)
+    return tuple([tensor.detach().requires_grad_() if tensor.requires_grad else tensor.detach() for tensor in tensors])
 
 
 MAX_TENSORS = 1024

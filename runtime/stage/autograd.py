@@ -11,11 +11,10 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from torch.autograd.graph import GradientEdge
 
 
 def arrived_at(
@@ -30,7 +29,15 @@ def arrived_at(
     return roots, values
 
 
-_NOTHING = nullcontext()
+def edge_of(tensor: torch.Tensor) -> GradientEdge | None:
+    """As torch's `get_gradient_edge`, which takes longer; None where no gradient goes to the tensor."""
+    node = tensor.grad_fn
+    if node is not None and not isinstance(node, torch._C._FunctionBase):
+        return GradientEdge(node, tensor.output_nr)
+    return get_gradient_edge(tensor) if tensor.requires_grad else None
+
+
+NOTHING = nullcontext()
 
 
 @cache
@@ -46,11 +53,10 @@ def _active() -> list[str]:
 
 def outside_autocast() -> AbstractContextManager[object]:
     """A context without autocast."""
-    active = _active()
-    if not active:
-        return _NOTHING
+    if not torch._C._is_any_autocast_enabled():
+        return NOTHING
     contexts = ExitStack()
-    for kind in active:
+    for kind in _active():
         contexts.enter_context(torch.autocast(kind, enabled=False))
     return contexts
 

@@ -16,18 +16,19 @@ recomputes holds its inputs alone between F and its backward, which runs F again
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import get_gradient_edge
 
 from schedc.errors import InvalidInput
 from schedc.runtime.common.boundary import Value, handed_over, tensors_of
-from schedc.runtime.stage.autograd import arrived_at, outside_autocast
+from schedc.runtime.stage.autograd import NOTHING, arrived_at, edge_of, outside_autocast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from torch.autograd.graph import GradientEdge
 
     from schedc.runtime.stage.recompute import Buffers, ForwardAgain
     from schedc.runtime.stage.splitting.halves import WeightWork
@@ -91,7 +92,7 @@ class StageBlock:
         if roots:
             with outside_autocast():
                 torch.autograd.backward(roots, seeds)
-        self._result = tuple(_gradient(tensor, tensor.grad) for tensor in self._inputs)
+        self._result = tuple([_gradient(tensor, tensor.grad) for tensor in self._inputs])
         self._inputs = ()
 
     def backward_input(self, gradients: Value) -> None:
@@ -133,9 +134,9 @@ class StageBlock:
             from schedc.runtime.stage.splitting.kept import SavedTensors
 
             self._saved = SavedTensors()
-        with torch.enable_grad(), nullcontext() if self._saved is None else self._saved.recording():
+        with torch.enable_grad(), NOTHING if self._saved is None else self._saved.recording():
             outputs = tensors_of(work(*self._aliases()))
-        self._roots = tuple(get_gradient_edge(tensor) if tensor.requires_grad else None for tensor in outputs)
+        self._roots = tuple([edge_of(tensor) for tensor in outputs])
         return outputs
 
     def _aliases(self) -> list[torch.Tensor]:

@@ -221,7 +221,8 @@ class GraphTraining(Training):
             tell_little = op.stage in self._recomputed and any(loss.itemsize < 4 for loss in losses)
             return (*losses, *(tensor for tensors in given.values() for tensor in tensors), *(more if tell_little else ()))
 
-        self._blocks[key] = block = self.block(self._drawing(op, work), taken, **self._options_of(op))
+        drawn = work if self.drawn is None else self.drawn(op, work)
+        self._blocks[key] = block = self.block(drawn, taken, **self._options_of(op))
         if [tensor._version for tensor in taken] != versions:
             raise InvalidInput(f"stage {op.stage} changes what it takes in place, which other stages may take, too; let it copy it")
         losses, *parts, others = _parts(block.take(), [len(starts), *counts.values(), -1])

@@ -223,7 +223,8 @@ class Training:
         """F, with the loss after a last stage."""
         key = op.stage, op.microbatch
         last = op.stage in self._last
-        work = self._drawing(op, partial(self._loss, op) if last else self._stage(op))
+        work = partial(self._loss, op) if last else self._stage(op)
+        work = work if self.drawn is None else self.drawn(op, work)
         source = inputs_of(self._batch.inputs[op.microbatch]) if op.stage in self._first else value
         self._blocks[key] = block = self.block(work, [one for one in source if one is not None], **self._options_of(op))
         if last:
@@ -244,17 +245,14 @@ class Training:
         self._losses.add(op.microbatch, loss)
         return self._shares_of_loss[op.microbatch].seed(loss, start)
 
-    def _drawing(self, op: Op, work: Callable[..., Any]) -> Callable[..., Any]:
-        return work if self.drawn is None else self.drawn(op, work)
-
     def _callables(self) -> Mapping[int, Callable[..., Any]]:
         """The stages, to be called with what is theirs."""
         return self.stages
 
     def _stage(self, op: Op) -> Callable[..., Any]:
         """What is called for an F."""
-        stage, kwargs = self._called[op.stage], self._batch.kwargs_of(op.stage, op.microbatch)
-        return partial(stage, **kwargs) if kwargs else stage
+        stage, batch = self._called[op.stage], self._batch
+        return partial(stage, **batch.kwargs_of(op.stage, op.microbatch)) if op.stage in batch.kwargs else stage
 
     def _options_of(self, op: Op) -> dict[str, Any]:
         """Of its block."""
