@@ -295,7 +295,7 @@ class Beginning:
             self._words.say([call, named, begins, *word], self._everybody, SAYS)
         elif posts:
             executor.prepare()
-        self._words.finish(self._patience_s, sent=False)
+        self._words.finish(self._patience_s, sent=not starts)  # who says that it begins has heard those that tell
         self._check_calls(given.call, begun)
         words = [[call, named, begins, *word] if one == rank else begun[one].tolist() for one in self._starting]
         self._named = any(one[1] for one in words) if not call else self._named
