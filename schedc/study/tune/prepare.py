@@ -23,18 +23,20 @@ MOST_SEARCHED_OPS = 50_000
 
 def prepare(request: TuneRequest, works: Sequence[Work]) -> None:
     """What is known of the candidates before their problems are made; those that cannot fit or be planned are known here."""
-    known: dict[TuneCandidate, tuple[Totals, str, int]] = {}
+    known: dict[TuneCandidate, tuple[Totals, str, int, dict[int, int]]] = {}
     for work in works:
         candidate = work.row.candidate
         alike = candidate.alike
         if alike not in known:
             total = totals_of(request, alike)
-            known[alike] = total, no_room(request, alike, total), simple_bound_ns(request, alike, total)
-        total, why_not, bound_ns = known[alike]
+            known[alike] = total, no_room(request, alike, total), simple_bound_ns(request, alike, total), {}
+        total, why_not, bound_ns, about = known[alike]  # the last by chunks
         if why_not:
             work.end(CandidateState.NO_ROOM, why_not)
             continue
-        work.about_ns = about_ns(request, candidate, total)
+        if candidate.chunks not in about:
+            about[candidate.chunks] = about_ns(request, candidate, total)
+        work.about_ns = about[candidate.chunks]
         if request.loss is not None:
             work.row.update_ns = None if work.overlaps else update_bound_ns(request, candidate, total)
             work.ways = ways(request, work, total.path_ns(candidate))
