@@ -35,8 +35,10 @@ if TYPE_CHECKING:
 
     from schedc.solvers.common.incumbent import Incumbent
 
-FIRST_SHARE, SHARE = 0.03, 0.06
-"""Of what is left of a limit, the first question gets the one, each later one the other; its workers take several times that."""
+FIRST_SHARE, SHARE = 0.05, 0.12
+"""Of what is left of a limit, the first question gets the one, each later one the other."""
+NARROW = 10_000
+"""Where periods without an answer are less than this part of the best apart, the rest of the limit is for what is just below it."""
 REPEATS, CLIMB, PARTS = 0.3, 0.5, 0.7
 """When this much of a limit is spent, no step of few microbatches is planned; none is sought near the best; none is asked of some
 ranks."""
@@ -128,7 +130,7 @@ def _settle(known: Known) -> None:
         if known.best_ns != best_ns:
             best_ns = known.best_ns
             period_ns = hard_ns = best_ns - 1
-        elif hard_ns > known.lower_ns:
+        elif hard_ns - known.lower_ns > best_ns // NARROW:
             period_ns = max(known.lower_ns, hard_ns - 1 - (hard_ns - known.lower_ns) // near)
         else:
             period_ns, share = known.best_ns - 1, 1.0

@@ -214,6 +214,22 @@ def test_a_hint_that_the_first_propagation_refutes_ends_no_process() -> None:
     assert solved.work < 2 * 3.0
 
 
+def test_one_worker_is_asked_before_several_that_take_turns() -> None:
+    """Five ranks, some with room for two or three microbatches: in ten times as much work eight workers had no answer."""
+    costs = [(4, 14, 5), (8, 5, 10), (13, 13, 13), (12, 5, 8), (12, 10, 4)]
+    held, versions = [(103, 52), (228, 0), (252, 126), (215, 215), (267, 267)], [120, 75, 54, 189, 51]
+    links = {(x, y): (500_003, 2_500_001) for x in range(5) for y in (x - 1, x + 1) if 0 <= y < 5}
+    costs_ns = [(1_000_003 * forward, 1_000_003 * backward, 1_000_003 * weights) for forward, backward, weights in costs]
+    line = make_problem(5, 4, costs_ns=costs_ns, activation=held, links=links)
+    line = replace(line, memory_limit_bytes=(997, 835, 1786, 620, 1539))
+    problem = as_period(line, Versions.STASH, update_ns=[17, 39, 2_000_031, 11, 3_000_067], version_bytes=versions)
+    bound_ns = max(value_ns for _, value_ns, _ in period_bounds(problem))
+    limits = Limits(deterministic=0.6, workers=8)
+    solved = solve_modulo(problem, one_by_one(problem), limits=limits, known_bound_ns=bound_ns)
+    assert solved.status is SolverStatus.OPTIMAL
+    assert solved.objective_ns == bound_ns < steady_state(problem, SteadyList()(problem)).period_ns
+
+
 @pytest.mark.parametrize(("microbatches", "limits"), [(120, ONE_WORKER), (4, Limits(workers=1, deterministic=1e-4))])
 def test_no_model_is_built_that_is_too_large_or_for_which_too_little_is_left(microbatches: int, limits: Limits) -> None:
     problem = as_period(make_problem(3, microbatches, costs_ns=(5, 7, 3)), Versions.STASH)
