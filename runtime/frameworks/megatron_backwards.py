@@ -78,15 +78,22 @@ class Apart(Training):
         return given
 
     def _compute_due(self, instruction: Instruction, layers: Sequence[Any], due: list[int]) -> None:
-        """The delayed gradients of a BW or a W, or of a part of one: layers are dealt to the parts by the size of their weights."""
+        """The delayed gradients of a BW or a W, or of a part of one: layers are dealt to the parts by the size of their weights.
+
+        One that adds to `main_grad` waits for the part in which autograd sets `.grad`, which Megatron's hook asks for and takes
+        away. What is recomputed sets it in B, and W of another microbatch may have taken it away.
+        """
         op, numbers = instruction.op, [*range(len(layers))]
         if op.kind is Kind.W and op.part != WHOLE:
             sizes = [sum(weight.numel() for weight in layer.parameters(recurse=False)) for layer in layers]
-            numbers = dealt(sizes, self._shares[Kind.W, op.stage])[op.part]
+            until = dealt(sizes, self._shares[Kind.W, op.stage])[: op.part + 1]
+            numbers = [number for part in until for number in part if instruction.last or not _without_grad(layers[number])]
         for number in numbers:
             layer = layers[number]
             rest, due[number] = layer.wgrad_store.context.qsize() - due[number], 0
             while layer.wgrad_store.context.qsize() > rest:
+                for weight in _without_grad(layer):
+                    weight.grad = weight.new_zeros(()).expand_as(weight)
                 with _each_alone(_without_main_grad(layer)):  # a layer that runs twice has two of a microbatch
                     layer.backward_dw()
 
@@ -135,6 +142,11 @@ def _can_be_split(layer: nn.Module) -> bool:
         isinstance(layer, kind) and type(layer)._forward_impl is kind._forward_impl
         for kind in (ColumnParallelLinear, RowParallelLinear)
     )
+
+
+def _without_grad(layer: Any) -> list[nn.Parameter]:
+    """The weights whose gradients have been added to `main_grad`, and that have no `.grad` to say so."""
+    return [one for one in layer.parameters(recurse=False) if getattr(one, "grad_added_to_main_grad", False) and one.grad is None]
 
 
 def _without_main_grad(layer: Any) -> list[nn.Parameter]:

@@ -24,14 +24,15 @@ if TYPE_CHECKING:
     from runs.processes import Ranks
 
 
-def case(method: str, **options: Any) -> Case:
+def case(method: str, layers: int = 1, **options: Any) -> Case:
     placements: dict[str, dict[str, Any]] = {
         "interleaved": {"placement": "loop", "chunks": 2},
         "zb-v": {"placement": "wave", "chunks": 2},
+        "greedy{n_sub=2}": {"placement": "loop", "chunks": 2, "in_flight": 8},
+        "greedy{n_sub=3}": {"links": {(0, 1): (25, 10), (1, 0): (25, 10)}, "in_flight": 6},
     }
-    placement = placements.get(method, {})
-    problem = make_problem(2, 4, costs_ns=(10, 12, 9), **placement)
-    return Case(plan_of(problem, constructive(method)(problem)), (1,) * len(problem.stages), **options)
+    problem = make_problem(2, 4, costs_ns=(10, 12, 9), **placements.get(method, {}))
+    return Case(plan_of(problem, constructive(method)(problem)), (layers,) * len(problem.stages), **options)
 
 
 def assert_small(errors: list[Any], limit: float = 1e-14) -> None:
@@ -73,10 +74,16 @@ def test_distributed_optimizer(four: Ranks, number: int) -> None:
     assert_small(four.run(megatron_parallel_runs.train, drawn(number)))
 
 
+FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+
+
+@pytest.mark.parametrize("options", [{}, FULL], ids=["", "recomputed"])
+@pytest.mark.parametrize("method", ["zb-h1", "greedy{n_sub=2}", "greedy{n_sub=3}"])
 @pytest.mark.parametrize("fuse", [False, True])
-def test_delayed_gradients_are_reduced_beside_the_backwards(four: Ranks, fuse: bool) -> None:
+def test_delayed_gradients_are_reduced_beside_the_backwards(four: Ranks, fuse: bool, method: str, options: dict[str, Any]) -> None:
     """Where linear layers add to `main_grad` themselves, and where they leave it to Megatron's hooks."""
-    assert_small(four.run(megatron_parallel_runs.train, Parallel(case("zb-h1", delayed=True), overlap=True, fuse=fuse)))
+    delayed = case(method, 2, delayed=True, options=options)
+    assert_small(four.run(megatron_parallel_runs.train, Parallel(delayed, overlap=True, fuse=fuse)))
 
 
 def test_distributed_optimizer_clips(four: Ranks) -> None:

@@ -97,10 +97,11 @@ def gradients_of(stages: Mapping[int, nn.Module]) -> list[torch.Tensor]:
 
 
 def relative_error(found: torch.Tensor | None, expected: torch.Tensor | None) -> float:
-    """The norm of the difference, in units of the expected one's; what is spread over processes is collected."""
+    """The norm of the difference, in units of the expected one's; what is spread over processes is collected. Infinite if NaN."""
     assert found is not None and expected is not None
     whole = found.full_tensor() if hasattr(found, "full_tensor") else found
-    return float((whole - expected).norm() / expected.norm().clamp_min(1e-300))
+    error = float((whole - expected).norm() / expected.norm().clamp_min(torch.finfo(expected.dtype).tiny))
+    return error if error == error else float("inf")  # of NaN and another error `max` may take the other
 
 
 def said(error: BaseException) -> str:

@@ -15,6 +15,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
+from runs.harness import relative_error
 from runs.megatron_engine import delay
 from runs.megatron_runs import LENGTH, SAMPLES, Case, batches, chunk_of, forward_step, prepare, whole_name, without_gpu
 
@@ -120,7 +121,7 @@ def train(rank: int, parallel: Parallel) -> float:
     for stage, chunk in zip(own, model, strict=True):
         for name, weight in named(parallel, stage, chunk.module):
             of_one, found = (expected[name], weight) if parallel.sharded else (expected[name].grad, weight.main_grad)
-            worst = max(worst, float((found - of_one).detach().norm() / of_one.detach().norm()))
+            worst = max(worst, relative_error(found.detach(), of_one.detach()))
     return worst
 
 

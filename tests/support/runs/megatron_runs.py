@@ -32,6 +32,7 @@ with warnings.catch_warnings():  # Megatron's imports warn of much
     from megatron.core.transformer.moe import moe_utils, router
     from megatron.core.transformer.transformer_config import TransformerConfig
 
+from runs.harness import relative_error
 from runs.megatron_engine import Counting, delay
 from schedc.runtime.frameworks.megatron import forward_backward_func_from
 
@@ -300,8 +301,7 @@ def max_error(case: Case, rank: int, whole: GPTModel, chunks: Sequence[GPTModel]
             expected = weights[whole_name(name, sum(case.layers[:stage]))].grad
             assert (weight.grad is None) == (expected is None), name
             if expected is not None:
-                assert weight.grad is not None
-                worst = max(worst, float((weight.grad - expected).norm() / expected.norm()))
+                worst = max(worst, relative_error(weight.grad, expected))
     return worst
 
 
