@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from oracles.brute_force import SearchTooLarge, optimum
 
 from schedc.analysis.bounds.layouts.cover import RankKind, may_cover
 from schedc.analysis.bounds.layouts.shared_ranks import shared_ranks_bound
-from schedc.analysis.bounds.layouts.two_stages import two_stages_bound
+from schedc.analysis.bounds.layouts.two_stages import _Crossings, two_stages_bound
 from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.costs import MessageCost
 from schedc.ir.layout import Layout, OpenLayout
@@ -95,6 +95,20 @@ def test_when_the_time_is_up_what_is_known_counts() -> None:
     workload = in_sites(Random(1), tiny_workload(Random(1), layers=6, ranks=3, microbatches=4))
     assert two_stages_bound(workload, OpenLayout(chunks=2), 7) > 7
     assert two_stages_bound(workload, OpenLayout(chunks=2), 7, lambda: True) == 7
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3])
+def test_halves_of_crossings_have_each_place_once(number: int) -> None:
+    layers, found = 7, []
+    left = [_Crossings((0,), tuple(range(1, number + 1)), tuple(range(layers - number, layers)))]
+    while left:
+        crossings = left.pop()
+        halves = [*crossings.halves()]
+        left += halves
+        if not halves:
+            assert crossings.first == crossings.last
+            found.append(crossings.first)
+    assert sorted(found) == [*combinations(range(1, layers), number)]
 
 
 def can_cover(layer: int, layers: int, left: Sequence[tuple[int, list[frozenset[int]]]], had: frozenset[int]) -> bool:

@@ -1,6 +1,7 @@
 """What one rank may have of a chain, one piece or two: every such share, and the least makespan that each leaves its rank.
 
-Takes a workload and what is open; gives shares as arrays [4, shares] of cuts: layers [cuts[0], cuts[1]) and [cuts[2], cuts[3]).
+Takes a workload and what is open; gives, for the first three cuts of shares, the largest last cut. A share with these cuts has
+layers [cuts[0], cuts[1]) and [cuts[2], cuts[3]).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedc.analysis.bounds.clock import check
+from schedc.analysis.bounds.clock import TimeUp, check
 from schedc.analysis.bounds.layouts.pieces import microbatch_values, pieces_of
 from schedc.analysis.bounds.layouts.share_gaps import RankShares, idle_ns
 from schedc.ir import Device, Link, OpenLayout, Workload
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 MOST_GAPS = 2**31
 """Above this many shares × microbatches × activations at once, idle gaps are not counted."""
+MOST_WORK, OF_GAPS = 2**24, 16
+"""No more shares are valued than this, which takes some seconds; one with idle gaps counts this often."""
 AT_ONCE = 2**14
 """Shares are looked at in parts of this many, which fit a cache."""
 EXACT = 1 - 1e-11
@@ -56,7 +59,7 @@ class SharedChain:
     """What is known of a workload's layers, ranks and shares."""
 
     def __init__(self, workload: Workload, open_layout: OpenLayout, until: Until) -> None:
-        self.until, again = until, all(open_layout.recompute)
+        self._until, self._work, again = until, 0, all(open_layout.recompute)
         if open_layout.recompute_is_open or any(open_layout.recompute):  # memory does not count then
             workload = replace(workload, devices=tuple(Device(speed=each.speed) for each in workload.devices))
         self.workload = replace(workload, static_bytes=(min(workload.static_bytes),))
@@ -83,6 +86,13 @@ class SharedChain:
         self.one_by_one_ns = workload.microbatches * ceil(all_ns + 4 * self.ranks * (2 + hop_ns))
         """No less than the makespan of one microbatch after another, in any layout."""
 
+    def spend(self, work: float) -> None:
+        """Raises TimeUp where the time is up, or too much has been done: in shares that were valued."""
+        check(self._until)
+        self._work += ceil(work)
+        if self._work > MOST_WORK:
+            raise TimeUp
+
     def passed_ns(self, kind: int, first: Cuts | int, last: Cuts | int) -> Vector:
         """What all layers from the one to the other take at least, of forwards (0) or gradient parts (1)."""
         sums = self._sums[kind]
@@ -107,23 +117,10 @@ class SharedChain:
         return best
 
     @cached_property
-    def shares(self) -> Cuts:
-        """All, by their first three cuts, then those with more layers first; of one stage, the last two are the end."""
-        size, found = self.layers, []
-        for first in range(size):
-            for end in range(first + 1, size + 1):
-                again, last = np.triu_indices(size - end + 1, 1)
-                order = np.lexsort((-last, again))
-                again, last = np.append(again[order] + end, size), np.append(last[order] + end, size)
-                found.append(np.array([np.full_like(again, first), np.full_like(again, end), again, last]))
-        return np.concatenate(found, axis=1)
-
-    @cached_property
-    def groups(self) -> NDArray[np.int64]:
-        """Of each share, the number of those that have its first three cuts."""
-        size = self.layers + 1
-        key = (self.shares[0] * size + self.shares[1]) * size + self.shares[2]
-        return np.cumsum(np.concatenate([[0], np.diff(key) != 0]))
+    def begins(self) -> Cuts:
+        """[3, shares]: the first three cuts of all shares; of one stage, the last of them is the end."""
+        first, end, again = np.ogrid[: self.layers + 1, : self.layers + 1, : self.layers + 1]
+        return np.array(np.nonzero((first < end) & (end <= again)))
 
     def pieces(self, device: Device) -> Pieces:
         """What layers cost as a stage on a rank with this device."""
@@ -141,29 +138,70 @@ class ShareValues:
     `residency_bound_of_rank`, and the idle time of gaps (`idle_ns`) besides the rank's work.
     """
 
-    def __init__(self, chain: SharedChain, device: Device, way: CrossingWay) -> None:
-        self._chain, self._pieces, self._way = chain, chain.pieces(device), way
+    def __init__(self, chain: SharedChain, device: Device, way: CrossingWay, least: ShareValues | None = None) -> None:
+        self._chain, self._pieces, self._way, self._least = chain, chain.pieces(device), way, least
         self._capacity, self._in_flight = device.capacity_bytes, device.in_flight
         self._is_limited = (device.capacity_bytes, device.in_flight, device.limit_bytes) != (None, None, None)
-        shares, parts = chain.shares, []
-        for begin in range(0, shares.shape[1], AT_ONCE):
-            check(chain.until)
-            parts.append(self._without_gaps_ns(_Share(self, shares[:, begin : begin + AT_ONCE])))
-        self._least_ns: Vector = np.concatenate(parts) * EXACT
-        self._is_done = np.full(self._least_ns.shape, not self._is_limited)
+        self._known: dict[int, Cuts] = {}
 
-    def at_most(self, most_ns: int) -> NDArray[np.bool_]:
+    def ends(self, most_ns: int) -> Cuts:
+        """[first, end, again]: the largest last cut with which the share's value is at most this; 0: there is none.
+
+        `least`, of the constructor, has values that are no larger. A share's last cut is sought from the one behind which its work
+        alone takes too long, or that is known from a longer makespan, down to one that is known from a shorter one.
+        """
+        if most_ns not in self._known:
+            first, end, again = self._chain.begins
+            size, less = self._chain.layers, [each for each in self._known if each < most_ns]
+            more = [each for each in self._known if each > most_ns]
+            known = self._known[max(less)][first, end, again] if less else np.zeros_like(first)
+            last = self._known[min(more)][first, end, again] if more else self._last_by_work(most_ns)
+            if self._least is not None:
+                last = np.minimum(last, self._least.ends(most_ns)[first, end, again])
+            last = np.where(last < np.minimum(again + 1, size), 0, last)
+            left, at_once = np.flatnonzero(last > known), 1
+            while left.size:  # the next few last cuts at a time, as few shares take nearly as long as many
+                failed, steps = [], np.arange(at_once)
+                for begin in range(0, left.size, max(1, AT_ONCE // at_once)):
+                    part = left[begin : begin + max(1, AT_ONCE // at_once)]
+                    lasts = last[part, None] - steps
+                    may = (lasts > known[part, None]) & ((steps == 0) | (lasts > again[part, None]))
+                    which, step = np.nonzero(may)
+                    some = part[which]
+                    may[which, step] = self._may_take(np.array([first[some], end[some], again[some], lasts[which, step]]), most_ns)
+                    last[part] = np.where(may.any(axis=1), lasts[np.arange(part.size), may.argmax(axis=1)], last[part] - at_once)
+                    failed.append(part[~may.any(axis=1)])
+                left, at_once = np.concatenate(failed), 4 * at_once
+                last[left] = np.where(last[left] > again[left], last[left], 0)
+                left = left[last[left] > known[left]]
+            found = np.zeros((size + 1,) * 3, np.int64)
+            found[first, end, again] = np.maximum(last, known)
+            self._known[most_ns] = found
+        return self._known[most_ns]
+
+    def _last_by_work(self, most_ns: int) -> Cuts:
+        """The last cut of the largest share whose work, after the forwards before it, takes no longer."""
+        first, end, again = self._chain.begins
+        work = self._pieces.forwards_ns + self._pieces.backwards_ns
+        left = most_ns / EXACT - self._chain.passed_ns(0, 0, first) - work[first, end]
+        last, step = again.copy(), 1 << self._chain.layers.bit_length()
+        while step:
+            farther = np.minimum(last + step, self._chain.layers)
+            last = np.where(work[again, farther] <= left, farther, last)
+            step //= 2
+        return np.where(left >= 0, last, 0)
+
+    def _may_take(self, cuts: Cuts, most_ns: int) -> NDArray[np.bool_]:
         """Which shares have a value of at most this."""
-        chosen = np.flatnonzero((self._least_ns <= most_ns) & ~self._is_done)
-        self._is_done[chosen] = True
-        is_pair = self._chain.shares[2, chosen] < self._chain.shares[3, chosen]
-        for some in (chosen[is_pair], chosen[~is_pair]):
-            for begin in range(0, some.size, AT_ONCE):
-                check(self._chain.until)
-                part = some[begin : begin + AT_ONCE]
-                value_ns = self._with_gaps_ns(_Share(self, self._chain.shares[:, part])) * EXACT
-                self._least_ns[part] = np.maximum(self._least_ns[part], value_ns)
-        return self._least_ns <= most_ns
+        self._chain.spend(cuts.shape[1])
+        may = self._without_gaps_ns(_Share(self, cuts)) * EXACT <= most_ns
+        if self._is_limited:
+            for has_two in (False, True):
+                some = np.flatnonzero(may & ((cuts[2] < cuts[3]) == has_two))
+                if some.size:
+                    self._chain.spend(OF_GAPS * some.size)
+                    may[some] = self._with_gaps_ns(_Share(self, cuts[:, some])) * EXACT <= most_ns
+        return may
 
     def _without_gaps_ns(self, share: _Share) -> Vector:
         number = self._chain.workload.microbatches
@@ -194,7 +232,7 @@ class ShareValues:
     def _with_gaps_ns(self, share: _Share) -> Vector:
         number = self._chain.workload.microbatches
         slots = number if not share.bytes[0].all() else min(number, int((share.room_bytes / share.bytes[0]).max(initial=0)) + 1)
-        if self._chain.shares.shape[1] * number * number * slots > MOST_GAPS:
+        if self._chain.begins.shape[1] * number * number * slots > MOST_GAPS:
             return np.zeros_like(share.away_ns)
         pick, has_two = share.pick, bool(share.has_two.any())
         pieces = self._pieces

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedc.analysis.bounds.clock import TimeUp, Until, check, never
+from schedc.analysis.bounds.clock import TimeUp, Until, never
 from schedc.analysis.bounds.layouts.cover import RankKind, may_cover
 from schedc.analysis.bounds.layouts.share_values import CrossingWay, SharedChain, ShareValues
 from schedc.ir import Device, Objective, OpenLayout, Semantics, Workload
@@ -25,12 +26,14 @@ if TYPE_CHECKING:
 
     Vector = NDArray[np.float64]
 
-MOST_SHARES = 2**20
-"""With more layers than have this many shares, there is no such bound."""
+MOST_LAYERS = 160
+"""With more layers, there is no such bound."""
+CELLS = 64
+"""Looking at so many cuts takes as long as valuing a share."""
 CROSSINGS = 3
 """Costs of crossings count as at most this many different ones."""
-PRECISION = 10
-"""Objectives are refuted up to 2^-10 of the least that is not."""
+FIRST_STEP, PRECISION = 6, 10
+"""Objectives are refuted, the first of them 2^-6 above what is known, up to 2^-10 of the least that is not."""
 
 
 def two_stages_bound(workload: Workload, open_layout: OpenLayout, least_ns: int, until: Until = never) -> int:
@@ -39,66 +42,67 @@ def two_stages_bound(workload: Workload, open_layout: OpenLayout, least_ns: int,
     Assumes: makespan; one path; at most two stages on each rank; memory counts unless a stage may recompute.
 
     Proof. Take a layout and a schedule of makespan T. Each rank has a share, and the shares have each layer once. A share's value
-    (`ShareValues`) is no more than T; so `may_cover` does not refute the shares with such values. The result is a T that it
-    refutes, plus 1: with less, fewer shares are left.
+    (`ShareValues`) is no more than T; so `may_cover` does not refute the shares with such values, nor more of them. The result is
+    a T that it refutes, plus 1: with less, fewer shares are left.
 
-    With several sites, the path leaves its first site for the first time behind some layer x. All layers before x are on ranks of
-    that site. A share there may have both stages before x, and is away for the crossing and its return at least; or one before and
-    one behind x, with a crossing more in between; or both behind x. One of another site lies behind x, and waits for the crossing.
-    T is refuted if it is for each x and first site.
+    With several sites, the path begins inside one of them, and leaves it and comes back n times in all, behind layers
+    x_1 < … < x_n. Between two of these, it is on ranks of that site, or of the others, in turn. A rank's stages are each between
+    two crossings; i lie before both, j, an even number, between the two, k = n - i - j behind, and i is even for ranks of the site,
+    odd for others. So it waits for i crossings, is away for k and their returns, and so on, each as cheap as it is anywhere
+    where it may lie. T is refuted if it is for each site, each n, and all boxes [first, last] of x_1, …, x_n, which are divided
+    until each is refuted. More than n crossings take no less than n + 1, wherever they lie, for whatever i, j and k.
 
     Args:
         workload: a chain of layers, without slices.
         open_layout: what may be chosen.
-        least_ns: a lower bound that is known; it is the result if the time is up before more is proven.
-        until: whether the time is up.
+        least_ns: a lower bound that is known.
+        until: whether the time is up; what is proven by then is the result, as it is after some work (`MOST_WORK`).
     """
     ranks = None if open_layout.placement is None else open_layout.placement.rank_of_stage
     chunks = open_layout.chunks if ranks is None else max(Counter(ranks).values())
-    layers = len(workload.layers)
     is_for = workload.objective is Objective.MAKESPAN and workload.semantics is not Semantics.TORCH
-    if not is_for or chunks > 2 or layers**4 // 24 > MOST_SHARES:
+    if not is_for or chunks > 2 or len(workload.layers) > MOST_LAYERS:
         return least_ns
+    refuted_ns, step_ns = least_ns - 1, max(1, least_ns >> FIRST_STEP)
     try:
         covers = _Covers(workload, open_layout, until)
-        return _least_refuted_ns(covers, least_ns) if covers.are_linked else least_ns
-    except TimeUp:
-        return least_ns
-
-
-def _least_refuted_ns(covers: _Covers, least_ns: int) -> int:
-    """The least of what is not refuted of all crossings."""
-    best_ns: int | None = None
-    for crossing in covers.crossings():
-        if best_ns is not None and not covers.may_take(best_ns - 1, crossing):
-            continue
-        refuted_ns, step_ns = least_ns - 1, max(1, least_ns >> PRECISION)
-        most_ns = covers.one_by_one_ns if best_ns is None else best_ns - 1
-        while refuted_ns < most_ns and not covers.may_take(min(most_ns, refuted_ns + step_ns), crossing):
-            refuted_ns, step_ns = min(most_ns, refuted_ns + step_ns), 2 * step_ns
-        if refuted_ns == most_ns:
-            continue  # no layout that crosses there has room
-        possible_ns = min(most_ns, refuted_ns + step_ns)
-        while possible_ns - refuted_ns > max(1, refuted_ns >> PRECISION):
-            middle_ns = (refuted_ns + possible_ns) // 2
-            if covers.may_take(middle_ns, crossing):
+        possible_ns = covers.one_by_one_ns
+        while covers.are_linked and possible_ns - refuted_ns > max(1, refuted_ns >> PRECISION):
+            middle_ns = min(refuted_ns + step_ns, (refuted_ns + possible_ns) // 2)
+            if covers.may_take(middle_ns):
                 possible_ns = middle_ns
             else:
-                refuted_ns = middle_ns
-        best_ns = refuted_ns + 1
-        if best_ns <= least_ns:
-            break
-    return least_ns if best_ns is None else max(least_ns, best_ns)
+                refuted_ns, step_ns = middle_ns, 2 * step_ns
+    except TimeUp:
+        pass
+    return refuted_ns + 1
 
 
 @dataclass(frozen=True, slots=True)
-class _Crossing:
-    """The first crossing: behind which layer, from ranks of which site, and what it costs; of one site, none."""
+class _Crossings:
+    """Where the path leaves a site and comes back: the ranks of the site, and between which layers each crossing may lie.
 
-    layer: int
+    Without `are_all` there may be more crossings, and they may lie anywhere.
+    """
+
     inside: tuple[int, ...]
-    ways: tuple[CrossingWay, ...]
-    """Of shares before it, of those parted by it, of those behind it; of one site, of all."""
+    first: tuple[int, ...] = ()
+    last: tuple[int, ...] = ()
+    are_all: bool = True
+
+    def halves(self) -> Iterator[_Crossings]:
+        """The two that this is divided into where it is widest; none if it is one place for each crossing."""
+        wide = max(range(len(self.first)), key=lambda at: self.last[at] - self.first[at], default=None)
+        if wide is None or self.first[wide] == self.last[wide]:
+            return
+        middle = (self.first[wide] + self.last[wide]) // 2
+        for first, last in ((self.first[wide], middle), (middle + 1, self.last[wide])):
+            firsts, lasts = [*self.first[:wide], first, *self.first[wide + 1 :]], [*self.last[:wide], last, *self.last[wide + 1 :]]
+            for at in range(wide + 1, len(firsts)):
+                firsts[at] = max(firsts[at], firsts[at - 1] + 1)
+            for at in reversed(range(wide)):
+                lasts[at] = min(lasts[at], lasts[at + 1] - 1)
+            yield _Crossings(self.inside, tuple(firsts), tuple(lasts))
 
 
 class _Covers:
@@ -106,76 +110,116 @@ class _Covers:
 
     def __init__(self, workload: Workload, open_layout: OpenLayout, until: Until) -> None:
         self._chain = SharedChain(workload, open_layout, until)
-        self._network, self._devices = workload.network, workload.devices
+        self._devices = workload.devices
         self.one_by_one_ns = self._chain.one_by_one_ns
         self.are_linked = bool(np.isfinite(self._chain.hops).all())
         """Whether any two ranks have links both ways."""
         self._values: dict[tuple[Device, CrossingWay], ShareValues] = {}
-
-    def crossings(self) -> Iterator[_Crossing]:
-        """All first crossings, those in the middle first."""
+        self._most = min(open_layout.stages or 2 * workload.ranks, self._chain.layers) - 1
         sites: dict[int, list[int]] = {}
-        known: dict[tuple[int, ...], tuple[Vector, Vector]] = {}
-        for rank, site in enumerate(self._network.site_of_rank):
+        for rank, site in enumerate(workload.network.site_of_rank):
             sites.setdefault(site, []).append(rank)
-        if len(sites) == 1:
-            yield _Crossing(self._chain.layers, tuple(range(len(self._devices))), (CrossingWay(),))
-            return
-        for at in sorted(range(1, self._chain.layers), key=lambda layer: abs(2 * layer - self._chain.layers)):
-            seen = set()
-            for inside in map(tuple, sites.values()):
-                outside = [rank for rank in range(len(self._devices)) if rank not in inside]
-                if inside not in known:
-                    out = self._chain.hops_over([(a, b) for a in inside for b in outside])
-                    into = self._chain.hops_over([(b, a) for a in inside for b in outside])
-                    known[inside] = _classes(out), into[:, 1:-1].min(axis=1)
-                out, (again, again_back) = known[inside]
-                forth, back = out[:, at]
-                if np.isinf(forth):
-                    continue
-                both = int(forth + back)
-                forth, back = int(forth), int(back)
-                again, again_back = (int(each) if np.isfinite(each) else self.one_by_one_ns for each in (again, again_back))
-                ways = (
-                    CrossingWay(behind=both),
-                    CrossingWay(between=forth + again, between_back=back + again_back, is_apart=True),
-                    CrossingWay(before=forth, before_back=back),
-                )
-                devices = [Counter(self._devices[rank] for rank in some) for some in (inside, outside)]
-                key = (ways, *(frozenset(each.items()) for each in devices))
-                if key not in seen:
-                    seen.add(key)
-                    yield _Crossing(at, inside, ways)
+        self._sites = [tuple(ranks) for ranks in sites.values()]
+        self._hops: dict[tuple[int, ...], list[Vector]] = {}
+        for inside in self._sites:
+            pairs = [(a, b) for a in inside for b in range(workload.ranks) if b not in inside]
+            ways = (self._chain.hops_over(pairs), self._chain.hops_over([(b, a) for a, b in pairs]))
+            self._hops[inside] = [_classes(np.where(np.isfinite(hops), hops, self.one_by_one_ns)) for hops in ways]
+        self._may: _Crossings | None = None  # what was not refuted last
 
-    def may_take(self, most_ns: int, crossing: _Crossing) -> bool:
-        """False only if no layout with this crossing has a schedule of this makespan."""
-        first, end, again, last = self._chain.shares
-        is_pair, layer = again < last, crossing.layer
-        way_of = np.zeros(first.shape, np.int8)
-        if len(crossing.ways) > 1:
-            way_of = np.where(first >= layer, 2, np.where(np.where(is_pair, last, end) <= layer, 0, 1))
-            way_of[(way_of == 1) & ((end > layer) | (again < layer) | ~is_pair)] = 3  # none: it has both what is before and behind
+    def may_take(self, most_ns: int) -> bool:
+        """False only if no layout has a schedule of this makespan."""
+        if self._may is not None and self._may_cross(most_ns, self._may):
+            return True
+        if len(self._sites) == 1:
+            return self._may_be(most_ns, _Crossings(self._sites[0]))
+        return any(self._may_from(most_ns, inside) for inside in self._sites)
+
+    def _may_from(self, most_ns: int, inside: tuple[int, ...]) -> bool:
+        layers = self._chain.layers
+        for number in range(1, self._most + 1):
+            box = tuple(range(1, number + 1)), tuple(range(layers - number, layers))
+            if not self._may_cross(most_ns, _Crossings(inside, *box, are_all=False)):
+                return False
+            if self._may_be(most_ns, _Crossings(inside, *box)):
+                return True
+        return False
+
+    def _may_be(self, most_ns: int, crossings: _Crossings) -> bool:
+        """Whether some layout may cross here, where all parts of this are looked at."""
+        if not self._may_cross(most_ns, crossings):
+            return False
+        halves = [*crossings.halves()]
+        if not halves:
+            self._may = crossings
+        return not halves or any(self._may_be(most_ns, half) for half in halves)
+
+    def _may_cross(self, most_ns: int, crossings: _Crossings) -> bool:
         kinds = []
         for is_inside in (True, False):
-            ranks = [rank for rank in range(len(self._devices)) if (rank in crossing.inside) == is_inside]
+            ranks = [rank for rank in range(len(self._devices)) if (rank in crossings.inside) == is_inside]
             for device, number in Counter(self._devices[rank] for rank in ranks).items():
-                ways = [*enumerate(crossing.ways)] if is_inside else [(2, crossing.ways[-1])]
-                values = [(self._values_of(device, way), way_of == at) for at, way in ways]
-                kinds.append(RankKind(number, self._chain.shares[:, self._largest(values, most_ns)]))
-        check(self._chain.until)
+                kinds.append(RankKind(number, self._shares(most_ns, device, crossings, 0 if is_inside else 1)))
         return may_cover(self._chain.layers, kinds)
 
-    def _largest(self, values: list[tuple[ShareValues, NDArray[np.bool_]]], most_ns: int) -> NDArray[np.int64]:
-        """Of those with the same first three cuts, the largest share whose value is at most this; each in the values that hold."""
-        may_be = np.logical_or.reduce([which & known.at_most(most_ns) for known, which in values])
-        chosen = np.flatnonzero(may_be)
-        largest: NDArray[np.int64] = chosen[np.diff(self._chain.groups[chosen], prepend=-1) != 0]
-        return largest
+    def _shares(self, most_ns: int, device: Device, crossings: _Crossings, odd: int) -> NDArray[np.int64]:
+        """The largest shares that such ranks may have; each as the way that it lies among the crossings says."""
+        count, layers = len(crossings.first), self._chain.layers
+        first, last = (0, *crossings.first), (*crossings.last, layers)
+        ends = np.zeros((layers + 1,) * 3, np.int64)
+        for i, j in product(range(count + 1), repeat=2):
+            if i + j > count or (crossings.are_all and (i % 2 != odd or j % 2)):
+                continue
+            self._chain.spend((layers + 1) ** 3 / CELLS)
+            known = self._values_of(device, self._way(crossings, i, j)).ends(most_ns)
+            # Stages between crossings i and i + 1, and i + j and i + j + 1; one stage alone lies so if nothing is between.
+            a, b, c = slice(first[i], last[i]), slice(first[i] + 1, last[i] + 1), slice(first[i + j], last[i + j])
+            may = np.minimum(known[a, b, c], last[i + j])
+            may = np.where(may > np.arange(layers + 1)[c], may, 0)
+            ends[a, b, c] = np.maximum(ends[a, b, c], may)
+            if not j:
+                ends[a, b, layers] = np.maximum(ends[a, b, layers], known[a, b, layers])
+        return _largest(ends)
+
+    def _way(self, crossings: _Crossings, before: int, between: int) -> CrossingWay:
+        if not crossings.first:
+            return CrossingWay()
+        costs = np.array(
+            [
+                self._hops[crossings.inside][at % 2][:, first : last + 1].min(axis=1)
+                for at, (first, last) in enumerate(zip(crossings.first, crossings.last, strict=True))
+            ],
+            np.int64,
+        )
+        if not crossings.are_all or len(costs) > 2:  # few different ones
+            costs[:] = np.min([hops[:, 1:-1].min(axis=1) for hops in self._hops[crossings.inside]], axis=0)
+        on, back = costs.cumsum(axis=0).T
+        sums = [np.append(0, each)[[before, before + between, len(costs)]] for each in (on, back)]
+        (before_ns, second_ns, all_ns), (before_back_ns, second_back_ns, all_back_ns) = (map(int, each) for each in sums)
+        return CrossingWay(
+            before=before_ns,
+            before_back=before_back_ns,
+            between=second_ns - before_ns,
+            between_back=second_back_ns - before_back_ns,
+            behind=all_ns - second_ns + all_back_ns - second_back_ns,
+            is_apart=between > 0,
+        )
 
     def _values_of(self, device: Device, way: CrossingWay) -> ShareValues:
         if (device, way) not in self._values:
-            self._values[device, way] = ShareValues(self._chain, device, way)
+            least = None if way == CrossingWay() else self._values_of(device, CrossingWay())
+            self._values[device, way] = ShareValues(self._chain, device, way, least)
         return self._values[device, way]
+
+
+def _largest(ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[4, shares]: those that are in no other; from the largest last cut by the first three."""
+    is_in = np.zeros(ends.shape, bool)
+    is_in[1:] |= ends[:-1] >= ends[1:]
+    is_in[:, :-1] |= ends[:, 1:] >= ends[:, :-1]
+    is_in[:, :, 1:] |= ends[:, :, :-1] >= ends[:, :, 1:]
+    first, end, again = np.nonzero((ends > 0) & ~is_in)
+    return np.array([first, end, again, ends[first, end, again]])
 
 
 def _classes(hops: Vector) -> Vector:
