@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
     from schedc.solvers.common.incumbent import Incumbent
 
-FIRST_SHARE, SHARE = 0.05, 0.12
+FIRST_SHARE, SHARE = 0.12, 0.15
 """Of what is left of a limit, the first question gets the one, each later one the other."""
 NARROW = 10_000
 """Where periods without an answer are less than this part of the best apart, the rest of the limit is for what is just below it."""
-REPEATS, CLIMB, PARTS = 0.3, 0.5, 0.7
+REPEATS, CLIMB, PARTS = 0.4, 0.5, 0.6
 """When this much of a limit is spent, no step of few microbatches is planned; none is sought near the best; none is asked of some
 ranks."""
 REPEAT_SHARE = 0.08
