@@ -60,6 +60,7 @@ def pipelining_fn_from(
         checked = read(plan, verify=False)  # `load` verifies it, once for all ranks
         check_job(checked, **job)
         modules = modules_of_stages(checked, model, job["parallelism"].module_fqns_per_model_part)
+        check_blocks(checked, modules, **job)
         group = job["parallel_dims"].get_mesh("pp").get_group()
         parts: dict[int, nn.Module] = {}
         for stage in checked.problem.stages_on(group.rank()):
@@ -130,6 +131,26 @@ def check_job(plan: Plan, *, parallel_dims: Any, training: Any, parallelism: Any
         raise Unsupported(
             f"plan {name!r} recomputes stage {recomputed[0]} as a whole; in torchtitan set activation_checkpoint, and compile"
             " without recompute from a profile that was measured with it"
+        )
+
+
+def check_blocks(plan: Plan, modules: Sequence[Sequence[str]], *, parallel_dims: Any, parallelism: Any, **_: Any) -> None:
+    """Refuse stages without a block where torchtitan's `parallelize_fn` would end in a traceback, on their ranks alone.
+
+    Args:
+        plan: the plan.
+        modules: of each stage, as `modules_of_stages` gives them.
+        parallel_dims: see `check_job`.
+        parallelism: see there.
+
+    Raises:
+        Unsupported: names the first.
+    """
+    without = next((stage for stage, own in enumerate(modules) if not any(name.startswith(f"{_BLOCKS}.") for name in own)), None)
+    if without is not None and parallel_dims.cp > 1 and parallelism.spmd_backend == "partial_dtensor":
+        raise Unsupported(
+            f"plan {plan.name!r}: stage {without} has no block, and torchtitan's context parallelism with partial_dtensor wants one"
+            " in each; compile with another pipeline.partition"
         )
 
 

@@ -19,7 +19,7 @@ with importing("torchtitan"):
     from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
     from torchtitan.distributed.activation_checkpoint import SelectiveAC
 
-    from schedc.runtime.frameworks.torchtitan import check_job, modules_of_stages
+    from schedc.runtime.frameworks.torchtitan import check_blocks, check_job, modules_of_stages
 
 if TYPE_CHECKING:
     from schedc.ir.plan import Plan
@@ -104,6 +104,17 @@ def test_layers_with_and_without_the_ends() -> None:
     assert modules_of_stages(layered(plan(), 2, 4), model(), None) == expected
     assert modules_of_stages(layered(plan(), 1, 3), model(), None) == expected
     assert modules_of_stages(plan(), model(), expected) == expected
+
+
+def test_stages_without_a_block_under_context_parallelism() -> None:
+    """torchtitan's own schedules end in an IndexError there."""
+    modules = modules_of_stages(layered(plan(), 1, 5), model(), None)
+    for context, backend in ((1, "partial_dtensor"), (2, "spmd_types")):
+        check_blocks(plan(), modules, parallel_dims=SimpleNamespace(cp=context), parallelism=SimpleNamespace(spmd_backend=backend))
+    given = {"parallel_dims": SimpleNamespace(cp=2), "parallelism": SimpleNamespace(spmd_backend="partial_dtensor")}
+    check_blocks(plan(), modules_of_stages(layered(plan(), 2, 4), model(), None), **given)
+    with pytest.raises(SchedcError, match="stage 0 has no block"):
+        check_blocks(plan(), modules, **given)
 
 
 def test_modules_that_would_be_lost_or_doubled_are_refused() -> None:
