@@ -2,7 +2,7 @@
 
 M70's costs (CrossPipe) on a pipeline whose middle link is slow or not; activations are half released by B, half by W. Cheap methods
 run first, for half of the time at most; where their gap is above the target, the searches of `auto` get the rest. Every schedule is
-verified and timed by the simulator; bounds are the analytic ones.
+verified and timed by the simulator; bounds are the analytic ones, or what the searches prove.
 
 Run it as `python benchmarks/schedules/large.py [part of an instance's name]`.
 """

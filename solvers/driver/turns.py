@@ -35,6 +35,7 @@ TURNS: dict[str, tuple[Turn, ...]] = {
         Turn("cpsat", 0.5, PROOF),
     ),
     "too many ops for CP-SAT": (
+        Turn("pace", 0.4, PROOF),
         Turn("local{rounds=4}", 0.4, RULES),
         Turn("polish{rounds=4}", 0.3, ORDERS),
         Turn("local{rounds=12}", 0.5, RULES),

@@ -1,0 +1,172 @@
+"""A lower bound where many alike microbatches repeat themselves: no few of them in a row keep ahead of a pace, so neither do all.
+
+Takes a chain with one stage on each rank and a memory limit; gives a better lower bound. CP-SAT is asked whether some microbatch
+can be followed by others that all keep ahead of a pace (`models.cpsat.pace`), for one pace after another between what is proven
+and what is known. So it is CP-SAT's word, and speaks of schedules whose F, B and BW are whole, however they cut W.
+
+From the pace to the bound. Let mark(k) be the start of the first rank's k-th F plus that of its k-th backward. If none is followed
+by `ahead` that keep ahead of the pace, then behind each one, j, there is one, j + l, with mark(j + l) - mark(j) >= l × pace and
+1 <= l <= `ahead`; and behind that one another, until one of the last: with N - n before it, n <= `ahead`, its mark is at least
+mark(0) + (N - n) × pace. The makespan C is bounded twice from there. These last n are a step of their own, which begins with this
+F: C - F is at least their bound, without what precedes and follows all microbatches. And after this backward starts, n of them run
+on the first rank; where more are left than its memory holds, the others enter after the gradient part: C - backward is at least
+the larger of both. Half the sum of the three bounds C, for the n for which it is least.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from bisect import bisect_right
+from dataclasses import replace
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from schedc.analysis.bounds.heads_and_tails import frames_of
+from schedc.analysis.bounds.lower_bounds import best_bound
+from schedc.analysis.bounds.residency import beside_gathered, without_recomputed_bytes
+from schedc.ir import BLOCKS, BoundName, Objective, Problem
+from schedc.models.cpsat.pace import PAIRS, Way, build_pace
+from schedc.solvers.common.base import SolverStatus
+from schedc.solvers.common.method import Search
+from schedc.solvers.exact.cpsat import SOLVER, digest_of, run, solver_of
+
+if TYPE_CHECKING:
+    from schedc.solvers.common.base import Limits
+    from schedc.solvers.common.incumbent import Incumbent
+
+SHARE, LEAST_S = 0.3, 0.25
+"""Of what is left, at most, for a question; none gets less than so many seconds, or units of work."""
+FINEST = 1000
+"""Paces are no nearer to each other than makespans of which one is by this part above the other."""
+MOST_TICKS = 20_000
+"""A round trip has no more ticks than about this: durations are rounded down to them."""
+MOST_SLOTS = 12
+"""No more activations than this fit the first rank: the model grows with the square."""
+LEAST_AHEAD, ROUNDS_AHEAD = 16, 4
+"""So many microbatches are followed, or so many times as many as the first rank holds: what a few of them can gain once, by what
+they were given ready, is less of more."""
+
+
+class Pace(Search, frozen=True):
+    """A better bound alone: CP-SAT shows that no few microbatches in a row keep ahead of a pace."""
+
+    name, place = "pace", 265
+
+    @classmethod
+    def misfit(cls, problem: Problem) -> str:
+        """It is for the makespan of many alike microbatches that go through a chain, and a first rank that holds few of them."""
+        if why_not := super().misfit(problem):
+            return why_not
+        if problem.objective is not Objective.MAKESPAN:
+            return f"{cls.name} bounds the makespan; the objective is {problem.objective}"
+        if len(problem.paths) > 1 or any(len(problem.stages_on(rank)) > 1 for rank in range(problem.ranks)):
+            return f"{cls.name} needs one path, and one stage on each rank"
+        if any(len(stage.durations_ns(kind)) > 1 for stage in problem.stages for kind in BLOCKS):
+            return f"{cls.name} needs microbatches that take the same time"
+        rank = problem.stages[problem.paths[0][0]].rank
+        slots = _slots(without_recomputed_bytes(beside_gathered(problem)), rank)
+        if not 0 < slots <= MOST_SLOTS or problem.microbatches <= _ahead(slots):
+            most = f"no more than {MOST_SLOTS} microbatches to fit the first rank's memory"
+            return f"{cls.name} needs {most}, and more than {ROUNDS_AHEAD} times as many, and {LEAST_AHEAD}, in a step"
+        return ""
+
+    def improve(self, incumbent: Incumbent, limits: Limits) -> None:
+        """Offer better bounds."""
+        if incumbent.schedule is None or not BoundName.CPSAT_CUT.speaks_of(incumbent.schedule.parts):
+            return  # what is best cuts other blocks than W, of which the bound does not speak
+        paces = Paces(without_recomputed_bytes(beside_gathered(incumbent.problem)))
+        begun, spent = time.perf_counter(), 0.0
+        low, high = (paces.twice_pace(value_ns) for value_ns in (incumbent.bound_ns, incumbent.objective_ns))
+        while high - low > max(1, high // FINEST) and incumbent.gap > limits.gap:
+            time_s, work = limits.time_s, limits.deterministic
+            if work is not None:
+                work = min(work - spent, max(SHARE * (work - spent), LEAST_S))
+            elif time_s is not None:
+                left_s = time_s - (time.perf_counter() - begun)
+                time_s = min(left_s, max(SHARE * left_s, LEAST_S))
+                incumbent.cut_short |= time_s <= 0
+            if min(math.inf if work is None else work, math.inf if time_s is None else time_s) <= 0:
+                return
+            solver = solver_of(replace(limits, time_s=time_s, deterministic=work, gap=0.0))
+            asked = low + max(1, (high - low) // 4)  # what can be refuted is so soon; what cannot takes its share
+            model = build_pace(paces.way, paces.ahead, asked)
+            code, ended_by = run(solver, model)
+            taken = solver.response_proto.deterministic_time
+            spent, incumbent.work = spent + taken, incumbent.work + taken
+            if ended_by is not None:
+                raise ended_by
+            if SolverStatus(solver.status_name(code)) is not SolverStatus.INFEASIBLE:
+                high = asked - 1
+                continue
+            low, bound_ns = asked, paces.bound_ns(asked)
+            log = (
+                SOLVER.format(version("ortools")),
+                f"{solver.parameters.num_workers} workers, seed {solver.parameters.random_seed}",
+                f"pace: none is followed by {paces.ahead} others at less than {asked * paces.tick_ns} ns for each two",
+                digest_of(model),
+                f"status {SolverStatus.INFEASIBLE}, at least {bound_ns} ns",
+            )
+            incumbent.raise_bound(bound_ns, BoundName.CPSAT_CUT, log)
+
+
+class Paces:
+    """What microbatches take that follow each other, on a grid, and what a pace of theirs says of the makespan."""
+
+    def __init__(self, problem: Problem, ahead: int | None = None) -> None:
+        """Of a problem that is no misfit, whose ranks hold nothing but activations; None: as many ahead as its memory suggests."""
+        (each,) = frames_of(problem)[0].classes
+        costs, hops = each.microbatches.costs, (each.microbatches.forward, each.microbatches.backward)
+        stages = [problem.stages[stage] for stage in each.microbatches.path]
+        first, cost, slots = stages[0], costs[0], _slots(problem, stages[0].rank)
+        taken_ns = [time_ns for cost in costs for time_ns in (cost.forward_ns, cost.gradient_ns, cost.backward_ns)]
+        taken_ns += [time_ns for there in hops for hop in there for time_ns in (hop.occupancy_ns, hop.latency_ns)]
+        self.tick_ns = max(1, math.gcd(*taken_ns), each.microbatches.round_trip_ns[0] // MOST_TICKS)
+        self.ahead, self._problem, self._slots, self._cost = ahead or _ahead(slots), problem, slots, cost
+        self._mark_ns = each.forward_head_ns[0] + each.gradient_head_ns[0]
+        kept_bytes, limit_bytes = first.activation_after_input_bytes, problem.memory_limit_bytes[first.rank]
+        rest_ns, kept = cost.backward_ns - cost.gradient_ns, list[int]()
+        if problem.split_backward and kept_bytes and rest_ns and limit_bytes is not None:
+            whole = range(slots, max(0, slots - PAIRS), -1)
+            kept = [count + (limit_bytes - count * first.activation_bytes) // kept_bytes for count in whole]
+        self.way = Way(
+            forward=tuple(cost.forward_ns // self.tick_ns for cost in costs),
+            gradient=tuple(cost.gradient_ns // self.tick_ns for cost in costs),
+            rest=rest_ns // self.tick_ns,
+            there=tuple((hop.occupancy_ns // self.tick_ns, hop.latency_ns // self.tick_ns) for hop in hops[0]),
+            back=tuple((hop.occupancy_ns // self.tick_ns, hop.latency_ns // self.tick_ns) for hop in hops[1]),
+            slots=tuple(min(slots, _slots(problem, stage.rank) or slots) for stage in stages),
+            kept=tuple(kept),
+        )
+        self._last_ns = [self._least_last_ns(count) for count in range(1, self.ahead + 1)]
+
+    def _least_last_ns(self, count: int) -> int:
+        """The makespan twice, less the mark of the first of the last microbatches, so many."""
+        after_ns = count * self._cost.backward_ns
+        if count > self._slots:
+            after_ns = max(after_ns, self._cost.gradient_ns + self._alone_ns(count - self._slots))
+        return self._alone_ns(count) + after_ns
+
+    def _alone_ns(self, count: int) -> int:
+        return best_bound(replace(self._problem, microbatches=count, path_of=(0,) * count, data_parallel=None)).value_ns
+
+    def bound_ns(self, twice_pace: int) -> int:
+        """What the makespan is at least, if none keep ahead of this pace, in half ticks per microbatch."""
+        before = range(self._problem.microbatches - 1, 0, -1)
+        least_ns = min(count * twice_pace * self.tick_ns + last_ns for count, last_ns in zip(before, self._last_ns, strict=False))
+        return -(-(self._mark_ns + least_ns) // 2)
+
+    def twice_pace(self, value_ns: int) -> int:
+        """The largest pace that bounds the makespan by no more than this; 0 if none does."""
+        return max(0, bisect_right(range(2 * value_ns // self.tick_ns), value_ns, key=self.bound_ns) - 1)
+
+
+def _slots(problem: Problem, rank: int) -> int:
+    """How many activations fit on the rank that has one stage; 0 where nothing limits them."""
+    (stage,) = problem.stages_on(rank)
+    limit_bytes, activation_bytes = problem.memory_limit_bytes[rank], problem.stages[stage].activation_bytes
+    return 0 if limit_bytes is None or not activation_bytes else limit_bytes // activation_bytes
+
+
+def _ahead(slots: int) -> int:
+    return max(LEAST_AHEAD, ROUNDS_AHEAD * slots)

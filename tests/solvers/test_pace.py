@@ -1,0 +1,145 @@
+"""Bounds by a pace that none keep: never above the best schedule, and no pace is refuted that microbatches of a schedule keep."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from inputs.problems import make_problem
+
+from schedc.analysis.bounds.lower_bounds import best_bound
+from schedc.analysis.simulation.simulate import simulate
+from schedc.ir import BoundName, Kind, Objective
+from schedc.models.cpsat.pace import build_pace
+from schedc.solvers.common.base import Limits, SearchSettings
+from schedc.solvers.driver.portfolio import solve
+from schedc.solvers.exact.cpsat import run, solver_of
+from schedc.solvers.exact.pace import Pace, Paces
+from schedc.solvers.heuristics.greedy import Greedy
+from schedc.study.bench.pipelines import LinkTimes, both_ways, pipeline
+from schedc.verify.schedule.checks import verify_schedule
+
+if TYPE_CHECKING:
+    from schedc.ir import Problem
+
+LIMITS = Limits(workers=1, deterministic=0.05)
+AHEAD = 4
+
+
+def drawn(seed: int, microbatches: int) -> Problem:
+    """A chain with unlike stages, links and limits; every other one in odd nanoseconds and bytes, every third with cheaper BW."""
+    random = Random(seed)
+    ranks, is_odd = random.randint(2, 4), seed % 2
+    unit_ns, byte = (1_000_003, 1 << 20) if is_odd else (1, 1)
+
+    def draw(least: int, most: int, unit: int) -> int:
+        return random.randint(least, most) * unit + (random.randint(0, unit // 7) if is_odd and least else 0)
+
+    held = [(draw(2, 6, byte), draw(0, 2, byte)) for _ in range(ranks)]
+    links = {
+        pair: (draw(0, 30, unit_ns), draw(0, 20, unit_ns) if random.random() < 0.5 else 0)
+        for low in range(ranks - 1)
+        for pair in ((low, low + 1), (low + 1, low))
+        if random.random() < 0.7
+    }
+    problem = make_problem(
+        ranks,
+        microbatches,
+        costs_ns=[(draw(3, 12, unit_ns), draw(3, 14, unit_ns), draw(1, 9, unit_ns)) for _ in range(ranks)],
+        activation=held,
+        memory_limit_bytes=[int(random.uniform(2, 5) * whole) for whole, _ in held],
+        links=links,
+        split_backward=seed % 7 > 0,
+    )
+    if seed % 3 == 0:
+        stages = [replace(each, backward_ns=(each.backward_ns[0] * 4 // 5,)) for each in problem.stages]
+        problem = replace(problem, stages=tuple(stages))
+    return problem
+
+
+def refuted(paces: Paces, twice_pace: int) -> bool:
+    solver = solver_of(LIMITS)
+    return solver.status_name(run(solver, build_pace(paces.way, paces.ahead, twice_pace))[0]) == "INFEASIBLE"
+
+
+def bound_ns(problem: Problem, objective_ns: int) -> int:
+    """The largest bound that a few questions prove."""
+    paces = Paces(problem, AHEAD)
+    low, high = 0, paces.twice_pace(2 * objective_ns)
+    for _ in range(5):
+        asked = (low + high + 1) // 2
+        low, high = (asked, high) if refuted(paces, asked) else (low, asked - 1)
+    return paces.bound_ns(low)
+
+
+def check(seed: int) -> int:
+    """A long step keeps the pace that its schedules have; a short one takes no less than its bound."""
+    problem = drawn(seed, 30)
+    paces, compared = Paces(problem, AHEAD), 0
+    for method in (Greedy(n_sub=1), Greedy(n_sub=4)):
+        schedule = method(problem)
+        if verify_schedule(problem, schedule):
+            continue
+        timeline = simulate(problem, schedule)
+        starts: tuple[list[int], list[int]] = ([], [])
+        for (kind, stage, _, _), start_ns in zip(timeline.ops.tolist(), timeline.starts_ns.tolist(), strict=True):
+            if stage == problem.paths[0][0] and kind != Kind.W:
+                starts[kind == Kind.F].append(start_ns)
+        marks = list(map(sum, zip(*map(sorted, starts), strict=True)))
+        kept_ns = min(max((marks[k + more] - marks[k]) / more for more in range(1, AHEAD + 1)) for k in range(len(marks) - AHEAD))
+        assert not refuted(paces, int(kept_ns / paces.tick_ns) + 1), seed
+        compared += 1
+    return compared
+
+
+def check_short(seed: int) -> bool:
+    problem = drawn(seed, 8)
+    known = Greedy(n_sub=1)(problem)
+    if verify_schedule(problem, known):
+        return False
+    best_ns = best_bound(problem).value_ns
+    settings = SearchSettings(method="cpsat", limits=LIMITS)
+    found = solve(problem, settings, bound_ns=best_ns, bound_by=BoundName.WORK, known=[(known, "greedy")])
+    assert bound_ns(problem, found.objective_ns) <= found.objective_ns, seed
+    return True
+
+
+def test_refutes_no_pace_that_a_schedule_keeps() -> None:
+    assert sum(map(check, range(8))) >= 8
+
+
+@pytest.mark.slow
+def test_refutes_none_of_more_and_is_above_no_more() -> None:
+    assert sum(map(check, range(1000, 1060))) >= 100
+    assert sum(map(check_short, range(1000, 1030))) >= 25
+
+
+def test_is_never_above_the_best_schedule() -> None:
+    assert sum(map(check_short, range(100, 104))) >= 3
+
+
+REPEATS = pipeline("repeats", 3, 40, (76, 93, 41), in_flight=3, slow=both_ways((0,), LinkTimes(76, 38)))
+
+
+def test_raises_the_bound_of_many_microbatches() -> None:
+    known, before = Greedy(n_sub=4)(REPEATS), best_bound(REPEATS)
+    settings = SearchSettings(method="pace", limits=LIMITS)
+    found = solve(REPEATS, settings, bound_ns=before.value_ns, bound_by=before.name, known=[(known, "greedy")])
+    assert before.value_ns < found.bound_ns <= found.objective_ns
+    assert found.bound_by is BoundName.CPSAT_CUT
+    assert "status INFEASIBLE" in found.solver_log[-1]
+
+
+@pytest.mark.parametrize(
+    ("changed", "why_not"),
+    [
+        ({"objective": Objective.STAGE_SPAN}, "bounds the makespan"),
+        ({"microbatches": 16, "path_of": (0,) * 16}, "more than 4 times as many"),
+        ({"memory_limit_bytes": (None,) * 3}, "to fit the first rank's memory"),
+    ],
+)
+def test_says_what_it_needs(changed: dict[str, Any], why_not: str) -> None:
+    assert not Pace.misfit(REPEATS)
+    assert why_not in Pace.misfit(replace(REPEATS, **changed))
