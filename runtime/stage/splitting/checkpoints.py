@@ -49,6 +49,7 @@ def _let_modes_serve_twice() -> None:
     """
     kind: Any = checkpoint._CachedTorchDispatchMode
     make, enter, leave = kind.__init__, kind.__enter__, kind.__exit__
+    kind.runs_twice = False  # of those that were made before
 
     def made(mode: Any, *given: Any, **named: Any) -> None:
         make(mode, *given, **named)
