@@ -102,7 +102,7 @@ def solve_modulo(
         objective_ns=known.best_ns,
         lower_bound_ns=known.lower_ns,
         status=status,
-        log=(SOLVER.format(version("ortools")), f"{limits.workers} workers, seed {limits.seed}", *known.log),
+        log=(SOLVER.format(version("ortools")), f"seed {limits.seed}", *known.log),
         work=known.work,
         ended_by=known.ended_by,
     )

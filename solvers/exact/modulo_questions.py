@@ -17,6 +17,7 @@ from schedc.ir import Kind, Op, Schedule
 from schedc.models.modulo import build_modulo, orders_of, pairs_of
 from schedc.solvers.common.base import Limits, SolverStatus
 from schedc.solvers.exact.cpsat import digest_of, run, solver_of
+from schedc.spelling import counted
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
@@ -156,22 +157,23 @@ def build(known: Known, period_ns: int, ranks: Collection[int] | None = None, *,
 def solve(known: Known, built: ModuloModel, share: float, *, is_part: bool = False) -> tuple[SolverStatus, Schedule | None]:
     """Run CP-SAT for a share of what is left; its schedule, if it is of all ranks and breaks no rule.
 
-    One worker that learns from conflicts alone has most answers in a tenth of the time that several need in turn, as differences
-    under a Boolean have no linear relaxation that says anything, and to probe takes longer than to search. Several are asked for
-    the least delays, and where all that is left is for one question: half of it.
+    One worker that only learns from conflicts is asked first. It needs a tenth of the time that several workers in turn need for
+    most answers: a difference under a Boolean has no useful linear relaxation, and probing takes longer than the search. All
+    workers are asked for the least delays. They also get the second half of the last question, which has all that is left.
     """
-    ways = [(share, 1)] if share < 1 or is_part else [(share / 2, 1), (share, known.limits.workers)]
-    for way, workers in [(share, known.limits.workers)] if built.model.has_objective() else ways:
-        solver = solver_of(replace(known.part(way, is_small=is_part), gap=0.0, workers=workers))
-        if workers == 1:
+    workers, is_last = known.limits.workers, share == 1 and not is_part
+    tries = [(share / 2, 1), (share, workers)] if is_last and workers > 1 else [(share, 1)]
+    for part, asked in [(share, workers)] if built.model.has_objective() else tries:
+        solver = solver_of(replace(known.part(part, is_small=is_part), gap=0.0, workers=asked))
+        if asked == 1:
             solver.parameters.interleave_search = False
             solver.parameters.linearization_level = solver.parameters.cp_model_probing_level = 0
         code, known.ended_by = run(solver, built.model)
         status = SolverStatus(solver.status_name(code))
         known.work += solver.response_proto.deterministic_time
+        known.log += [digest_of(built.model), f"period {built.period_ns} ns, {counted(asked, 'worker')}: status {status}"]
         if status is not SolverStatus.UNKNOWN or known.ended_by is not None:
             break
-    known.log += [digest_of(built.model), f"period {built.period_ns} ns: status {status}"]
     if status not in (SolverStatus.OPTIMAL, SolverStatus.FEASIBLE) or len(built.ranks) < known.problem.ranks:
         return status, None
     found = orders_of(built, solver.value)

@@ -12,7 +12,7 @@ from inputs.period_problems import as_period, tiny_mixture, tiny_period
 from inputs.problems import make_problem
 from oracles.modulo_brute_force import least_period
 from oracles.period_checks import EQUAL, check_period
-from ortools.sat.python.cp_model import INFEASIBLE, OPTIMAL, CpSolver
+from ortools.sat.python.cp_model import INFEASIBLE, OPTIMAL, CpModel, CpSolver
 
 from schedc.analysis.bounds.period import period_bounds
 from schedc.analysis.simulation.memory import exceeded_limit
@@ -23,6 +23,7 @@ from schedc.models.modulo import build_modulo, pairs_of
 from schedc.models.modulo_orders import schedule_of_starts
 from schedc.solvers.common.base import Limits, SolverStatus
 from schedc.solvers.exact.modulo import MOST_PAIRS, solve_modulo
+from schedc.solvers.exact.modulo_questions import Known, build, solve
 from schedc.solvers.heuristics.steady import SteadyList, rating
 from schedc.solvers.heuristics.steady_repeat import repeated, repeats, shorter_step
 from schedc.solvers.templates.overlapping import PipeDream, PipeDream2BW, one_by_one, one_f_one_b
@@ -228,6 +229,26 @@ def test_one_worker_is_asked_before_several_that_take_turns() -> None:
     solved = solve_modulo(problem, one_by_one(problem), limits=limits, known_bound_ns=bound_ns)
     assert solved.status is SolverStatus.OPTIMAL
     assert solved.objective_ns == bound_ns < steady_state(problem, SteadyList()(problem)).period_ns
+
+
+@pytest.mark.parametrize(("workers", "share", "asked"), [(8, 1.0, [1, 8]), (8, 0.5, [1]), (1, 1.0, [1])])
+def test_no_worker_is_asked_twice(workers: int, share: float, asked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody has an answer: the last question goes to all workers after the one, if there are more."""
+    problem, found = tiny_period(Random(0)), list[int]()
+    schedule = SteadyList()(problem)
+    limits = Limits(deterministic=1.0, workers=workers)
+    period_ns = steady_state(problem, schedule).period_ns
+    known = Known(problem, limits, schedule, period_ns, 1, lambda _: None, lambda _: None)
+
+    def run(solver: CpSolver, model: CpModel) -> tuple[object, None]:
+        found.append(solver.parameters.num_workers)
+        solver.parameters.max_deterministic_time = 0.0
+        return solver.solve(model), None
+
+    monkeypatch.setattr("schedc.solvers.exact.modulo_questions.run", run)
+    assert solve(known, build(known, period_ns), share) == (SolverStatus.UNKNOWN, None)
+    assert found == asked
+    assert next(line for line in known.log if "worker" in line).endswith("ns, 1 worker: status UNKNOWN")
 
 
 @pytest.mark.parametrize(("microbatches", "limits"), [(120, ONE_WORKER), (4, Limits(workers=1, deterministic=1e-4))])
