@@ -1,16 +1,20 @@
-"""A lower bound where many alike microbatches repeat themselves: no few of them in a row keep ahead of a pace, so neither do all.
+"""A lower bound for many alike microbatches: no few of them in a row keep ahead of some pace, so neither does the whole step.
 
-Takes a chain with one stage on each rank and a memory limit; gives a better lower bound. CP-SAT is asked whether some microbatch
-can be followed by others that all keep ahead of a pace (`models.cpsat.pace`), for one pace after another between what is proven
-and what is known. So it is CP-SAT's word, and speaks of schedules whose F, B and BW are whole, however they cut W.
+Takes a chain with one stage on each rank and a memory limit; gives a better lower bound. CP-SAT is asked whether a microbatch can
+be followed by `ahead` others that all keep ahead of a pace (`models.cpsat.pace`), for one pace after another between what is proven
+and the best makespan. The bound is CP-SAT's word. It holds for schedules whose F, B and BW are whole, however they cut W.
 
-From the pace to the bound. Let mark(k) be the start of the first rank's k-th F plus that of its k-th backward. If none is followed
-by `ahead` that keep ahead of the pace, then behind each one, j, there is one, j + l, with mark(j + l) - mark(j) >= l × pace and
-1 <= l <= `ahead`; and behind that one another, until one of the last: with N - n before it, n <= `ahead`, its mark is at least
-mark(0) + (N - n) × pace. The makespan C is bounded twice from there. These last n are a step of their own, which begins with this
-F: C - F is at least their bound, without what precedes and follows all microbatches. And after this backward starts, n of them run
-on the first rank; where more are left than its memory holds, the others enter after the gradient part: C - backward is at least
-the larger of both. Half the sum of the three bounds C, for the n for which it is least.
+Proof that a refuted pace bounds the makespan C of N microbatches. Let mark(k) be the start of the first rank's k-th F plus that of
+its k-th backward, and P twice the pace. No microbatch is followed by `ahead` others that all keep ahead of the pace.
+
+1. So each microbatch j with `ahead` others behind it has a j + l among these with mark(j + l) - mark(j) >= l × P. Go from
+   microbatch 0 to such a one, from this to the next, and so on, until only n <= `ahead` are left, the one that is reached included.
+   Its mark is at least mark(0) + (N - n) × P.
+2. Let its F start at f and its backward at b. The last n are a step of their own that begins at f: C - f is at least the lower
+   bound of a step of n microbatches, without collectives before and after them.
+3. From b on, the first rank runs n backwards: C - b is at least n times one. If n is more than the first rank's memory holds, the
+   others enter after the gradient part that starts at b: C - b is at least that part and the lower bound of a step of these others.
+4. f + b is the mark, so the sum of 1 to 3 is at most 2 × C. The least sum over all n, halved, bounds C.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from schedc.analysis.bounds.heads_and_tails import frames_of
 from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.bounds.residency import beside_gathered, without_recomputed_bytes
 from schedc.ir import BLOCKS, BoundName, Objective, Problem
-from schedc.models.cpsat.pace import PAIRS, Way, build_pace
+from schedc.models.cpsat.pace import MOST_PAIRS, ChainTicks, build_pace
 from schedc.solvers.common.base import SolverStatus
 from schedc.solvers.common.method import Search
 from schedc.solvers.exact.cpsat import SOLVER, digest_of, run, solver_of
@@ -36,16 +40,16 @@ if TYPE_CHECKING:
     from schedc.solvers.common.incumbent import Incumbent
 
 SHARE, LEAST_S = 0.3, 0.25
-"""Of what is left, at most, for a question; none gets less than so many seconds, or units of work."""
+"""A question gets this share of what is left of a limit, but at least this many seconds or units of work, where as much is left."""
 FINEST = 1000
-"""Paces are no nearer to each other than makespans of which one is by this part above the other."""
+"""The search ends when the paces that are still open differ by less than this part of the largest."""
 MOST_TICKS = 20_000
-"""A round trip has no more ticks than about this: durations are rounded down to them."""
+"""A round trip has about this many ticks at most; durations are rounded down to ticks."""
 MOST_SLOTS = 12
-"""No more activations than this fit the first rank: the model grows with the square."""
+"""The first rank's memory holds at most this many microbatches: the model grows with the square of how many it holds."""
 LEAST_AHEAD, ROUNDS_AHEAD = 16, 4
-"""So many microbatches are followed, or so many times as many as the first rank holds: what a few of them can gain once, by what
-they were given ready, is less of more."""
+"""`ahead` is the larger of the first, and the second times what the first rank holds. Microbatches gain once by what was ready
+before them: over more of them it is less for each, so a higher pace is refuted."""
 
 
 class Pace(Search, frozen=True):
@@ -67,8 +71,10 @@ class Pace(Search, frozen=True):
         rank = problem.stages[problem.paths[0][0]].rank
         slots = _slots(without_recomputed_bytes(beside_gathered(problem)), rank)
         if not 0 < slots <= MOST_SLOTS or problem.microbatches <= _ahead(slots):
-            most = f"no more than {MOST_SLOTS} microbatches to fit the first rank's memory"
-            return f"{cls.name} needs {most}, and more than {ROUNDS_AHEAD} times as many, and {LEAST_AHEAD}, in a step"
+            return (
+                f"{cls.name} needs a memory limit by which 1 to {MOST_SLOTS} microbatches fit the first rank, and a step of more"
+                f" than {LEAST_AHEAD}, and of more than {ROUNDS_AHEAD} times as many"
+            )
         return ""
 
     def improve(self, incumbent: Incumbent, limits: Limits) -> None:
@@ -89,8 +95,8 @@ class Pace(Search, frozen=True):
             if min(math.inf if work is None else work, math.inf if time_s is None else time_s) <= 0:
                 return
             solver = solver_of(replace(limits, time_s=time_s, deterministic=work, gap=0.0))
-            asked = low + max(1, (high - low) // 4)  # what can be refuted is so soon; what cannot takes its share
-            model = build_pace(paces.way, paces.ahead, asked)
+            asked = low + max(1, (high - low) // 4)  # a pace is refuted soon, or its question takes its whole share
+            model = build_pace(paces.chain, paces.ahead, asked)
             code, ended_by = run(solver, model)
             taken = solver.response_proto.deterministic_time
             spent, incumbent.work = spent + taken, incumbent.work + taken
@@ -111,10 +117,13 @@ class Pace(Search, frozen=True):
 
 
 class Paces:
-    """What microbatches take that follow each other, on a grid, and what a pace of theirs says of the makespan."""
+    """What each microbatch takes, on a grid of ticks, and what a pace that none keep says of the makespan."""
 
     def __init__(self, problem: Problem, ahead: int | None = None) -> None:
-        """Of a problem that is no misfit, whose ranks hold nothing but activations; None: as many ahead as its memory suggests."""
+        """Of a problem that is no misfit, whose ranks hold nothing but activations.
+
+        `ahead` is how many microbatches are followed; None: as many as its memory suggests (`ROUNDS_AHEAD`).
+        """
         (each,) = frames_of(problem)[0].classes
         costs, hops = each.microbatches.costs, (each.microbatches.forward, each.microbatches.backward)
         stages = [problem.stages[stage] for stage in each.microbatches.path]
@@ -127,37 +136,38 @@ class Paces:
         kept_bytes, limit_bytes = first.activation_after_input_bytes, problem.memory_limit_bytes[first.rank]
         rest_ns, kept = cost.backward_ns - cost.gradient_ns, list[int]()
         if problem.split_backward and kept_bytes and rest_ns and limit_bytes is not None:
-            whole = range(slots, max(0, slots - PAIRS), -1)
+            whole = range(slots, max(0, slots - MOST_PAIRS), -1)
             kept = [count + (limit_bytes - count * first.activation_bytes) // kept_bytes for count in whole]
-        self.way = Way(
+        self.chain = ChainTicks(
             forward=tuple(cost.forward_ns // self.tick_ns for cost in costs),
             gradient=tuple(cost.gradient_ns // self.tick_ns for cost in costs),
             rest=rest_ns // self.tick_ns,
-            there=tuple((hop.occupancy_ns // self.tick_ns, hop.latency_ns // self.tick_ns) for hop in hops[0]),
-            back=tuple((hop.occupancy_ns // self.tick_ns, hop.latency_ns // self.tick_ns) for hop in hops[1]),
+            forward_hops=tuple((hop.occupancy_ns // self.tick_ns, hop.latency_ns // self.tick_ns) for hop in hops[0]),
+            gradient_hops=tuple((hop.occupancy_ns // self.tick_ns, hop.latency_ns // self.tick_ns) for hop in hops[1]),
             slots=tuple(min(slots, _slots(problem, stage.rank) or slots) for stage in stages),
             kept=tuple(kept),
         )
         self._last_ns = [self._least_last_ns(count) for count in range(1, self.ahead + 1)]
 
     def _least_last_ns(self, count: int) -> int:
-        """The makespan twice, less the mark of the first of the last microbatches, so many."""
+        """Twice the makespan, less the mark of the first of the last `count` microbatches (2 and 3 of the proof)."""
         after_ns = count * self._cost.backward_ns
         if count > self._slots:
             after_ns = max(after_ns, self._cost.gradient_ns + self._alone_ns(count - self._slots))
         return self._alone_ns(count) + after_ns
 
     def _alone_ns(self, count: int) -> int:
+        """The lower bound of a step of this many microbatches, without collectives."""
         return best_bound(replace(self._problem, microbatches=count, path_of=(0,) * count, data_parallel=None)).value_ns
 
     def bound_ns(self, twice_pace: int) -> int:
-        """What the makespan is at least, if none keep ahead of this pace, in half ticks per microbatch."""
+        """What the makespan is at least, if none keep ahead of this pace, of which twice is given, in ticks per microbatch."""
         before = range(self._problem.microbatches - 1, 0, -1)
         least_ns = min(count * twice_pace * self.tick_ns + last_ns for count, last_ns in zip(before, self._last_ns, strict=False))
         return -(-(self._mark_ns + least_ns) // 2)
 
     def twice_pace(self, value_ns: int) -> int:
-        """The largest pace that bounds the makespan by no more than this; 0 if none does."""
+        """Twice the largest pace that bounds the makespan by no more than this, in ticks per microbatch; 0 if none does."""
         return max(0, bisect_right(range(2 * value_ns // self.tick_ns), value_ns, key=self.bound_ns) - 1)
 
 

@@ -61,7 +61,7 @@ def drawn(seed: int, microbatches: int) -> Problem:
 
 def refuted(paces: Paces, twice_pace: int) -> bool:
     solver = solver_of(LIMITS)
-    return solver.status_name(run(solver, build_pace(paces.way, paces.ahead, twice_pace))[0]) == "INFEASIBLE"
+    return solver.status_name(run(solver, build_pace(paces.chain, paces.ahead, twice_pace))[0]) == "INFEASIBLE"
 
 
 def bound_ns(problem: Problem, objective_ns: int) -> int:
@@ -136,8 +136,8 @@ def test_raises_the_bound_of_many_microbatches() -> None:
     ("changed", "why_not"),
     [
         ({"objective": Objective.STAGE_SPAN}, "bounds the makespan"),
-        ({"microbatches": 16, "path_of": (0,) * 16}, "more than 4 times as many"),
-        ({"memory_limit_bytes": (None,) * 3}, "to fit the first rank's memory"),
+        ({"microbatches": 16, "path_of": (0,) * 16}, "a step of more than 16, and of more than 4 times as many"),
+        ({"memory_limit_bytes": (None,) * 3}, "1 to 12 microbatches fit the first rank"),
     ],
 )
 def test_says_what_it_needs(changed: dict[str, Any], why_not: str) -> None:
