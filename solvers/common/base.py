@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from math import inf
 from typing import TYPE_CHECKING, TypeAlias
 
 from schedc.analysis.gap import check_bound, relative_gap
@@ -39,10 +41,22 @@ class Limits:
         """The seconds after which a clock ends the search; None: none does."""
         return self.time_s if self.deterministic is None else None
 
-    def part(self, share: float) -> Limits:
-        """This share of the time and of the work."""
-        time_s = None if self.time_s is None else share * self.time_s
-        return replace(self, time_s=time_s, deterministic=None if self.deterministic is None else share * self.deterministic)
+    @property
+    def least(self) -> float:
+        """The work, or the seconds of a clock; infinite without a limit."""
+        return next((each for each in (self.deterministic, self.time_s) if each is not None), inf)
+
+    def left(self, begun_s: float, work: float) -> Limits:
+        """What is left of the time since `begun_s`, by `time.perf_counter`, and behind this much work; not below 0."""
+        time_s = None if self.time_s is None else max(0.0, self.time_s - (time.perf_counter() - begun_s))
+        deterministic = None if self.deterministic is None else max(0.0, self.deterministic - work)
+        return replace(self, time_s=time_s, deterministic=deterministic)
+
+    def part(self, share: float, least: float = 0.0) -> Limits:
+        """This share of the time and of the work, but `least` of each where that is more and as much is there."""
+        whole = self.time_s, self.deterministic
+        time_s, work = (None if each is None else min(each, max(share * each, least)) for each in whole)
+        return replace(self, time_s=time_s, deterministic=work)
 
 
 NO_LIMITS = Limits()

@@ -7,7 +7,6 @@ others do counts as latency, so that few Booleans are left; what they cannot do 
 
 from __future__ import annotations
 
-import math
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -29,8 +28,7 @@ HALVINGS = 4
 
 def climb(known: Known, until: float) -> None:
     """Ask for shorter periods near the best schedule, wider and wider, until this much of the limits is spent."""
-    ranks, reach = known.problem.ranks, 1
-    least_left = min((each for each in known.left if each is not None), default=math.inf)
+    ranks, reach, least_left = known.problem.ranks, 1, known.left.least
     while reach <= max(ranks, 4) and known.build_s() <= BUILDS * least_left:
         best_ns, answers = known.best_ns, 0
         for near in _nears(ranks, reach):

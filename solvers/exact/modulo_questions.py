@@ -63,19 +63,14 @@ class Known:
         return max(shares)
 
     @property
-    def left(self) -> tuple[float | None, float | None]:
-        """Seconds and work that are left."""
-        limits = self.limits
-        left_s = None if limits.clock_s is None else limits.clock_s - (time.perf_counter() - self.begun)
-        return left_s, None if limits.deterministic is None else limits.deterministic - self.work
+    def left(self) -> Limits:
+        """What is left of the limits."""
+        return self.limits.left(self.begun, self.work)
 
     def part(self, share: float, *, is_small: bool) -> Limits:
         """This share of what is left, for a question of all schedules and ranks or a small one; for that, never without a limit."""
-        least_s = 0.0 if is_small else LEAST_S
-        time_s, work = (None if left is None else max(share * left, min(least_s, left), 0.0) for left in self.left)
-        if is_small and time_s is None and work is None:
-            work = MOST_S
-        return replace(self.limits, time_s=time_s, deterministic=work)
+        part = self.left.part(share, least=0.0 if is_small else LEAST_S)
+        return replace(part, deterministic=MOST_S) if is_small and part.time_s is None and part.deterministic is None else part
 
     def build_s(self, ranks: Collection[int] | None = None) -> float:
         """What a model of the ranks takes to be built, of seconds or of work."""
@@ -84,7 +79,7 @@ class Known:
     @property
     def is_over(self) -> bool:
         """Whether an interruption ends it, or what is left of a limit would be spent before a model is built."""
-        return self.ended_by is not None or any(left is not None and left <= self.build_s() for left in self.left)
+        return self.ended_by is not None or self.left.least <= self.build_s()
 
     def take(self, schedule: Schedule) -> int:
         """The period of a schedule that keeps the rules, which is the best from now on if none is shorter."""

@@ -82,19 +82,14 @@ class Pace(Search, frozen=True):
         if incumbent.schedule is None or not BoundName.CPSAT_CUT.speaks_of(incumbent.schedule.parts):
             return  # what is best cuts other blocks than W, of which the bound does not speak
         paces = Paces(without_recomputed_bytes(beside_gathered(incumbent.problem)))
-        begun, spent = time.perf_counter(), 0.0
+        begun_s, spent = time.perf_counter(), 0.0
         low, high = (paces.twice_pace(value_ns) for value_ns in (incumbent.bound_ns, incumbent.objective_ns))
         while high - low > max(1, high // FINEST) and incumbent.gap > limits.gap:
-            time_s, work = limits.time_s, limits.deterministic
-            if work is not None:
-                work = min(work - spent, max(SHARE * (work - spent), LEAST_S))
-            elif time_s is not None:
-                left_s = time_s - (time.perf_counter() - begun)
-                time_s = min(left_s, max(SHARE * left_s, LEAST_S))
-                incumbent.cut_short |= time_s <= 0
-            if min(math.inf if work is None else work, math.inf if time_s is None else time_s) <= 0:
+            left = limits.left(begun_s, spent)
+            if left.least <= 0:
+                incumbent.cut_short |= left.clock_s is not None
                 return
-            solver = solver_of(replace(limits, time_s=time_s, deterministic=work, gap=0.0))
+            solver = solver_of(replace(left.part(SHARE, least=LEAST_S), gap=0.0))
             asked = low + max(1, (high - low) // 4)  # a pace is refuted soon, or its question takes its whole share
             model = build_pace(paces.chain, paces.ahead, asked)
             code, ended_by = run(solver, model)
