@@ -1,7 +1,7 @@
 """In which rounds two ops of a rank may meet in a modulo schedule: by what lies between them at least, and at most.
 
 A `ModuloModel` goes in, with its period T, and what ops need of each other; the least and the most that may lie between the
-starts of any two ops come out. They are the shortest ways in a graph of differences (Bellman): those that always hold, and some
+starts of any two ops come out. They are the shortest paths in a graph of differences (Bellman): those that always hold, and some
 that can be assumed.
 
 Always: an op follows what it needs. Under 2BW F of a step lies at most two periods before the end of U; with at most D updates in
@@ -10,9 +10,10 @@ are, too: with room for M activations and n alike microbatches in a step, F and 
 
 Others can be assumed, and no optimum is lost. Where an op starts more than a period later than it could, it and all that follows it
 can run a whole period earlier: no rank's order changes, and nothing is held for longer. So U follows the last backward of its step
-within a period, and W its B where W need not run in order. Under stash, whose rule does not count steps, so does each op what it
-needs, for one of the microbatches that are alike; where messages share a link, so does the transfer its producer, and the op that
-takes it the transfer. Groups of microbatches begin within two periods of each other.
+within a period, and W its B where W need not run in order. Under stash, whose rule does not count steps, each op follows what it
+needs within a period. Where microbatches are alike, that is assumed of one of them, so the others have two periods. Where messages
+share a link, it is assumed of the transfer behind its producer, and of the op behind the transfer, so there are twice as many.
+Groups of microbatches begin within two periods of each other.
 """
 
 from __future__ import annotations

@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from schedc.solvers.common.incumbent import Incumbent
 
 FIRST_SHARE, SHARE = 0.12, 0.15
-"""Of what is left of a limit, the first question gets the one, each later one the other."""
+"""Of what is left of a limit, each of the first questions gets the first share, each later one the second."""
 NARROW = 10_000
-"""Where periods without an answer are less than this part of the best apart, the rest of the limit is for what is just below it."""
+"""When the periods without an answer span less than the best over this, the one just below the best gets the rest of the limit."""
 REPEATS, CLIMB, PARTS = 0.4, 0.5, 0.6
-"""When this much of a limit is spent, no step of few microbatches is planned; none is sought near the best; none is asked of some
-ranks."""
+"""Once this much of a limit is spent, no step of few microbatches is planned; nothing is asked near the best; nothing is asked of
+some ranks."""
 REPEAT_SHARE = 0.08
 """Of what is left of a limit, a step of few microbatches gets this much."""
 DELAYS_SHARE = 0.3

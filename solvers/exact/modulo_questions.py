@@ -97,14 +97,14 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Near:
-    """The schedules near the best: two ops of a rank are in its order, but where both are of these ranks and so near each other.
+    """The schedules near the best: each two ops of a rank keep its order, but on some ranks those that are close to each other.
 
     Which steps ops are of is not fixed.
     """
 
     ranks: Collection[int]
     most_apart: int
-    """Places in the rank's period."""
+    """Up to how many places in the rank's period count as close."""
 
 
 def ask(
@@ -113,7 +113,7 @@ def ask(
     """Whether there is a schedule of at most this period; what is found counts, or that there is none.
 
     Args:
-        known: what is known; its limits are spent, and what is better is noted and told.
+        known: what is known; its limits are spent, and what is better is noted and reported.
         period_ns: the period.
         share: of what is left of the limits.
         ranks: which count (`build_modulo`): a yes is no schedule then.

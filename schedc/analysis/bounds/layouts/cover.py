@@ -30,16 +30,18 @@ class RankKind(NamedTuple):
 
     ranks: int
     cuts: Cuts
-    """[4, shares]: a share has the layers [cuts[0], cuts[1]) and [cuts[2], cuts[3]). Ascending in the first."""
+    """[4, shares]: a share has the layers [cuts[0], cuts[1]) and [cuts[2], cuts[3]). Sorted by cuts[0]."""
 
 
 def may_cover(layers: int, kinds: Sequence[RankKind]) -> bool:
     """False only if no choice of a share for each rank has every layer once.
 
     Proof of a no: let each layer have a price ≥ 0, and no share of kind k cost more than p_k. If all prices together are more than
-    the sum of ranks × p_k, whatever the ranks have, some layer is left over. Prices are the duals of covering the most of
-    the layers with shares that may be divided among ranks (simplex; the dearest shares are asked for where those that are known
-    say no more); only the check of them, in whole numbers, counts.
+    the sum of ranks × p_k, whatever the ranks have, some layer is left over.
+
+    Prices are the duals of a linear program: cover the most of the layers with shares that may be divided among ranks. The simplex
+    method begins without shares, and adds the dearest ones when those it has give no better prices. How prices are found proves
+    nothing: only the check of them, in whole numbers, counts.
     """
     if any(kind.cuts.shape[1] == 0 for kind in kinds):
         return False
@@ -87,7 +89,7 @@ def may_cover(layers: int, kinds: Sequence[RankKind]) -> bool:
 
 
 def _dearest(sums: Vector, kind: RankKind) -> tuple[Vector, NDArray[np.int64]]:
-    """Of the shares with one first layer, what the dearest costs, and which that is; of all first layers."""
+    """Per first layer, what the dearest share that begins there costs, and which share it is."""
     cost = _of_shares(sums, kind)
     begins = np.flatnonzero(np.diff(kind.cuts[0], prepend=-1))
     most = np.maximum.reduceat(cost, begins)

@@ -1,7 +1,7 @@
 """What one rank may have of a chain, one piece or two: every such share, and the least makespan that each leaves its rank.
 
-Takes a workload and what is open; gives, for the first three cuts of shares, the largest last cut. A share with these cuts has
-layers [cuts[0], cuts[1]) and [cuts[2], cuts[3]).
+Takes a workload and what is open. A share is four cuts: it has layers [cuts[0], cuts[1]) and [cuts[2], cuts[3]). Gives, for a
+makespan and the first three cuts, the largest last cut whose share's value is no more.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MOST_GAPS = 2**31
 """Above this many shares × microbatches × activations at once, idle gaps are not counted."""
 MOST_WORK, OF_GAPS = 2**24, 16
-"""No more shares are valued than this, which takes some seconds; one with idle gaps counts this often."""
+"""At most this many shares are valued, which takes some seconds; one whose idle gaps are counted, too, is as many as the second."""
 AT_ONCE = 2**14
 """Shares are looked at in parts of this many, which fit a cache."""
 EXACT = 1 - 1e-11
@@ -87,7 +87,7 @@ class SharedChain:
         """No less than the makespan of one microbatch after another, in any layout."""
 
     def spend(self, work: float) -> None:
-        """Raises TimeUp where the time is up, or too much has been done: in shares that were valued."""
+        """Count work, in shares that are valued; raises TimeUp where the time is up, or `MOST_WORK` is done."""
         check(self._until)
         self._work += ceil(work)
         if self._work > MOST_WORK:
@@ -139,6 +139,7 @@ class ShareValues:
     """
 
     def __init__(self, chain: SharedChain, device: Device, way: CrossingWay, least: ShareValues | None = None) -> None:
+        """Nothing is valued yet; `least` has values of the same shares that are no larger, as without crossings."""
         self._chain, self._pieces, self._way, self._least = chain, chain.pieces(device), way, least
         self._capacity, self._in_flight = device.capacity_bytes, device.in_flight
         self._is_limited = (device.capacity_bytes, device.in_flight, device.limit_bytes) != (None, None, None)
@@ -147,8 +148,8 @@ class ShareValues:
     def ends(self, most_ns: int) -> Cuts:
         """[first, end, again]: the largest last cut with which the share's value is at most this; 0: there is none.
 
-        `least`, of the constructor, has values that are no larger. A share's last cut is sought from the one behind which its work
-        alone takes too long, or that is known from a longer makespan, down to one that is known from a shorter one.
+        A last cut is sought downwards. It is at most what was found for a longer makespan, else the last one with which the work
+        alone does not take too long; and at most what `least` says. It is at least what was found for a shorter makespan.
         """
         if most_ns not in self._known:
             first, end, again = self._chain.begins

@@ -29,11 +29,12 @@ if TYPE_CHECKING:
 MOST_LAYERS = 160
 """With more layers, there is no such bound."""
 CELLS = 64
-"""Looking at so many cuts takes as long as valuing a share."""
+"""Looking at this many cuts counts as valuing one share."""
 CROSSINGS = 3
 """Costs of crossings count as at most this many different ones."""
 FIRST_STEP, PRECISION = 6, 10
-"""Objectives are refuted, the first of them 2^-6 above what is known, up to 2^-10 of the least that is not."""
+"""The first objective that is tried is 2^-6 above what is known. The search ends where a refuted one and one that is not are closer
+than 2^-10."""
 
 
 def two_stages_bound(workload: Workload, open_layout: OpenLayout, least_ns: int, until: Until = never) -> int:
@@ -41,22 +42,25 @@ def two_stages_bound(workload: Workload, open_layout: OpenLayout, least_ns: int,
 
     Assumes: makespan; one path; at most two stages on each rank; memory counts unless a stage may recompute.
 
-    Proof. Take a layout and a schedule of makespan T. Each rank has a share, and the shares have each layer once. A share's value
-    (`ShareValues`) is no more than T; so `may_cover` does not refute the shares with such values, nor more of them. The result is
-    a T that it refutes, plus 1: with less, fewer shares are left.
+    Proof. Take a layout and a schedule of makespan T. Each rank has a share, and the shares have each layer once. The value of each
+    share (`ShareValues`) is at most T. So if `may_cover` is given all shares with such values, and maybe more, it refutes nothing.
+    The result is a T that it refutes, plus 1: a smaller T leaves fewer shares.
 
-    With several sites, the path begins inside one of them, and leaves it and comes back n times in all, behind layers
-    x_1 < … < x_n. Between two of these, it is on ranks of that site, or of the others, in turn. A rank's stages are each between
-    two crossings; i lie before both, j, an even number, between the two, k = n - i - j behind, and i is even for ranks of the site,
-    odd for others. So it waits for i crossings, is away for k and their returns, and so on, each as cheap as it is anywhere
-    where it may lie. T is refuted if it is for each site, each n, and all boxes [first, last] of x_1, …, x_n, which are divided
-    until each is refuted. More than n crossings take no less than n + 1, wherever they lie, for whatever i, j and k.
+    With several sites, take the one in which the path begins. The path leaves it, or comes back, at n crossings, behind layers
+    x_1 < … < x_n; in between it is on ranks of this site and of others in turn. Of the crossings, i lie before a rank's first
+    stage, j between its stages, and k = n - i - j behind both. As both stages are on one rank, j is even; i is even for ranks of
+    the first site, and odd for others. The rank's first stage waits for i crossings, its second one for j more; between its last
+    activation and the gradient lie k, there and back. Each crossing costs what it costs at the cheapest place where it may lie.
+
+    T is refuted if it is for each first site, each n, and all places of the crossings. Places are looked at in boxes [first, last]
+    of each x; a box that is not refuted is halved. Before n crossings, it is asked whether n or more, wherever they lie, with any
+    i, j and k, are refuted: if so, no larger n need be looked at.
 
     Args:
         workload: a chain of layers, without slices.
         open_layout: what may be chosen.
         least_ns: a lower bound that is known.
-        until: whether the time is up; what is proven by then is the result, as it is after some work (`MOST_WORK`).
+        until: whether the time is up. What is proven by then is the result; so it is when `MOST_WORK` is done.
     """
     ranks = None if open_layout.placement is None else open_layout.placement.rank_of_stage
     chunks = open_layout.chunks if ranks is None else max(Counter(ranks).values())
@@ -80,18 +84,19 @@ def two_stages_bound(workload: Workload, open_layout: OpenLayout, least_ns: int,
 
 @dataclass(frozen=True, slots=True)
 class _Crossings:
-    """Where the path leaves a site and comes back: the ranks of the site, and between which layers each crossing may lie.
-
-    Without `are_all` there may be more crossings, and they may lie anywhere.
-    """
+    """Where the path leaves its first site or comes back: a box of places."""
 
     inside: tuple[int, ...]
+    """The ranks of the site."""
     first: tuple[int, ...] = ()
+    """Per crossing, how many layers lie before it at least."""
     last: tuple[int, ...] = ()
+    """The same at most."""
     are_all: bool = True
+    """False: there may be more crossings, and they may lie anywhere."""
 
     def halves(self) -> Iterator[_Crossings]:
-        """The two that this is divided into where it is widest; none if it is one place for each crossing."""
+        """The two boxes that this one has, halved where it is widest; none if each crossing has one place."""
         wide = max(range(len(self.first)), key=lambda at: self.last[at] - self.first[at], default=None)
         if wide is None or self.first[wide] == self.last[wide]:
             return
@@ -146,7 +151,7 @@ class _Covers:
         return False
 
     def _may_be(self, most_ns: int, crossings: _Crossings) -> bool:
-        """Whether some layout may cross here, where all parts of this are looked at."""
+        """Whether a layout may cross in some place of this box."""
         if not self._may_cross(most_ns, crossings):
             return False
         halves = [*crossings.halves()]
@@ -163,7 +168,7 @@ class _Covers:
         return may_cover(self._chain.layers, kinds)
 
     def _shares(self, most_ns: int, device: Device, crossings: _Crossings, odd: int) -> NDArray[np.int64]:
-        """The largest shares that such ranks may have; each as the way that it lies among the crossings says."""
+        """The largest shares that ranks with this device may have; `odd` is 0 for ranks of the first site, 1 for others."""
         count, layers = len(crossings.first), self._chain.layers
         first, last = (0, *crossings.first), (*crossings.last, layers)
         ends = np.zeros((layers + 1,) * 3, np.int64)
@@ -182,6 +187,7 @@ class _Covers:
         return _largest(ends)
 
     def _way(self, crossings: _Crossings, before: int, between: int) -> CrossingWay:
+        """What a share waits for that has this many of the crossings before it, and between its stages."""
         if not crossings.first:
             return CrossingWay()
         costs = np.array(
@@ -213,7 +219,7 @@ class _Covers:
 
 
 def _largest(ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[4, shares]: those that are in no other; from the largest last cut by the first three."""
+    """[4, shares]: those that lie in no other share, from the largest last cut by the first three."""
     is_in = np.zeros(ends.shape, bool)
     is_in[1:] |= ends[:-1] >= ends[1:]
     is_in[:, :-1] |= ends[:, 1:] >= ends[:, :-1]
