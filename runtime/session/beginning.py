@@ -210,7 +210,8 @@ class Beginning:
         check_dict(given.outputs, "outputs is", rank, "a dict, to get them by microbatch", MutableMapping)
         check_dict(given.kwargs, "kwargs are", rank, "a dict by name, or by stage")
         check_dict(given.loss_kwargs, "loss_kwargs are", rank)
-        if not given.is_even:
+        weighs = rank in self._ending or rank in self._starting  # what others are given is not used: no reason to close the pipe
+        if weighs and not given.is_even:
             from schedc.runtime.stage.weighing import check_weights
 
             check_weights(given.weights, given.divide_by, given.scale, rank, count)
@@ -223,7 +224,7 @@ class Beginning:
             first = whole.inputs[0] if whole.inputs else ()
             inputs = dict.fromkeys(self._first_stages, len(first) if isinstance(first, tuple) else 1)
             whole = whole._replace(kwargs=by_stage(given.kwargs, self._stages, self._stage_count, rank, inputs, how))
-            if given.loss_kwargs and (rank in self._ending or rank in self._starting):  # as targets
+            if given.loss_kwargs and weighs:
                 whole = whole._replace(loss_kwargs=how(given.loss_kwargs, "loss_kwargs", rank))
                 check_loss_kwargs(given.loss_kwargs, self._loss_fns, rank)
         if not self._slices:
@@ -236,6 +237,8 @@ class Beginning:
         rank, even, inputs = self._groups.rank, self._even, given.inputs
         if self._cut_by_name is not None:
             return self._cut_by_name(inputs, given.targets, count, bare=given.bare)
+        if rank not in self._starting and rank not in self._ending:
+            return Microbatches((), ())
         if samples is None and isinstance(inputs, torch.Tensor) and isinstance(given.targets, torch.Tensor) and inputs.dim():
             check_size(given.targets, inputs.shape[0], count, "targets", rank)
         own = cut(inputs, count, "inputs", rank, even=even) if rank in self._starting else ()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from inputs.few_plans import few_plan
+from inputs.few_plans import few_plan, made_by
 from inputs.plans import one_f_one_b, plan_of
 from inputs.problems import make_problem
 from runs import feature_runs, hook_runs, pipeline_runs, replicated_runs
@@ -264,9 +264,15 @@ def test_one_rank_alone_has_what_does_not_fit_in_a_later_step(two: Ranks, name: 
     assert said[0] == [
         f"BatchRefused: rank 1: the {what} have the shape [0, 3]; dimension 0 must be 1 or more",
         "BatchRefused: rank 1: the targets have the shape []; dimension 0 must be 1 or more",
+        "BatchRefused: rank 1: the targets have the shape [7, 3], and the inputs 8 samples; expected as many, or a multiple, along"
+        " dimension 0",
         "BatchRefused: rank 1: 1 weights were given, the plan has 4 microbatches",
     ]
     assert said[1] == said[0]
+
+
+def test_targets_and_weights_of_a_rank_in_between_are_not_used_and_close_no_pipe(four: Ranks) -> None:
+    assert four.run(pipeline_runs.refuse_later, made_by("1f1b", 4)) == [[]] * 4
 
 
 def test_another_pipeline_may_have_begun(four: Ranks) -> None:

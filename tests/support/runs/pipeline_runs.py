@@ -223,7 +223,8 @@ def refuse_later(rank: int, plan: Plan) -> list[str]:
         inputs, targets = make_batch(plan, 0)
         pipe.step(inputs, targets)
         right = inputs, targets, None
-        for wrong in (inputs[:0], targets[:0], None), (inputs, torch.tensor(1), None), (*right[:2], [1.0]), right:
+        wrongs = (inputs[:0], targets[:0], None), (inputs, torch.tensor(1), None), (inputs, targets[1:], None), (*right[:2], [1.0])
+        for wrong in *wrongs, right:
             own, its, weights = wrong if rank == 1 else right
             with noting(lines):
                 pipe.step(own, its, weights=weights)
