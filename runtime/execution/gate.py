@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from schedc.runtime.execution.channels import Sender
 
 PATIENCE_S = 1.0
-"""What has waited so long for the gate goes in any case, so that a rank that always sends does not stop it."""
+"""What has waited this long for the gate goes in any case, so that a rank that always sends does not stop it."""
 
 
 class TrafficGate:
@@ -46,7 +46,7 @@ class TrafficGate:
                 sender.ends = sender.ends._replace(data=_Watched(sender.ends.data, self))
 
     def use(self, more: int) -> None:
-        """So many more use it; fewer, where they have ended."""
+        """Count users that begin to use it, or, below 0, that have ended."""
         with self._changed:
             self.users += more
 

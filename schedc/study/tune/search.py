@@ -289,10 +289,10 @@ class _Search:
             else:
                 plan = self.planner.plan(problem, settings, self.failures, baseline=baseline)
         except (Infeasible, NoPlanFound, Unsupported, OutOfTime) as error:
-            late = self.settings.interruption.is_late or self.is_too_long(work)
-            cut_short = late and isinstance(error, (NoPlanFound, OutOfTime))  # else with more time there may be one
+            is_up = self.settings.interruption.is_late or self.is_too_long(work)
+            cut_short = is_up and isinstance(error, (NoPlanFound, OutOfTime))  # with more time there may be a plan
             if work.plan is None:
-                state = work.row.state if cut_short else CandidateState.NO_PLAN
+                state = row.state if cut_short else CandidateState.NO_PLAN
                 work.end(state, str(error) or "the time was up before there was a plan")
             return
         self.tries[work.kind] = -1

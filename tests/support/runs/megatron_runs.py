@@ -232,7 +232,7 @@ def without_gpu() -> Iterator[None]:
 
 
 def prepare(ranks: int, tensor_parallel: int = 1) -> None:
-    """Let Megatron make its groups, for pipelines of so many ranks.
+    """Let Megatron make its groups, for pipelines of this many ranks.
 
     Those of other pipelines, which it forgets, are destroyed here: gloo has threads for each.
     """
