@@ -52,9 +52,9 @@ REACH = 10
 EXCHANGES = 4
 """Where it can pay, one in this many changes fuses or splits a backward."""
 HEAT, SAMPLED_HEAT = 0.15, 2e-4
-"""How much worse orders may be that a climb goes on from, at its beginning. Of one problem by the share that a rank's op has of the
-objective, as if all ranks were always busy: with much less, climbs of a small problem end where they begin, and those of a large
-one have too few changes to come back from more. Under many conditions, as a share of the objective."""
+"""How much worse orders may be that a climb goes on from, at its beginning. For one problem: in ops, of which one is the objective
+divided by the number of ops of the rank that has most. With much less, climbs of a small problem end where they begin; with much
+more, climbs of a large one have too few changes to come back. Under several conditions: as a share of the objective."""
 ROUND_OPS = 15_000_000
 """About this many ops are timed for several conditions by each search in one round, where none of its orders is given up early."""
 
