@@ -75,9 +75,7 @@ def _for_cpsat(problem: Problem) -> bool:
 
 def _left(incumbent: Incumbent, share: float) -> Limits:
     """The limits of what is left, or of this share of it."""
-    limits, work = incumbent.limits, incumbent.limits.deterministic
-    time_s = None if limits.time_s is None else share * max(0.0, limits.time_s - incumbent.seconds)
-    return replace(limits, time_s=time_s, deterministic=None if work is None else share * max(0.0, work - incumbent.work))
+    return incumbent.limits.left(incumbent.begun, incumbent.work).part(share)
 
 
 def _by_levels(incumbent: Incumbent, settings: SearchSettings) -> None:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 STEPS, MOST_STEPS = 100, 1600
 """Of narrow windows, the first step is the objective over the one, the least that is tried over the other."""
 LEAST_S = 0.25
-"""No question gets less."""
+"""No question gets less, where as much is left."""
 SHARE, FEW_SHARE, LAST_SHARE = 0.25, 0.05, 0.5
 """Of what is left, at most: for a question over all makespans, for a narrow one with the memory of a few ranks, and for one with
 all that was settled."""
@@ -170,22 +170,15 @@ class _Asker:
     @property
     def goes_on(self) -> bool:
         """Whether there is something to ask, and a limit allows it."""
-        return not self.is_good_enough and all(left is None or left > 0 for left in self._left())
-
-    def _left(self) -> tuple[float | None, float | None]:
-        time_s, work = self.limits.time_s, self.limits.deterministic
-        left_s = None if time_s is None else time_s - (time.perf_counter() - self.begun)
-        return left_s, None if work is None else work - self.spent
+        return not self.is_good_enough and self.limits.left(self.begun, self.spent).least > 0
 
     def ask(self, counted: _Counted, upper: int, share: float = SHARE) -> SolverStatus:
         """For the best relaxed schedule of at most `upper` ticks, in a share of what is left."""
         windows = windows_of(self.problem, self.blocks, upper)
         lower, computing, limited = self.lower, counted.computing, counted.limited
         model = build_relaxed(self.problem, self.blocks, windows, lower, upper, computing=computing, limited=limited)
-        left_s, work = self._left()
-        time_s = None if left_s is None else max(left_s * share, LEAST_S)
-        deterministic = None if work is None else min(work, max(work * share, LEAST_S))
-        solver = solver_of(replace(self.limits, time_s=time_s, deterministic=deterministic, gap=0.0))
+        limits = self.limits.left(self.begun, self.spent).part(share, least=LEAST_S)
+        solver = solver_of(replace(limits, gap=0.0))
         code, ended_by = run(solver, model.model)
         status = SolverStatus(solver.status_name(code))
         self.spent += solver.response_proto.deterministic_time

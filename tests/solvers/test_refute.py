@@ -115,6 +115,9 @@ def test_limits_end_it() -> None:
     assert refuted(STARVED, limits=replace(LIMITS, time_s=0.0)) == Refuted(lower_bound_ns=0, cut_short=True)
     deterministic = replace(LIMITS, deterministic=1e-4)
     assert refuted(STARVED, limits=deterministic) == refuted(STARVED, limits=deterministic)
+    whole = replace(LIMITS, deterministic=60.0)
+    assert refuted(STARVED, limits=replace(whole, time_s=-1.0)) == refuted(STARVED, limits=whole), "no clock ends it beside work"
+    assert refuted(STARVED, limits=whole).lower_bound_ns == 297
 
 
 def test_speaks_only_of_makespans() -> None:
