@@ -126,7 +126,7 @@ class Paces:
         taken_ns = [time_ns for cost in costs for time_ns in (cost.forward_ns, cost.gradient_ns, cost.backward_ns)]
         taken_ns += [time_ns for there in hops for hop in there for time_ns in (hop.occupancy_ns, hop.latency_ns)]
         self.tick_ns = max(1, math.gcd(*taken_ns), each.microbatches.round_trip_ns[0] // MOST_TICKS)
-        self.ahead, self._problem, self._slots, self._cost = ahead or _ahead(slots), problem, slots, cost
+        self.ahead, self._problem = ahead or _ahead(slots), problem
         self._mark_ns = each.forward_head_ns[0] + each.gradient_head_ns[0]
         kept_bytes, limit_bytes = first.activation_after_input_bytes, problem.memory_limit_bytes[first.rank]
         rest_ns, kept = cost.backward_ns - cost.gradient_ns, list[int]()
@@ -142,14 +142,14 @@ class Paces:
             slots=tuple(min(slots, _slots(problem, stage.rank) or slots) for stage in stages),
             kept=tuple(kept),
         )
-        self._last_ns = [self._least_last_ns(count) for count in range(1, self.ahead + 1)]
-
-    def _least_last_ns(self, count: int) -> int:
-        """Twice the makespan, less the mark of the first of the last `count` microbatches (2 and 3 of the proof)."""
-        after_ns = count * self._cost.backward_ns
-        if count > self._slots:
-            after_ns = max(after_ns, self._cost.gradient_ns + self._alone_ns(count - self._slots))
-        return self._alone_ns(count) + after_ns
+        alone_ns = [self._alone_ns(count) for count in range(1, self.ahead + 1)]
+        self._last_ns = list[int]()
+        """Twice the makespan, less the mark of the first of the last 1, 2, … microbatches (2 and 3 of the proof)."""
+        for count, own_ns in enumerate(alone_ns, 1):
+            after_ns = count * cost.backward_ns
+            if count > slots:
+                after_ns = max(after_ns, cost.gradient_ns + alone_ns[count - slots - 1])
+            self._last_ns.append(own_ns + after_ns)
 
     def _alone_ns(self, count: int) -> int:
         """The lower bound of a step of this many microbatches, without collectives."""
