@@ -26,8 +26,9 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from schedc.analysis.bounds.clock import Clock, never
 from schedc.analysis.bounds.heads_and_tails import frames_of
-from schedc.analysis.bounds.lower_bounds import best_bound
+from schedc.analysis.bounds.lower_bounds import bounds_in_time
 from schedc.analysis.bounds.residency import beside_gathered, without_recomputed_bytes
 from schedc.ir import BLOCKS, BoundName, Objective, Problem
 from schedc.models.cpsat.pace import MOST_PAIRS, ChainTicks, build_pace
@@ -36,6 +37,7 @@ from schedc.solvers.common.method import Search
 from schedc.solvers.exact.cpsat import SOLVER, digest_of, run, solver_of
 
 if TYPE_CHECKING:
+    from schedc.analysis.bounds.clock import Until
     from schedc.solvers.common.base import Limits
     from schedc.solvers.common.incumbent import Incumbent
 
@@ -81,17 +83,18 @@ class Pace(Search, frozen=True):
         """Offer better bounds."""
         if incumbent.schedule is None or not BoundName.CPSAT_CUT.speaks_of(incumbent.schedule.parts):
             return  # what is best cuts other blocks than W, of which the bound does not speak
-        paces = Paces(without_recomputed_bytes(beside_gathered(incumbent.problem)))
-        begun_s, spent = time.perf_counter(), 0.0
+        begun_s, spent, clock = time.perf_counter(), 0.0, None if limits.clock_s is None else Clock(SHARE * limits.clock_s)
+        paces = Paces(without_recomputed_bytes(beside_gathered(incumbent.problem)), until=clock or never)
+        incumbent.cut_short |= clock is not None and clock.has_cut
         low, high = (paces.twice_pace(value_ns) for value_ns in (incumbent.bound_ns, incumbent.objective_ns))
         while high - low > max(1, high // FINEST) and incumbent.gap > limits.gap:
             left = limits.left(begun_s, spent)
             if left.least <= 0:
                 incumbent.cut_short |= left.clock_s is not None
                 return
-            solver = solver_of(replace(left.part(SHARE, least=LEAST_S), gap=0.0))
             asked = low + max(1, (high - low) // 4)  # a pace is refuted soon, or its question takes its whole share
             model = build_pace(paces.chain, paces.ahead, asked)
+            solver = solver_of(replace(limits.left(begun_s, spent).part(SHARE, least=LEAST_S), gap=0.0))
             code, ended_by = run(solver, model)
             taken = solver.response_proto.deterministic_time
             spent, incumbent.work = spent + taken, incumbent.work + taken
@@ -114,10 +117,11 @@ class Pace(Search, frozen=True):
 class Paces:
     """What each microbatch takes, on a grid of ticks, and what a pace that none keep says of the makespan."""
 
-    def __init__(self, problem: Problem, ahead: int | None = None) -> None:
+    def __init__(self, problem: Problem, ahead: int | None = None, until: Until = never) -> None:
         """Of a problem that is no misfit, whose ranks hold nothing but activations.
 
-        `ahead` is how many microbatches are followed; None: as many as its memory suggests (`ROUNDS_AHEAD`).
+        `ahead` is how many microbatches are followed; None: as many as its memory suggests (`ROUNDS_AHEAD`). The bounds of the last
+        ones are weaker where the time is up (`until`) before they are made: of 64 ranks that takes ten seconds.
         """
         (each,) = frames_of(problem)[0].classes
         costs, hops = each.microbatches.costs, (each.microbatches.forward, each.microbatches.backward)
@@ -126,7 +130,7 @@ class Paces:
         taken_ns = [time_ns for cost in costs for time_ns in (cost.forward_ns, cost.gradient_ns, cost.backward_ns)]
         taken_ns += [time_ns for there in hops for hop in there for time_ns in (hop.occupancy_ns, hop.latency_ns)]
         self.tick_ns = max(1, math.gcd(*taken_ns), each.microbatches.round_trip_ns[0] // MOST_TICKS)
-        self.ahead, self._problem = ahead or _ahead(slots), problem
+        self.ahead, self._problem, self._until = ahead or _ahead(slots), problem, until
         self._mark_ns = each.forward_head_ns[0] + each.gradient_head_ns[0]
         kept_bytes, limit_bytes = first.activation_after_input_bytes, problem.memory_limit_bytes[first.rank]
         rest_ns, kept = cost.backward_ns - cost.gradient_ns, list[int]()
@@ -153,7 +157,8 @@ class Paces:
 
     def _alone_ns(self, count: int) -> int:
         """The lower bound of a step of this many microbatches, without collectives."""
-        return best_bound(replace(self._problem, microbatches=count, path_of=(0,) * count, data_parallel=None)).value_ns
+        step = replace(self._problem, microbatches=count, path_of=(0,) * count, data_parallel=None)
+        return max(bound.value_ns for bound in bounds_in_time(step, self._until))
 
     def bound_ns(self, twice_pace: int) -> int:
         """What the makespan is at least, if none keep ahead of this pace, of which twice is given, in ticks per microbatch."""

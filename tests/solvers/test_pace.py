@@ -16,7 +16,7 @@ from schedc.models.cpsat.pace import build_pace
 from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.driver.portfolio import solve
 from schedc.solvers.exact.cpsat import run, solver_of
-from schedc.solvers.exact.pace import Pace, Paces
+from schedc.solvers.exact.pace import MOST_TICKS, Pace, Paces
 from schedc.solvers.heuristics.greedy import Greedy
 from schedc.study.bench.pipelines import LinkTimes, both_ways, pipeline
 from schedc.verify.schedule.checks import verify_schedule
@@ -130,6 +130,16 @@ def test_raises_the_bound_of_many_microbatches() -> None:
     assert before.value_ns < found.bound_ns <= found.objective_ns
     assert found.bound_by is BoundName.CPSAT_CUT
     assert "status INFEASIBLE" in found.solver_log[-1]
+
+
+def test_bounds_of_the_last_are_weaker_without_time_and_never_missing() -> None:
+    pairs = []
+    for seed in range(8):
+        problem = drawn(seed, 30)
+        hurried, paces = Paces(problem, until=lambda: True), Paces(problem)
+        assert hurried.chain == paces.chain
+        pairs.append((hurried.bound_ns(MOST_TICKS), paces.bound_ns(MOST_TICKS)))
+    assert all(0 < less <= most for less, most in pairs) and any(less < most for less, most in pairs)
 
 
 @pytest.mark.parametrize(
