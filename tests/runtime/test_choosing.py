@@ -164,7 +164,7 @@ def test_a_rank_that_hangs_is_found_though_an_op_waits_for_its_time(tmp_path: Pa
     problem = make_problem(2, 4, in_flight=4, costs_ns=(10_000 * MS, 10_000 * MS, 10_000 * MS))
     plan = plan_of(problem, constructive("1f1b")(problem))
     with rank_processes(2, tmp_path) as processes:
-        said = processes.run(choosing_runs.fail, plan, 1, "hangs")
+        said = processes.run(choosing_runs.fail, plan, 1, "hangs in an op")
     assert said[0].startswith("TransferFailed: rank 0: BW0.0 waits for BW1.0 from rank 1 on recv_next: no answer in 5 s"), said
     assert said[1].startswith("TransferFailed"), said
 

@@ -58,15 +58,17 @@ def train(
 
 
 def fail(rank: int, plan: Plan, who: int, how: str) -> str:
-    """Two steps, in the second of which one rank fails: it raises, or is stuck longer than the others wait."""
+    """Two steps, in the second of which one rank fails: it raises, or is stuck for long, before it or in an op."""
     stages = make_stages(plan, rank)
     try:
-        with load(plan, stages, timeout_s=5 if how == "hangs" else 60, kind=ChoosingPipe) as pipe:
+        with load(plan, stages, timeout_s=60 if how == "raises" else 5, kind=ChoosingPipe) as pipe:
             pipe.step(*make_batch(plan, 0))
             if rank == who and how == "raises":
                 on_forward(stages, 2, cannot_go_on)
             if rank == who and how == "hangs":
                 until_others_give_up()
+            if rank == who and how == "hangs in an op":
+                on_forward(stages, 1, until_others_give_up)
             pipe.step(*make_batch(plan, 1))
     finally:
         gave_up()
