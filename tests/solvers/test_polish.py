@@ -134,19 +134,20 @@ def test_it_mixes_where_the_fused_backward_is_cheaper(start: str) -> None:
     )
 
 
-def test_it_ends_as_well_from_a_worse_start() -> None:
-    """4 ranks, wave, a slow link: ZB-V, mixed, and Hanayo, all fused, which is worse. With little heat a start decides the end."""
+def test_the_start_that_leads_furthest_need_not_be_the_best() -> None:
+    """4 ranks, wave, a slow link: ZB-V, mixed, and Hanayo, all fused, which is worse, lead further than the better one."""
     links = {(1, 2): (38, 9), (2, 1): (38, 9)}
     problem = with_fused_backward(
         make_problem(4, 16, placement="wave", chunks=2, costs_ns=(38, 46, 20), in_flight=8, links=links), 121, 134
     )
     better, worse = (constructive(method)(problem) for method in ("zb-v + mixed", "hanayo"))
     assert [mixture_of(better), mixture_of(worse)] == ["mixed", "fused"]
-    ends_ns = [simulate(problem, start).makespan_ns for start in (better, worse)]
-    assert ends_ns[0] < ends_ns[1]
-    climbing = Climbing(rounds=8, evaluations=10_000)
-    found_ns = {polish_schedule(problem, starts, climbing).end_ns for starts in ([better], [worse], [better, worse])}
-    assert max(found_ns) < 1.005 * min(found_ns) < 0.96 * ends_ns[0], found_ns
+    ends_ns = {name: simulate(problem, start).makespan_ns for name, start in (("better", better), ("worse", worse))}
+    assert ends_ns["better"] < ends_ns["worse"]
+    climbing = Climbing(rounds=8)
+    alone, both = polish_schedule(problem, [better], climbing), polish_schedule(problem, [better, worse], climbing)
+    assert both.end_ns < alone.end_ns < ends_ns["better"]
+    assert polish_schedule(problem, [worse, better], climbing).end_ns < alone.end_ns
 
 
 def test_where_fusing_cannot_pay_no_backward_is_fused_or_split() -> None:
