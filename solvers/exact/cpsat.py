@@ -265,6 +265,12 @@ def solver_of(limits: Limits) -> cp_model.CpSolver:
     return solver
 
 
+def asked_of(solver: cp_model.CpSolver) -> tuple[str, str]:
+    """What a certificate says of who answered a question: the solver's version, its workers and its seed."""
+    parameters = solver.parameters
+    return SOLVER.format(version("ortools")), f"{parameters.num_workers} workers, seed {parameters.random_seed}"
+
+
 def digest_of(model: cp_model.CpModel) -> str:
     """A model's size and digest: whoever builds the same model can check that it was this one."""
     digest = hashlib.sha256(str(model.proto).encode()).hexdigest()

@@ -23,7 +23,6 @@ import math
 import time
 from bisect import bisect_right
 from dataclasses import replace
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.clock import Clock, never
@@ -34,7 +33,7 @@ from schedc.ir import BLOCKS, BoundName, Objective, Problem
 from schedc.models.cpsat.pace import MOST_PAIRS, ChainTicks, build_pace
 from schedc.solvers.common.base import SolverStatus
 from schedc.solvers.common.method import Search
-from schedc.solvers.exact.cpsat import SOLVER, digest_of, run, solver_of
+from schedc.solvers.exact.cpsat import asked_of, digest_of, run, solver_of
 
 if TYPE_CHECKING:
     from schedc.analysis.bounds.clock import Until
@@ -105,8 +104,7 @@ class Pace(Search, frozen=True):
                 continue
             low, bound_ns = asked, paces.bound_ns(asked)
             log = (
-                SOLVER.format(version("ortools")),
-                f"{solver.parameters.num_workers} workers, seed {solver.parameters.random_seed}",
+                *asked_of(solver),
                 f"pace: none is followed by {paces.ahead} others at less than {asked * paces.tick_ns} ns for each two",
                 digest_of(model),
                 f"status {SolverStatus.INFEASIBLE}, at least {bound_ns} ns",

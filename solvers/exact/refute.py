@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -29,7 +28,7 @@ from schedc.models.cpsat.model import build_relaxed
 from schedc.models.start_windows import windows_of
 from schedc.solvers.common.base import Limits, SolverStatus
 from schedc.solvers.common.method import Search
-from schedc.solvers.exact.cpsat import SOLVER, digest_of, run, solver_of
+from schedc.solvers.exact.cpsat import asked_of, digest_of, run, solver_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -205,8 +204,7 @@ class _Asker:
         check_bound(self.bound_ns, self.objective_ns, "refute")
         computing, limited = (", ".join(map(str, sorted(ranks))) or "none" for ranks in (counted.computing, counted.limited))
         log = (
-            SOLVER.format(version("ortools")),
-            f"{solver.parameters.num_workers} workers, seed {solver.parameters.random_seed}",
+            *asked_of(solver),
             f"refute: of compute, F and backwards of ranks {computing}; memory of ranks {limited} only",
             digest_of(model),
             f"status {status}, at least {lower} ticks of {tick_ns} ns",
