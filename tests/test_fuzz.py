@@ -18,7 +18,7 @@ from schedc.frontend.job import load_job
 
 CASES = sorted((Path(__file__).parent / "fuzz_cases").glob("*.toml"))
 
-JOBS = 160
+JOBS = 100
 """As many as take some ten seconds; `benchmarks/compiler/fuzz.py` runs more of them."""
 COSTLY = 40
 """One job in this many is small and goes to the solvers, too, and one in twice as many to the command line."""

@@ -112,8 +112,8 @@ def test_refutes_no_pace_that_a_schedule_keeps() -> None:
 
 @pytest.mark.slow
 def test_refutes_none_of_more_and_is_above_no_more() -> None:
-    assert sum(map(check, range(1000, 1060))) >= 100
-    assert sum(map(check_short, range(1000, 1030))) >= 25
+    assert sum(map(check, range(1000, 1030))) >= 50
+    assert sum(map(check_short, range(1000, 1015))) >= 12
 
 
 def test_is_never_above_the_best_schedule() -> None:
