@@ -1,7 +1,7 @@
 """Local search over the orders themselves: change an order, time it, keep what is no worse; kernels, compiled.
 
-Orders are as of `order_evaluator`. They are run on one problem, or under many conditions: then the mean of their ends counts, or
-a percentile.
+Orders are as of `order_evaluator`, with the microbatches of `numbering` where these are alike. They are run on one problem, or
+under many conditions: then the mean of their ends counts, or a percentile.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from schedc.ir import Problem
 from schedc.solvers.kernel.critical_path import Critical, block_of, critical_of, trace
 from schedc.solvers.kernel.draws import Draws, below, draw, fraction
 from schedc.solvers.kernel.joints import takes_joints
+from schedc.solvers.kernel.numbering import Numbering, number_anew, unnumbered
 from schedc.solvers.kernel.order_evaluator import (
     Orders,
     ProblemArrays,
@@ -43,7 +44,8 @@ def _example() -> tuple[Any, ...]:
     sampled = unsampled(np.zeros((4, 1, 1), np.int64))
     orders, stop = Orders(np.zeros((1, 1), np.int64), row), np.zeros(1, np.bool_)
     given = facts, sampled.duration[0], sampled
-    return *given, orders, orders, orders, workspace_of(facts), row, critical_of(orders), (0,) * 3, 0, draw(0, 1), 0.0, stop
+    rooms = workspace_of(facts), row, critical_of(orders), unnumbered(1)
+    return *given, orders, orders, orders, *rooms, (0,) * 3, 0, draw(0, 1), 0.0, stop
 
 
 @kernel(_example, lean=True)
@@ -57,6 +59,7 @@ def polish(
     scratch: Workspace,
     before: Any,
     critical: Critical,
+    numbering: Numbering,
     ranges: Any,
     evaluations: int,
     draws: Draws,
@@ -73,6 +76,7 @@ def polish(
     compile `below` anew for each number written here. `stop[0]` set to true, by another thread, ends it after the change at hand.
     """
     samples = len(sampled.share)
+    again = len(facts.stage_rank) * KINDS * (facts.microbatches if numbering.members.shape[1] == 0 else 1)
     current_ns = value_of(facts, duration, sampled, orders, scratch, 1.0 * STRANDED)
     best_ns = current_ns
     copy_orders(orders, current)
@@ -82,8 +86,11 @@ def polish(
     for number in range(evaluations):
         if stop[0]:
             break
-        change = change_at_random(current, before, critical, ranges, draws)
-        if change[0] < 0:
+        rank, length = change_at_random(current, before, critical, ranges, draws, again)
+        if rank < 0:
+            continue
+        if not number_anew(facts, current, rank, numbering):
+            take_back(current, before, rank, length)
             continue
         limit_ns = current_ns
         warm = heat * (1.0 - number / evaluations)
@@ -103,7 +110,7 @@ def polish(
                 best_ns = moved_ns
                 copy_orders(current, best)
         else:
-            take_back(current, before, change)
+            take_back(current, before, rank, length)
     copy_orders(best, orders)
     return best_ns
 
@@ -118,21 +125,21 @@ def polish_kernel(problem: Problem) -> Callable[..., Any]:
 
 
 @kernel(inline=True)
-def change_at_random(orders: Orders, before: Any, critical: Critical, ranges: Any, draws: Draws) -> Any:
+def change_at_random(orders: Orders, before: Any, critical: Critical, ranges: Any, draws: Draws, again: int) -> Any:
     """Move one op of one rank, or fuse or split a backward; `take_back` undoes what this returns.
 
     Half of the changes are of an op of the critical path, which leaves its block or becomes its first or last op.
 
     Args:
         orders: changed.
-        before: room for one rank's order, as it was where a backward is fused or split.
+        before: room for one rank's order, which becomes as it was.
         critical: the path of the orders; where it has no ops, all changes are of any op.
         ranges: as of `polish`.
         draws: random numbers.
+        again: as of `exchange`.
 
     Returns:
-        The rank, or -1 where nothing has changed; whether a backward was fused or split; how many ops the rank had; from where the
-        op was moved, and to where.
+        The rank, or -1 where nothing has changed; how many ops the rank had.
     """
     two, reach, exchanges = ranges
     codes, lengths = orders
@@ -143,38 +150,33 @@ def change_at_random(orders: Orders, before: Any, critical: Critical, ranges: An
         source = first = last = below(lengths[rank], draws)
     length = lengths[rank]
     if length < 2:
-        return -1, False, length, 0, 0
-    if exchanges > 0 and below(exchanges, draws) == 0:
-        for position in range(length):
-            before[position] = codes[rank, position]
-        if exchange(orders, rank, source, below(two, draws), below(reach, draws)):
-            return rank, True, length, source, source
+        return -1, length
+    for position in range(length):
+        before[position] = codes[rank, position]
+    exchanged = exchanges > 0 and below(exchanges, draws) == 0
+    if exchanged and exchange(orders, rank, source, below(two, draws), below(reach, draws), again):
+        return rank, length
     distance = 1 + below(reach, draws)
     if below(two, draws) == 0:  # before its block, or as its last op sooner
         target = max(0, (first + 1 if first < source < last else source) - distance)
     else:
         target = min(length - 1, max(source, last - 1) + distance)
     if source == target:
-        return -1, False, length, 0, 0
+        return -1, length
     move_op(codes, rank, source, target)
-    return rank, False, length, source, target
+    return rank, length
 
 
 @kernel(inline=True)
-def take_back(orders: Orders, before: Any, change: Any) -> None:
-    """Undo what `change_at_random` has done."""
-    codes, lengths = orders
-    rank, exchanged, length, source, target = change
-    if exchanged:
-        for position in range(length):
-            codes[rank, position] = before[position]
-        lengths[rank] = length
-    else:
-        move_op(codes, rank, target, source)
+def take_back(orders: Orders, before: Any, rank: int, length: int) -> None:
+    """Undo what was done to the rank, which had this many ops."""
+    for position in range(length):
+        orders.codes[rank, position] = before[position]
+    orders.lengths[rank] = length
 
 
 @kernel()
-def exchange(orders: Orders, rank: int, at: int, side: int, apart: int) -> bool:
+def exchange(orders: Orders, rank: int, at: int, side: int, apart: int, again: int) -> bool:
     """Fuse the backward that the rank has at this position, or split it; returns whether there is one.
 
     Args:
@@ -183,6 +185,7 @@ def exchange(orders: Orders, rank: int, at: int, side: int, apart: int) -> bool:
         at: a position in it.
         side: 0: BW takes the place of B, or B that of BW; 1: the same of W.
         apart: this many ops come between B and W where BW is split, or as many as there are.
+        again: codes that differ by a multiple of it are alike: B is fused with the next such W, W with the last such B before it.
     """
     codes, lengths = orders
     code, length = codes[rank, at], lengths[rank]
@@ -202,7 +205,7 @@ def exchange(orders: Orders, rank: int, at: int, side: int, apart: int) -> bool:
     step = 1 if kind == B else -1
     half = code + step * (W - B)
     other = at + step
-    while 0 <= other < length and codes[rank, other] != half:
+    while 0 <= other < length and (codes[rank, other] - half) % again:
         other += step
     if not 0 <= other < length:
         return False
@@ -236,28 +239,26 @@ def move_op(codes: Any, rank: int, source: int, target: int) -> None:
 class OrderClimber:
     """The compiled kernel at work on one problem, or on its samples, for one thread."""
 
-    def __init__(self, facts: ProblemArrays, sampled: Sampled, reach: int, exchanges: int = 0) -> None:
+    def __init__(self, facts: ProblemArrays, sampled: Sampled, numbering: Numbering, reach: int, exchanges: int = 0) -> None:
         """Waits until the kernel is compiled.
 
         Args:
             facts: the problem; it stays as it is, as do the samples.
             sampled: its samples, or how long its ops take (`unsampled`).
+            numbering: the numbers of microbatches that are alike.
             reach: how far an op may be moved.
             exchanges: one in this many changes fuses or splits a backward; 0: none.
         """
         own = facts._replace(latency=facts.latency.copy(), occupancy=facts.occupancy.copy())
         self._given = own, sampled.duration[0].copy(), sampled._replace(ends_ns=sampled.ends_ns.copy())
-        self._ranges, self._room, self._polish = (
-            (2, reach, exchanges),
-            workspace_of(facts),
-            compiled(polish if facts.slices else polish_chain),
-        )
+        self._numbering = Numbering(*(each.copy() for each in numbering))
+        self._ranges, self._room = (2, reach, exchanges), workspace_of(facts)
+        self._polish = compiled(polish if facts.slices else polish_chain)
 
     def climb(self, orders: Orders, evaluations: int, seed: int, heat: float, stop: NDArray[np.bool_]) -> float:
         """The best value of that many changes of the orders, which become the best."""
-        rooms, draws = (orders.copy(), orders.copy()), draw(seed, DRAWS * evaluations)
-        before, critical = np.empty_like(orders.codes[0]), critical_of(orders)
-        value_ns: float = self._polish(
-            *self._given, orders, *rooms, self._room, before, critical, self._ranges, evaluations, draws, heat, stop
-        )
+        before, draws = np.empty_like(orders.codes[0]), draw(seed, DRAWS * evaluations)
+        rooms = orders.copy(), orders.copy(), self._room, before, critical_of(orders), self._numbering, self._ranges
+        given: tuple[Any, ...] = *self._given, orders, *rooms, evaluations, draws, heat, stop
+        value_ns: float = self._polish(*given)
         return value_ns

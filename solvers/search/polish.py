@@ -1,9 +1,10 @@
 """Local search over orders: from a schedule, single ops are moved within their ranks as long as nothing gets worse.
 
 A Problem and Schedules of whole blocks go in, a better Schedule or the best of them comes out. Where a fused backward takes less
-time than its halves, single backwards are fused and split, too. Each change is timed by a compiled pass over all ops, so tens of
-thousands of them are tried in a second. It finishes what rules and templates leave undone. Which of these leads furthest is known
-only after it: where BW is cheaper, a schedule of BW alone is often the worst to start from, and ends as the best.
+time than its halves, single backwards are fused and split, too. Alike microbatches keep their turn on each stage (`numbering`).
+Each change is timed by a compiled pass over all ops, so tens of thousands of them are tried in a second. It finishes what rules
+and templates leave undone. Which of these leads furthest is known only after it: where BW is cheaper, a schedule of BW alone is
+often the worst to start from, and ends as the best.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from schedc.solvers.common.interruption import NOTICE_S, Interruption
 from schedc.solvers.common.method import LocalSearch, fusing_saves_time
 from schedc.solvers.kernel.climb import stop_flag
 from schedc.solvers.kernel.joints import values_wait
+from schedc.solvers.kernel.numbering import numbering_of, unnumbered
 from schedc.solvers.kernel.order_climb import OrderClimber
 from schedc.solvers.kernel.order_evaluator import (
     Orders,
@@ -107,8 +109,8 @@ def polish_schedule(problem: Problem, starts: Sequence[Schedule], climbing: Clim
     pool = [packed_orders(problem, facts, start, exchanges=bool(exchanges)) for start in starts]
     mixtures = [mixture_of(start) if exchanges else str(start is starts[0]) for start in starts]
     evaluations = climbing.evaluations or min(40_000, max(200, 10_000_000 // int(pool[0].lengths.sum())))
-    alone = unsampled(durations_ns_of(problem))
-    climbers = [OrderClimber(facts, alone, REACH, exchanges) for _ in pool]
+    alone, numbering = unsampled(durations_ns_of(problem)), numbering_of(problem)
+    climbers = [OrderClimber(facts, alone, numbering, REACH, exchanges) for _ in pool]
     rounds, waits = Rounds(climbing=climbing, evaluations=evaluations, heat=HEAT), values_wait(problem)
     best, best_ns = pool[0].copy(), int(STRANDED)
     for number, values in enumerate(rounds.run(climbers, pool)):
@@ -184,7 +186,8 @@ def polish_sampled_schedules(
                 stop()
         return ended_by
 
-    climbers = [OrderClimber(facts, sampled, REACH, exchanges) for _ in range(CLIMBS)]
+    numbering = unnumbered(len(problem.stages))
+    climbers = [OrderClimber(facts, sampled, numbering, REACH, exchanges) for _ in range(CLIMBS)]
     with stop_flag() as stop:
         first = [climbers[0].climb(each, 0, 0, 0.0, stop) for each in packed]
     ranking = sorted(range(len(packed)), key=first.__getitem__)
