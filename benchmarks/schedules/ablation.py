@@ -6,7 +6,8 @@ the same schedules of the constructive methods and have the same deterministic w
 `polish`, those of `polish` to `local`, so that none has less to do. Each result goes to the CSV file at once; what is there is not
 run again.
 
-`local:edge` leaves out a move of `local` instead, by its name (`MOVES` in `solvers/kernel/climb.py`).
+`local:edge` leaves out a move of `local` instead, by its name (`MOVES` in `solvers/kernel/climb.py`); `start: + fused|{fused=` the
+constructive methods with one of these texts in their names.
 
 Prints for each search how often `auto` is worse and better without it, the mean change of the objective, and the processor
 time. And how often each move of `local` had a part in a rule better than all before it, in what was run now.
@@ -29,11 +30,13 @@ from statistics import mean
 from typing import TYPE_CHECKING, NamedTuple
 
 from schedc.analysis.bounds.lower_bounds import best_bound
+from schedc.analysis.simulation.memory import exceeded_limit
+from schedc.errors import Unsupported
 from schedc.solvers.common.base import Limits, SearchSettings
-from schedc.solvers.common.incumbent import Incumbent
 from schedc.solvers.common.method import FUSED, fusing_saves_time
 from schedc.solvers.driver import turns
-from schedc.solvers.driver.portfolio import candidate_names, solve, try_methods
+from schedc.solvers.driver.portfolio import candidate_names, solve
+from schedc.solvers.driver.registry import constructive
 from schedc.solvers.kernel.climb import MOVES
 from schedc.solvers.search import local
 from schedc.solvers.search.local import local_search
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
     from schedc.analysis.bounds.lower_bounds import Bound
     from schedc.ir import Problem, Schedule
     from schedc.solvers.common.base import Climbing
+    from schedc.solvers.common.incumbent import Incumbent
     from schedc.solvers.driver.turns import Turn
     from schedc.solvers.search.rounds import Found
 
@@ -132,14 +136,17 @@ def _run(path: Path, rows: list[Row], seed: int, work: float, variants: tuple[st
         return []
     problem = drawn(seed)
     bound = best_bound(problem)
-    schedules = _starts(problem, bound)
+    schedules = _starts(problem)
     made: list[Row] = []
     for without in missing:
-        has_turn = any(_named(turn) == without.partition(":")[0] for turn in turns.turns_of(problem))
-        if without and not has_turn:
+        search, _, part = without.partition(":")
+        texts = part.split("|") if search == "start" else ()
+        starts = [each for each in schedules if not any(text in each[1] for text in texts)]
+        has_turn = any(_named(turn) == search for turn in turns.turns_of(problem))
+        if without and not has_turn and len(starts) == len(schedules):
             continue
         begun = time.process_time()
-        found = _solve(problem, bound, schedules, work, never, without)
+        found = _solve(problem, bound, starts, work, never, without)
         numbers = f"{work:g}", str(found.objective_ns), str(found.bound_ns), found.found_by, f"{time.process_time() - begun:.2f}"
         made.append(Row(str(seed), turns.kind_of(problem), without, *numbers))
         with path.open("a", encoding="utf-8", newline="") as file:
@@ -154,12 +161,17 @@ def _counted(problem: Problem, climbing: Climbing, orders: Iterable[Sequence[int
     return found
 
 
-def _starts(problem: Problem, bound: Bound) -> list[tuple[Schedule, str]]:
-    """The best schedule of each family of the constructive methods, with the method's name."""
-    incumbent = Incumbent(problem=problem, bound_ns=bound.value_ns, bound_by=bound.name)
+def _starts(problem: Problem) -> list[tuple[Schedule, str]]:
+    """The schedules of the constructive methods that keep the memory limits, with the methods' names."""
     tables = ("rule-table", f"rule-table{FUSED}") if fusing_saves_time(problem) else ("rule-table",)
-    try_methods(incumbent, (*candidate_names(problem), *tables), mix=fusing_saves_time(problem))
-    return [(schedule, method) for (method, _), (_, schedule) in incumbent.families.items()]
+    found: list[tuple[Schedule, str]] = []
+    for name in (*candidate_names(problem), *tables):
+        try:
+            schedule = constructive(name)(problem)
+        except Unsupported:
+            continue
+        found.append((schedule, name))
+    return [each for each in found if exceeded_limit(problem, each[0]) is None]
 
 
 def _solve(
@@ -179,7 +191,7 @@ def _solve(
         for turn in own
         if _named(turn) not in never
     )
-    if move:
+    if move in MOVES:
         local.chances_of = lambda **kind_of_rule: {
             at: chance for at, chance in moves(**kind_of_rule).items() if at != MOVES.index(move)
         }

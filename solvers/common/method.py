@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 
 Ops = Annotated[int, Meta(ge=0, le=10**9)]
 """How many ops, or evaluations, may be spent."""
-MIXED, FUSED = " + mixed", " + fused"
-"""After a constructive method's name: its schedule with backwards fused and split where that pays; and the one that it makes where
-every backward must fuse."""
+FUSED = " + fused"
+"""After a constructive method's name: the schedule that it makes where every backward must fuse."""
 SMALL_OPS = 5_000
 """Up to this many compute ops the methods that make a schedule at once take about a second together."""
 METHODS: dict[str, type[Method]] = {}

@@ -1,11 +1,9 @@
 """The methods at work on one problem: `solve` runs the method that was asked for, or all that help (`auto`), within limits.
 
 A Problem goes in; an `Incumbent` comes out: the best schedule and bound, how each candidate did, and the history.
-Searches start from the constructive candidates, CP-SAT from the best. Where fused backwards take less time than their halves, each
-candidate is followed by its schedule with backwards fused and split where that pays, `zb-h1 + mixed`. `auto` runs the constructive
-methods, then the searches in their turns (`turns`); while a clock leaves time, the local searches go on from other seeds. A search
-that finds nothing better says what share it had, and for what. It ends at the gap, the limit, or a proof; an interruption ends it
-with what is known then.
+Searches start from the constructive candidates, CP-SAT from the best. `auto` runs the constructive methods, then the searches in
+their turns (`turns`); while a clock leaves time, the local searches go on from other seeds. A search that finds nothing better says
+what share it had, and for what. It ends at the gap, the limit, or a proof; an interruption ends it with what is known then.
 """
 
 from __future__ import annotations
@@ -22,10 +20,9 @@ from schedc.compiled.compiler import at_hand, compile_ahead
 from schedc.errors import InvalidInput, Unsupported
 from schedc.ir import BoundName, Problem, Schedule
 from schedc.solvers.common.base import ignore
-from schedc.solvers.common.fuse_backwards import fuse_backwards
 from schedc.solvers.common.incumbent import Candidate, Ended, Incumbent
 from schedc.solvers.common.interruption import OutOfTime
-from schedc.solvers.common.method import FUSED, MIXED, SMALL_OPS, Constructive, LocalSearch, Method, fusing_frees, fusing_saves_time
+from schedc.solvers.common.method import FUSED, SMALL_OPS, Constructive, LocalSearch, Method, fusing_frees, fusing_saves_time
 from schedc.solvers.driver.registry import constructive, is_auto, is_constructive, method_named, methods, search_of
 from schedc.solvers.driver.turns import CPSAT_OPS, Turn, afterwards_of, turns_of
 from schedc.solvers.heuristics.greedy import ONE_RULE
@@ -150,17 +147,18 @@ def _begin(incumbent: Incumbent, time_s: float | None) -> None:
         with incumbent.alarm(time_s):
             try_methods(incumbent, candidate_names(problem))
         return
-    first, saves_time = _climb(problem), fusing_saves_time(problem)
+    first = _climb(problem)
     if problem.num_ops > SMALL_OPS:
         compile_ahead(first, polish_kernel(problem), rule_kernel(problem))  # the last for the next job, if this one takes as long
     with incumbent.alarm(time_s):
-        try_methods(incumbent, candidate_names(problem), mix=saves_time)
+        try_methods(incumbent, candidate_names(problem))
     # May wait for compiled code, or load it, which takes longer than the others.
     if incumbent.schedule is None or incumbent.gap > incumbent.limits.gap:
         compile_ahead(first, polish_kernel(problem))
-        tables = ("rule-table", f"rule-table{FUSED}") if saves_time or fusing_frees(problem) else ("rule-table",)
+        fused = fusing_saves_time(problem) or fusing_frees(problem)
+        tables = ("rule-table", f"rule-table{FUSED}") if fused else ("rule-table",)
         with incumbent.alarm(time_s):
-            try_methods(incumbent, tables, mix=saves_time)
+            try_methods(incumbent, tables)
     if incumbent.schedule is None:
         try_methods(incumbent, ("sequential",))
 
@@ -255,7 +253,7 @@ def candidate_names(problem: Problem) -> tuple[str, ...]:
     return tuple(sorted(texts, key=lambda text: ("{fused=" in text) + 2 * text.endswith(FUSED)))
 
 
-def try_methods(incumbent: Incumbent, methods: Iterable[str], *, mix: bool = False) -> None:
+def try_methods(incumbent: Incumbent, methods: Iterable[str]) -> None:
     """Offer each constructive method's schedule to the incumbent, which keeps what became of it.
 
     While there is no schedule, an interruption waits for the first.
@@ -263,44 +261,29 @@ def try_methods(incumbent: Incumbent, methods: Iterable[str], *, mix: bool = Fal
     Args:
         incumbent: of the problem.
         methods: constructive methods' names, with options in braces.
-        mix: also offer the schedule with backwards fused and split where that pays, and keep it where it is better than the
-            method's own; of a large problem only the best schedule, after all methods.
 
     Raises:
         InvalidInput: a method's name or options are wrong.
     """
-    is_small, best = incumbent.problem.num_ops <= SMALL_OPS, incumbent.schedule
     for method in methods:
         construct = constructive(method)
         incumbent.settings.on_method(method)
         begun = time.perf_counter()
         try:
             with incumbent.interruption.raising(at="time" if incumbent.schedule is None else "both"):
-                own, schedule = _construct(incumbent, method, construct)
+                made = _construct(incumbent, method, construct)
                 incumbent.cut_short |= incumbent.interruption.is_up  # `steady` keeps its best then, and says nothing
-                incumbent.candidates.append(own)
-                if mix and is_small and schedule is not None:
-                    _mix(incumbent, schedule, method, own.objective_ns)
+                incumbent.candidates.append(made)
         except OutOfTime:
             late = Candidate(method=method, seconds=time.perf_counter() - begun, why_not="was not done in time")
             incumbent.candidates.append(late)
             raise
-    if mix and not is_small and incumbent.schedule is not None and incumbent.schedule is not best:
-        with incumbent.interruption.raising(at="both"):
-            _mix(incumbent, incumbent.schedule, incumbent.found_by, incumbent.objective_ns)
 
 
-def _mix(incumbent: Incumbent, schedule: Schedule, method: str, objective_ns: int | None) -> None:
-    """Offer a method's schedule with backwards fused and split where that pays; keep it where its objective is another one."""
-    other, _ = _construct(incumbent, method + MIXED, partial(fuse_backwards, schedule=schedule, tables=incumbent.tables))
-    if other.objective_ns != objective_ns:
-        incumbent.candidates.append(other)
-
-
-def _construct(incumbent: Incumbent, method: str, construct: Construct) -> tuple[Candidate, Schedule | None]:
-    """Offer one method's schedule to the incumbent; what became of it, and the schedule if it was offered."""
+def _construct(incumbent: Incumbent, method: str, construct: Construct) -> Candidate:
+    """Offer one method's schedule to the incumbent; what became of it."""
     begun = time.perf_counter()
-    reached: list[tuple[int, int, Schedule]] = []
+    reached: list[tuple[int, int]] = []
 
     def work() -> None:
         schedule = construct(incumbent.problem)
@@ -308,7 +291,7 @@ def _construct(incumbent: Incumbent, method: str, construct: Construct) -> tuple
         if excess is not None:
             rank, peak, limit = excess
             raise Unsupported(f"holds {format_bytes(peak)} of activations on rank {rank}, whose limit is {format_bytes(limit)}")
-        reached.append((*incumbent.offer(schedule, method), schedule))
+        reached.append(incumbent.offer(schedule, method))
 
     why_not = "failed"
     try:
@@ -317,6 +300,6 @@ def _construct(incumbent: Incumbent, method: str, construct: Construct) -> tuple
         why_not = str(reason)
     seconds = time.perf_counter() - begun
     if not reached:
-        return Candidate(method=method, seconds=seconds, why_not=why_not), None
-    ((makespan_ns, objective_ns, schedule),) = reached
-    return Candidate(method=method, seconds=seconds, makespan_ns=makespan_ns, objective_ns=objective_ns), schedule
+        return Candidate(method=method, seconds=seconds, why_not=why_not)
+    ((makespan_ns, objective_ns),) = reached
+    return Candidate(method=method, seconds=seconds, makespan_ns=makespan_ns, objective_ns=objective_ns)

@@ -1,8 +1,8 @@
 """The methods by name: what `--method` and a job's `[solver] method` take, with options in braces, `greedy{n_sub=2}`.
 
 A name and the text of its options go in; a constructive method, or a search, with its options comes out. After a constructive
-method's name, ` + mixed` is its schedule with backwards fused and split where that pays, and ` + fused` the one that it makes where
-every backward must fuse. A method is a class in a module of one of the `FOLDERS`, imported when it is looked for.
+method's name, ` + fused` is the schedule that it makes where every backward must fuse. A method is a class in a module of one of
+the `FOLDERS`, imported when it is looked for.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from schedc.errors import InvalidInput
 from schedc.io.location import Location
 from schedc.ir import Problem, Schedule
-from schedc.solvers.common.method import FUSED, METHODS, MIXED, Constructive, Method, Search, methods_in
+from schedc.solvers.common.method import FUSED, METHODS, Constructive, Method, Search, methods_in
 from schedc.solvers.layout.method import LayoutMethod
 from schedc.spelling import nearest
 
@@ -37,7 +37,7 @@ def methods(kind: type[Kind]) -> dict[str, type[Kind]]:
 
 def method_named(text: str) -> type[Method] | None:
     """The class of the method that `text` names, whatever follows its name; None: there is none."""
-    name = text.removesuffix(MIXED).removesuffix(FUSED).partition("{")[0]
+    name = text.removesuffix(FUSED).partition("{")[0]
     every = (each for folder in FOLDERS for each in methods_in(folder))
     return METHODS.get(name) or next((each for each in every if each.name == name), None)
 
@@ -70,7 +70,7 @@ def check_method(text: str, *, is_open: bool = False) -> None:
     Raises:
         InvalidInput: the name is unknown, the options cannot be read, or it chooses a layout where that is given.
     """
-    is_followed = text.endswith((MIXED, FUSED))
+    is_followed = text.endswith(FUSED)
     if not is_open and not is_followed and chooses_layout(text):
         raise InvalidInput(f'method {text!r} chooses a layout, and the job gives it; set one of its keys to "auto"')
     if is_followed:
@@ -85,8 +85,6 @@ def constructive(text: str) -> Construct:
     Raises:
         InvalidInput: the name is unknown, or the options cannot be read.
     """
-    if text.endswith(MIXED):
-        return partial(_mixed, constructive(text.removesuffix(MIXED)))
     if text.endswith(FUSED):
         return partial(_fused, constructive(text.removesuffix(FUSED)))
     made = None if is_auto(text) else _method(text)
@@ -94,12 +92,6 @@ def constructive(text: str) -> Construct:
         name = text if made is None else made.name
         raise InvalidInput(f"method {name!r} makes no schedule by itself; expected one of {', '.join(methods(Constructive))}")
     return made
-
-
-def _mixed(construct: Construct, problem: Problem) -> Schedule:
-    from schedc.solvers.common.fuse_backwards import fuse_backwards
-
-    return fuse_backwards(problem, construct(problem))
 
 
 def _fused(construct: Construct, problem: Problem) -> Schedule:

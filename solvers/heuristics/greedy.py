@@ -33,8 +33,6 @@ ONE_RULE = "greedy{n_sub=1,in_flight=0,weight_lag=0}"
 CHOOSING_BLOCKS = 18_000
 """On larger problems, rules are compared on as many of the first microbatches as have this many blocks, and only in the two options
 that decide most."""
-ROUNDS = 3
-"""Schedules that are made around the backwards which the times of the one before let be fused."""
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """How much busier `spread` makes links."""
 PartsOfW = Annotated[int, Meta(ge=1, le=256)]
@@ -118,9 +116,8 @@ class Greedy(Constructive, frozen=True):
     """On how many of the first stages F and W go before B (`GreedyRule.weights_first`)."""
     look_ahead: Share | Literal["auto"] = "auto"
     """How long a rank may wait for an op of higher priority, in units of the longest F."""
-    fused: Literal["none", "first", "steady", "all", "slack"] = "none"
-    """Which backwards are fused, where the problem splits them (`GreedyRule.fused`); "slack": those that the times of the schedule
-    give reason for, with the rest made anew around them."""
+    fused: Literal["none", "first", "steady", "all"] = "none"
+    """Which backwards are fused, where the problem splits them (`GreedyRule.fused`)."""
 
     @classmethod
     def candidates(cls, problem: Problem) -> Iterator[str]:
@@ -136,7 +133,7 @@ class Greedy(Constructive, frozen=True):
         saves_time = fusing_saves_time(problem)
         if saves_time:
             yield "greedy{fused=all,n_sub=1}"  # where all are fused, there is nothing to cut
-            for which in ("first", "steady", "slack"):
+            for which in ("first", "steady"):
                 yield from (f"greedy{{fused={which},n_sub={cut}}}" for cut in ((1, 4) if is_small else (1,)))
         if saves_time or fusing_frees(problem):
             yield f"greedy{{n_sub=1}}{FUSED}"
@@ -147,18 +144,10 @@ class Greedy(Constructive, frozen=True):
         Raises:
             Unsupported: a rank's memory limit does not hold one microbatch.
         """
-        chosen = {name: getattr(self, name) for name in ("in_flight", "alternate", "weight_lag", "weights_first", "look_ahead")}
+        names = "in_flight", "alternate", "weight_lag", "weights_first", "look_ahead", "fused"
+        chosen = {name: getattr(self, name) for name in names}
         given = {name: None if value == "memory" else value for name, value in chosen.items() if value != "auto"}
-        by_slack = self.fused == "slack"
-
-        def made(room: Room) -> Schedule:
-            fused = "none" if by_slack else self.fused
-            rule, found = choose_rule(problem, self.n_sub, room=room, fused=fused, **given)
-            if not by_slack:
-                return found.schedule
-            return _by_slack(problem, rule.rule(problem, self.n_sub), found.schedule, room=room)
-
-        return within_memory(problem, made)
+        return within_memory(problem, lambda room: choose_rule(problem, self.n_sub, room=room, **given)[1].schedule)
 
 
 class Sorted(Constructive, frozen=True):
@@ -247,22 +236,6 @@ def _best(problem: Problem, schedules: Iterable[Schedule]) -> Schedule:
     from schedc.analysis.simulation.simulate import simulate  # imports numpy, which greedy alone does not need
 
     return min(schedules, key=lambda each: (exceeds(problem, each), simulate(problem, each).objective_ns(problem.objective)))
-
-
-def _by_slack(problem: Problem, rule: Rule, schedule: Schedule, *, room: Room) -> Schedule:
-    """The rule's schedules with those backwards fused that the schedule before has fused where that pays; the best of them."""
-    from schedc.solvers.common.fuse_backwards import fuse_backwards  # imports numpy
-
-    scheduler = ListScheduler(problem, n_sub=rule.n_sub, rules=ROUNDS, room=room)
-    current = fuse_backwards(problem, schedule)
-    tried = [current]
-    for _ in range(ROUNDS if fusing_saves_time(problem) else 0):
-        fused = [[False] * problem.microbatches for _ in problem.stages]
-        for op in (op for order in current.orders for op in order if op.kind is Kind.BW):
-            fused[op.stage][op.microbatch] = True
-        current = fuse_backwards(problem, scheduler(replace(rule, fused=tuple(map(tuple, fused)))).schedule)
-        tried.append(current)
-    return _best(problem, tried)
 
 
 def choose_rule(problem: Problem, n_sub: int, *, room: Room = NO_ROOM, **given: Any) -> tuple[GreedyRule, ListSchedule]:

@@ -15,8 +15,7 @@ import numpy as np
 from schedc.analysis.simulation.memory import exceeded_limit
 from schedc.errors import Unsupported
 from schedc.ir import Problem
-from schedc.solvers.common.fuse_backwards import fuse_backwards
-from schedc.solvers.common.method import MIXED, LocalSearch, fusing_saves_time
+from schedc.solvers.common.method import LocalSearch
 from schedc.solvers.common.microbatch_order import entry_order, known_orders, order_is_open, renamed
 from schedc.solvers.heuristics.rule_table import priority_of
 from schedc.solvers.kernel.climb import (
@@ -58,12 +57,12 @@ POLICIES = (0, 5, 0, 3)
 
 
 class Local(LocalSearch, frozen=True):
-    """Local search over the rule of a list scheduler, whose backwards are then fused where that pays."""
+    """Local search over the rule of a list scheduler."""
 
     name, place, graphs, slices = "local", 210, True, True
 
     def improve(self, incumbent: Incumbent, limits: Limits) -> None:
-        """Offer the best schedule of many rules, and the same with backwards fused."""
+        """Offer the best schedule of many rules."""
         problem = incumbent.problem
         orders = () if incumbent.whole is None or not order_is_open(problem) else (entry_order(problem, incumbent.whole),)
         best = local_search(problem, self.climbing(incumbent, limits), orders)
@@ -71,8 +70,6 @@ class Local(LocalSearch, frozen=True):
         incumbent.cut_short |= best.cut_short
         if best.ended_by is not None:
             raise best.ended_by
-        if fusing_saves_time(problem):
-            incumbent.offer_valid(fuse_backwards(problem, best.schedule, tables=incumbent.tables), f"{self.name}{MIXED}")
 
 
 def local_search(problem: Problem, climbing: Climbing, orders: Iterable[Sequence[int]] = ()) -> Found:

@@ -20,7 +20,6 @@ from schedc.ir.graph import Edge
 from schedc.ir.ops import Kind, token
 from schedc.ir.problem import Problem, Stage
 from schedc.solvers.common.base import Limits, SearchSettings
-from schedc.solvers.common.fuse_backwards import fuse_backwards
 from schedc.solvers.common.incumbent import Incumbent
 from schedc.solvers.common.method import Constructive
 from schedc.solvers.common.microbatch_order import entry_order, order_is_open
@@ -134,7 +133,7 @@ def test_methods_give_valid_schedules_or_say_what_they_need(seeds: range) -> Non
 
 @pytest.mark.slow
 def test_plain_and_compiled_are_the_same() -> None:
-    for seed in range(60):
+    for seed in range(25):
         random = Random(seed)
         problem = some_problem(random)
         rule = some_rule(random, problem)
@@ -242,23 +241,3 @@ def test_microbatches_whose_encoder_differs_get_an_order() -> None:
         assert sorted(order) == list(range(problem.microbatches))
         assert all(m % slices == at % slices for at, m in enumerate(order))
         assert verify_schedule(problem, incumbent.start) == ()
-
-
-@pytest.mark.parametrize("seeds", [range(40), pytest.param(range(40, 220), marks=pytest.mark.slow)])
-def test_backwards_are_fused_and_split_where_that_pays(seeds: range) -> None:
-    """Never worse, within memory, values that wait included; sometimes better."""
-    better = 0
-    for seed in seeds:
-        problem = graph_problem(Random(seed), most_ops=150, most_microbatches=6)
-        try:
-            schedule = constructive("greedy{n_sub=1}")(problem)
-        except Unsupported:
-            continue
-        mixed = fuse_backwards(problem, schedule)
-        assert verify_schedule(problem, mixed) == (), seed
-        before_ns, after_ns = (simulate(problem, each).objective_ns(problem.objective) for each in (schedule, mixed))
-        assert after_ns <= before_ns, seed
-        if exceeded_limit(problem, schedule) is None:
-            assert exceeded_limit(problem, mixed) is None, seed
-        better += after_ns < before_ns
-    assert better

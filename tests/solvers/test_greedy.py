@@ -278,7 +278,7 @@ def test_before_the_first_backward_a_stage_does_what_delays_nobody() -> None:
     assert in_flight_before_first_backward(make_problem(2, 8, placement="wave", chunks=2)) == (3, 2, 1, 1)
 
 
-FUSED = ("first", "steady", "all", "slack")
+FUSED = ("first", "steady", "all")
 
 
 @examples(60)
@@ -307,13 +307,6 @@ def test_which_backwards_are_fused() -> None:
     assert fused["first"] == {(0, microbatch) for microbatch in range(6)}
     assert fused["steady"] == {(stage, microbatch) for stage in range(3) for microbatch in range(5 - stage)}
     assert fused["all"] == set(problem.blocks())
-    assert fused["slack"]
-
-
-def test_by_slack_it_is_no_worse_than_its_own_mixture() -> None:
-    problem = with_fused_backward(m70(2, 2), 9)
-    made = {name: simulate(problem, constructive(name)(problem)).makespan_ns for name in ("greedy + mixed", "greedy{fused=slack}")}
-    assert made["greedy{fused=slack}"] < made["greedy + mixed"]
 
 
 def test_where_nothing_is_split_all_backwards_are_fused() -> None:

@@ -80,7 +80,7 @@ def best_period_of(
 
 
 def baseline_of(problem: Problem, settings: SearchSettings, failures: list[Failure]) -> Plan:
-    """A first plan: the best of the known schedules and of one list scheduler, whatever the settings' method, within their limits.
+    """A first plan: the best of the known schedules and of a list scheduler's, whatever the settings' method, within their limits.
 
     An interruption, or the end of the time that all is within, ends the work once there is a schedule. `failures` gets those of
     methods.
@@ -94,18 +94,19 @@ def baseline_of(problem: Problem, settings: SearchSettings, failures: list[Failu
         failures += made.failures
         return made.plan
     incumbent = Incumbent(problem=problem, settings=SearchSettings(interruption=settings.interruption))
-    fused = (GREEDY_FUSED,) if fusing_saves_time(problem) or fusing_frees(problem) else ()
+    saves_time = fusing_saves_time(problem)
+    fused = (GREEDY_FUSED,) if saves_time or fusing_frees(problem) else ()
     with defects_named(problem.name, "the baselines"):
         try:
             # Of equal steps the first stays, so that which holds all microbatches goes last.
             methods = (*sorted(TEMPLATES, key=lambda name: name == "gpipe"), GREEDY, *fused)
             try:
                 with incumbent.alarm(None):
-                    try_methods(incumbent, methods, mix=fusing_saves_time(problem))
+                    try_methods(incumbent, (*methods, "rule-table") if saves_time else methods)  # it mixes fused and split
             except OutOfTime:
                 if incumbent.schedule is None:
                     incumbent.candidates.clear()
-                    try_methods(incumbent, methods, mix=False)
+                    try_methods(incumbent, methods)
             if incumbent.schedule is None:
                 try_methods(incumbent, ("sequential",))
         except KeyboardInterrupt:
