@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Vector = NDArray[np.float64]
+    Counts = NDArray[np.int64]
 
 FORWARD, AGAIN, FIRST_BACK, BACK = range(4)
 """The steps of a microbatch on a rank: F of its stages, then their gradient parts in the other order; one stage: the outer two."""
@@ -47,9 +48,9 @@ class RankShares:
     """Per step, least time from its end to that of the last gradient part."""
 
 
-def _fit(room: Vector, size: Vector, most: int) -> Vector:
+def _fit(room: Vector, size: Vector, most: int | Counts) -> Vector:
     """How many fit, up to `most`; all where they take nothing."""
-    fit = np.divide(np.maximum(room, 0), size, out=np.full(room.shape, float(most)), where=size > 0)
+    fit = np.divide(np.maximum(room, 0), size, out=np.full(room.shape, np.inf), where=size > 0)
     whole: Vector = np.minimum(np.floor(fit), most)  # rounded up, if at all
     return whole
 
@@ -74,51 +75,51 @@ class _Most:
         least = np.minimum(*sizes)
         self._least_rest = np.where(np.isinf(least), 0, least)
 
-    def done_before(self, step: int) -> list[Vector]:
-        """Per number of microbatches none of which has begun the step, the most work that they have done."""
-        counts = range(self._microbatches + 1)
+    def done_before(self, step: int) -> Vector:
+        """[microbatches + 1, ranks]: per number of them none of which has begun the step, the most work that they have done."""
+        counts = np.arange(self._microbatches + 1)[:, None]
         slots = _fit(self.room, self.one, self._microbatches)
         if step == FORWARD:
-            return [np.zeros_like(self.room) for _ in counts]
+            return np.zeros((counts.size, slots.size))
         if step == BACK and self.has_two:
-            return [np.minimum(count, slots) * (self.whole - self.back) for count in counts]
+            most: Vector = np.minimum(counts, slots) * (self.whole - self.back)
+            return most
+        found: Vector = np.minimum(counts, slots) * self.forward
         if step in (AGAIN, BACK):
-            return [np.minimum(count, slots) * self.forward for count in counts]
-        found = [np.zeros_like(self.room) for _ in counts]
+            return found
         most_both = _fit(self.room, self.both, self._microbatches)
-        for n in range(int(most_both.max(initial=0)) + 1):  # that have both of their forwards behind them
-            others = _fit(self.room - n * self.both, self.one, self._microbatches)
-            for count in counts[n:]:
-                here = n * (self.forward + self.again) + np.minimum(count - n, others) * self.forward
-                found[count] = np.where(n <= most_both, np.maximum(found[count], here), found[count])
+        for n in range(1, int(most_both.max(initial=0)) + 1):  # that have both of their forwards behind them
+            others = np.minimum(counts[n:] - n, _fit(self.room - n * self.both, self.one, self._microbatches))
+            here = n * (self.forward + self.again) + others * self.forward
+            found[n:] = np.where(n <= most_both, np.maximum(found[n:], here), found[n:])
         return found
 
-    def undone_after(self, step: int, count: int, room: Vector) -> Vector:
-        """The most work left of `count` microbatches that have the step behind them; -inf without room."""
+    def undone_after(self, step: int, counts: Counts, room: Vector) -> Vector:
+        """[counts, ranks]: the most work left of as many microbatches that have the step behind them; -inf without room."""
         if step == BACK:
-            return np.where(room >= 0, self._rests(count, 0, room), -np.inf)
+            return np.where(room >= 0, self._rests(counts, 0, room), -np.inf)
         size, work, others = {
             FORWARD: (self.one, self.whole - self.forward, self._rests),
             AGAIN: (self.both, self.backs, self._one_back),
             FIRST_BACK: (self.one, self.back, self._rests),
         }[step]
-        found = np.full_like(room, -np.inf)
-        for n in range(int(_fit(room, size, count).max(initial=0)) + 1):  # that have done no more than the step
-            left = room - n * size
+        found = np.full((counts.size, room.size), -np.inf)
+        for n in range(int(_fit(room, size, int(counts[-1, 0])).max(initial=0)) + 1):  # that have done no more than the step
+            left, some = room - n * size, int(np.searchsorted(counts[:, 0], n))
             more = n if step == FIRST_BACK else 0  # whose rests of the second stage are left besides, perhaps
-            here = n * work + others(count - n, more, np.maximum(left, 0))
-            found = np.where(left >= 0, np.maximum(found, here), found)
+            here = n * work + others(counts[some:] - n, more, np.maximum(left, 0))
+            found[some:] = np.where(left >= 0, np.maximum(found[some:], here), found[some:])
         return found
 
-    def _rests(self, count: int, more: int, room: Vector) -> Vector:
+    def _rests(self, counts: Counts, more: int, room: Vector) -> Vector:
         """Of some that have only rests left, which may be in any order, and of some more that have those of the second stage."""
-        most = count * self.rests_ns[0] + (count + more) * self.rests_ns[1]
-        pieces = _fit(room, self._least_rest, 2 * count + more) * np.maximum(*self.rests_ns)
+        most = counts * self.rests_ns[0] + (counts + more) * self.rests_ns[1]
+        pieces = _fit(room, self._least_rest, 2 * counts + more) * np.maximum(*self.rests_ns)
         return np.minimum(most, np.minimum(pieces, self._times(self._rate, room)))
 
-    def _one_back(self, count: int, _more: int, room: Vector) -> Vector:
+    def _one_back(self, counts: Counts, _more: int, room: Vector) -> Vector:
         """Of some that have the backward of the first stage left, or rests."""
-        return np.minimum(count * (self.back + self.rests_ns[1]), self._times(self._rate_back, room))
+        return np.minimum(counts * (self.back + self.rests_ns[1]), self._times(self._rate_back, room))
 
     @staticmethod
     def _times(rate: Vector, room: Vector) -> Vector:
@@ -128,7 +129,7 @@ class _Most:
 
 def idle_ns(shares: RankShares, microbatches: int) -> Vector:
     """The least time that each of the ranks idles in disjoint gaps, before its last gradient part or after it."""
-    most, counts = _Most(shares, microbatches), range(microbatches)
+    most, counts = _Most(shares, microbatches), np.arange(microbatches)[:, None]
     steps = (FORWARD, AGAIN, FIRST_BACK, BACK) if shares.has_two else (FORWARD, BACK)
     one, both = most.one, most.both
     waits = {
@@ -136,20 +137,19 @@ def idle_ns(shares: RankShares, microbatches: int) -> Vector:
         AGAIN: [(both, most.backs)],
         FIRST_BACK: [(one, most.back), (one + most.rests_bytes[1], most.back + most.rests_ns[1])],
     }  # what one that waits behind the step may hold, and have left to do
-    into: dict[int, dict[int, list[Vector]]] = {}
+    into: dict[int, dict[int, Vector]] = {}
     """By step, and the step before or none (-1): what the gap costs, per number of microbatches before."""
+    undone: dict[int, Vector] = {}
+    """By the step before: the most work left of as many that have it behind them, one of which waits for the step."""
     for at, step in enumerate(steps):
-        done = most.done_before(step)
-        into[step] = {-1: [np.maximum(0, shares.begin_ns[step] - j * most.whole - done[microbatches - j]) for j in counts]}
+        done = most.done_before(step)[:0:-1]
+        into[step] = {-1: np.maximum(0, shares.begin_ns[step] - counts * most.whole - done)}
         for before in steps[:at]:
             away = shares.begin_ns[step] - shares.end_ns[before]
-            waiting = [each for other in steps if before <= other < step for each in waits[other]]
-            costs = []
-            for j in counts:
-                undone = np.max([work + most.undone_after(before, j, most.room - held) for held, work in waiting], axis=0)
-                most_work = np.maximum(0, done[microbatches - j] + undone - most.whole)
-                costs.append(np.maximum(0, away - most_work))
-            into[step][before] = costs
+            for held_bytes, work in waits[steps[at - 1]]:
+                here = work + most.undone_after(before, counts, most.room - held_bytes)
+                undone[before] = np.maximum(undone[before], here) if before in undone else here
+            into[step][before] = np.maximum(0, away - np.maximum(0, done + undone[before] - most.whole))
     held = {FORWARD: one, AGAIN: both, FIRST_BACK: one}
     between = {
         (before, step): np.maximum(
@@ -158,9 +158,10 @@ def idle_ns(shares: RankShares, microbatches: int) -> Vector:
         for at, step in enumerate(steps)
         for before in steps[:at]
     }  # how many microbatches can be between the two
+    after = {step: shares.tail_ns[step] - most.undone_after(step, counts + 1, most.room) for step in steps}
     idle = {step: np.zeros((microbatches, *one.shape)) for step in steps}
     best, columns = np.zeros_like(one), np.arange(one.size)
-    for j in counts:
+    for j in range(microbatches):
         ended = {-1: np.zeros_like(one)}
         for at, step in enumerate(steps):
             here = idle[step][j - 1] if j else np.zeros_like(one)
@@ -172,7 +173,6 @@ def idle_ns(shares: RankShares, microbatches: int) -> Vector:
                 earlier = j - between[step, later]
                 then = np.where(earlier >= 0, idle[later][np.maximum(earlier, 0), columns], 0)
                 ended[step] = np.maximum(ended[step], then)
-            undone = most.undone_after(step, j + 1, most.room)
-            last = shares.tail_ns[step] - ((microbatches - 1 - j) * most.whole + undone)
+            last = after[step][j] - (microbatches - 1 - j) * most.whole
             best = np.maximum(best, ended[step] + np.maximum(0, last))
     return best

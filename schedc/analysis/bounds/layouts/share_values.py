@@ -32,8 +32,8 @@ MOST_GAPS = 2**31
 """Above this many shares × microbatches × activations at once, idle gaps are not counted."""
 MOST_WORK, OF_GAPS = 2**24, 16
 """At most this many shares are valued, which takes some seconds; one whose idle gaps are counted, too, is as many as the second."""
-AT_ONCE = 2**14
-"""Shares are looked at in parts of this many, which fit a cache."""
+AT_ONCE, GAPS_AT_ONCE = 2**14, 2**16
+"""Shares are looked at in parts of this many, which fit a cache; and so many gaps of a kind."""
 EXACT = 1 - 1e-11
 """Floats are this exact."""
 
@@ -195,13 +195,16 @@ class ShareValues:
     def _may_take(self, cuts: Cuts, most_ns: int) -> NDArray[np.bool_]:
         """Which shares have a value of at most this."""
         self._chain.spend(cuts.shape[1])
-        may = self._without_gaps_ns(_Share(self, cuts)) * EXACT <= most_ns
+        share, number = _Share(self, cuts), self._chain.workload.microbatches
+        may = self._without_gaps_ns(share) * EXACT <= most_ns
         if self._is_limited:
+            keeps_out = may & (share.room_bytes < number * sum(share.bytes))
             for has_two in (False, True):
-                some = np.flatnonzero(may & ((cuts[2] < cuts[3]) == has_two))
-                if some.size:
-                    self._chain.spend(OF_GAPS * some.size)
-                    may[some] = self._with_gaps_ns(_Share(self, cuts[:, some])) * EXACT <= most_ns
+                left = np.flatnonzero(keeps_out & (share.has_two == has_two))
+                for some in np.array_split(left, number * left.size // GAPS_AT_ONCE + 1):
+                    if some.size:
+                        self._chain.spend(OF_GAPS * some.size)
+                        may[some] = self._with_gaps_ns(_Share(self, cuts[:, some])) * EXACT <= most_ns
         return may
 
     def _without_gaps_ns(self, share: _Share) -> Vector:
