@@ -7,7 +7,6 @@ only how many rounds there are may.
 
 from __future__ import annotations
 
-from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +16,6 @@ from schedc.errors import Unsupported
 from schedc.ir import Problem
 from schedc.solvers.common.method import LocalSearch
 from schedc.solvers.common.microbatch_order import entry_order, known_orders, order_is_open, renamed
-from schedc.solvers.heuristics.rule_table import priority_of
 from schedc.solvers.kernel.climb import (
     CHANCES,
     EDGE,
@@ -36,7 +34,7 @@ from schedc.solvers.kernel.tables import NEVER
 from schedc.solvers.search.rounds import Found, Rounds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -46,8 +44,6 @@ if TYPE_CHECKING:
 
 CLIMBS = 8
 """Rules that are climbed beside each other in one round; the best of them starts the next round's half."""
-RANGES = 4
-"""This many of them start from ranges of fused backwards, where these may pay."""
 HEAT, MIXING_HEAT = 0.01, 0.002
 """How much worse a rule may be that a climb goes on from, at its beginning, as a share of the objective; where backwards mix and
 each rank has one stage. With several, beside no ranges and no `edge` at 0.01: of 7 held-out draws 4 are better and 1 is worse with
@@ -146,54 +142,15 @@ def _exceeds(problem: Problem, climber: Climber, rule: PackedRule) -> bool:
 def _starts(
     problem: Problem, scheduler: SchedulerState, climber: Climber, seed: int, orders: Sequence[Sequence[int]]
 ) -> list[PackedRule]:
-    """Rules to climb from, each with that of the orders which is the best for it.
-
-    Where backwards mix, the best rules that fuse a range of each stage's take the places of some.
-    """
+    """Rules to climb from, each with that of the orders which is the best for it."""
     counts, generator = count_by_stage(scheduler), np.random.default_rng(seed)
     start = policies(problem, scheduler)
     pool = [
         _first_rule(problem, counts, number, generator, start[POLICIES[number % 4] % len(start)].copy()) for number in range(CLIMBS)
     ]
-    if scheduler.settings[0].mixes:
-        ranges = list(_ranges(problem, scheduler, counts))
-        values = [climber.run(rule) for rule in ranges]
-        ranking = sorted(range(len(ranges)), key=values.__getitem__)
-        pool[CLIMBS - RANGES :] = [ranges[number] for number in ranking[:RANGES]]
     slices = len(problem.slices) or 1
     enters = [np.array(order[::slices], np.int64) // slices for order in orders]
     return [min([rule._replace(enter=enter) for enter in enters] or [rule], key=climber.run).copy() for rule in pool]
-
-
-def _ranges(problem: Problem, scheduler: SchedulerState, counts: list[int]) -> Iterator[PackedRule]:
-    """Rules that split some of the first backwards of each stage and some of the last, by its depth, and fuse those between.
-
-    The first are split to send gradients early while others wait for their first, the last ones to shorten the cool-down; between
-    them, where ranks are busy, BW saves time.
-    """
-    depth = np.array(depth_by_stage(problem), np.int64)
-    longest = int(depth.max()) + 1
-    cap = np.maximum(1, counts)
-    waves = np.array([_slots(problem, stage, count) for stage, count in enumerate(counts)])
-    nothing = np.zeros_like(depth)
-    befores = (depth, 2 * depth, np.where(2 * depth < longest, depth, waves - 1), np.where(depth > 0, waves, 0), nothing)
-    afters = (depth, np.where(depth > 0, longest - 1 - depth, 0), 3 * depth, nothing)
-    priority, stage = priority_of(problem, (1, 0, 2)), np.array([lane.stage for lane in scheduler.lanes])
-    lengths = np.array([lane.last - lane.first for lane in scheduler.lanes])
-    number = np.concatenate([np.arange(length) for length in lengths])
-    left, stage = np.repeat(lengths, lengths) - number, np.repeat(stage, lengths)
-    for before, after, lag in product(befores, afters, (nothing, depth, waves)):
-        fused = (number >= before[stage]) & (left > after[stage])
-        yield PackedRule(cap.copy(), lag.copy(), priority.copy(), np.zeros(1, np.int64), np.where(fused, NEVER, -NEVER))
-
-
-def _slots(problem: Problem, stage: int, count: int) -> int:
-    """How many activations of the stage fit at once."""
-    costs = problem.stages[stage]
-    limit_bytes = problem.memory_limit_bytes[costs.rank]
-    if limit_bytes is None or costs.activation_bytes == 0:
-        return count
-    return min(count, (limit_bytes - costs.recomputed_bytes) // costs.activation_bytes)
 
 
 def _first_rule(
