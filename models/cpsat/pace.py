@@ -8,16 +8,15 @@ Numbers. Microbatch k of a stage is its k-th F, its k-th backward and its k-th r
 loses nothing (`models.blocks`). A backward counts as a *gradient part*, as long as the shorter of B and BW, and a *rest*: what the
 shorter of B + W and BW takes longer. The gradient is sent after the gradient part.
 
-Pace. F(r, k) and B(r, k) are the starts of F and gradient part k on rank r. The *mark* of k is F(0, k) + B(0, k): as it is a sum of
-two starts, it grows by twice the pace with each microbatch that keeps the pace. Microbatches l = 1, …, `ahead` keep ahead of it if
-mark(l) - mark(0) < l × (twice the pace).
+Pace. F(r, k) and B(r, k) are the starts of F and gradient part k on rank r. The *mark* of k is B(0, k). Microbatches l = 1, …,
+`ahead` keep ahead of the pace if mark(l) - mark(0) < l × pace. What comes after a gradient part of the first rank must wait for its
+memory. After an F little must wait, and how early all else was is open: as a mark it lets much higher paces stand.
 
-Ticks. Let F(0, 0) be at time 0, and round all other starts and all durations down to ticks: all needs are still kept. Then
-F(0, l) and B(0, l) do not grow, and B(0, 0) loses less than a tick. So mark(l) - mark(0) grows by less than a tick, and as both
-sides are whole numbers, mark(l) - mark(0) <= l × (twice the pace) holds in the model.
+Ticks. Let B(0, 0) be at time 0, and round all other starts and all durations down to ticks: all needs are still kept, and no mark
+grows. The paces are finer than ticks: no mark is above the last tick before l × pace.
 
-Before microbatch 0, the model has as many as the first rank holds, with all that they need. Where a schedule has fewer there,
-others can be added that ended long before.
+The model has microbatches 0, …, `ahead`, each as an F and a gradient part on every rank, and the needs among these. Where F 1, 2, …
+come before gradient part 0, as far as the first rank's memory allows, they may do so as early as they like.
 
 What each solution keeps to, and so each schedule:
 
@@ -33,7 +32,7 @@ What each solution keeps to, and so each schedule:
   all F and gradient parts that the rank runs in between. Rests of other ranks do not count, and rests may be cut anywhere.
 
 Variables have bounds. Where an interval without a start is longer than any need, all starts behind it can be earlier. That makes no
-mark(l) - mark(0) larger, as F(0, l) and B(0, l) come after F(0, 0) and B(0, 0). So some solution spans no more than `horizon`.
+mark(l) - mark(0) larger, as B(0, l) comes after B(0, 0). So some solution spans no more than `horizon`.
 """
 
 from __future__ import annotations
@@ -49,6 +48,8 @@ if TYPE_CHECKING:
 
 MOST_PAIRS = 3
 """How many of the largest x have a limit of their own for y (memory of the first rank)."""
+PARTS = 16
+"""Paces are in these parts of a tick per microbatch: few ticks may be a long time, and many microbatches add it up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +70,16 @@ class ChainTicks:
     """On the first rank, the most y when x is `slots`, `slots` - 1, …, for `MOST_PAIRS` at most; empty: y has no limit."""
 
 
-def build_pace(chain: ChainTicks, ahead: int, twice_pace: int) -> cp_model.CpModel:
-    """The model of `ahead` microbatches that all keep ahead of the pace, of which twice is given, in ticks per microbatch."""
+def build_pace(chain: ChainTicks, ahead: int, pace: int) -> cp_model.CpModel:
+    """The model of `ahead` microbatches that all keep ahead of the pace, in parts of a tick per microbatch (`PARTS`)."""
     from ortools.sat.python import cp_model
 
-    model, slots, ranks = cp_model.CpModel(), chain.slots[0], range(len(chain.forward))
-    numbers = range(-slots, ahead + 1)
+    model, slots, ranks, numbers = cp_model.CpModel(), chain.slots[0], range(len(chain.forward)), range(ahead + 1)
     hops = sum((slots + 1) * occupancy + latency for occupancy, latency in chain.forward_hops + chain.gradient_hops)
     longest = sum(chain.forward) + sum(chain.gradient) + hops + len(numbers) * (chain.forward[0] + chain.gradient[0] + chain.rest)
     horizon = longest * 2 * len(ranks) * len(numbers)
     f, b = ({(r, k): model.new_int_var(-horizon, horizon, "") for r in ranks for k in numbers} for _ in "FB")
-    model.add(f[0, 0] == 0)
+    model.add(b[0, 0] == 0)
     for k in numbers:
         model.add(b[ranks[-1], k] >= f[ranks[-1], k] + chain.forward[-1])
         for r in ranks:
@@ -95,12 +95,12 @@ def build_pace(chain: ChainTicks, ahead: int, twice_pace: int) -> cp_model.CpMod
                     model.add(starts[target, k + more] >= starts[source, k] + taken + (more + 1) * occupancy + latency)
     before = _compute(model, chain, numbers, f, b)
     for r in ranks:
-        for k in numbers[slots:]:
+        for k in numbers[chain.slots[r] :]:
             model.add(f[r, k] >= b[r, k - chain.slots[r]] + chain.gradient[r])
     for k in numbers[slots:]:
         _memory(model, chain, k, f, b, before)
-    for more in range(1, ahead + 1):
-        model.add(f[0, more] + b[0, more] - b[0, 0] <= more * twice_pace)
+    for k in numbers[1:]:
+        model.add(b[0, k] <= (k * pace - 1) // PARTS)
     return model
 
 
@@ -110,7 +110,7 @@ def _compute(model: cp_model.CpModel, chain: ChainTicks, numbers: range, f: Star
         (r, j, k): model.new_bool_var("")
         for r in range(len(chain.forward))
         for k in numbers
-        for j in range(max(numbers[0], k - chain.slots[0] + 1), k)
+        for j in range(max(0, k - chain.slots[0] + 1), k)
     }
     for (r, j, k), is_before in before.items():
         model.add(f[r, k] >= b[r, j] + chain.gradient[r]).only_enforce_if(is_before)

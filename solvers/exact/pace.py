@@ -4,17 +4,16 @@ Takes a chain with one stage on each rank and a memory limit; gives a better low
 be followed by `ahead` others that all keep ahead of a pace (`models.cpsat.pace`), for one pace after another between what is proven
 and the best makespan. The bound is CP-SAT's word. It holds for schedules whose F, B and BW are whole, however they cut W.
 
-Proof that a refuted pace bounds the makespan C of N microbatches. Let mark(k) be the start of the first rank's k-th F plus that of
-its k-th backward, and P twice the pace. No microbatch is followed by `ahead` others that all keep ahead of the pace.
+Proof that a refuted pace P bounds the makespan C of N microbatches. Let mark(k) be the start of the first rank's k-th gradient
+part. No microbatch is followed by `ahead` others that all keep ahead of the pace.
 
 1. So each microbatch j with `ahead` others behind it has a j + l among these with mark(j + l) - mark(j) >= l × P. Go from
    microbatch 0 to such a one, from this to the next, and so on, until only n <= `ahead` are left, the one that is reached included.
-   Its mark is at least mark(0) + (N - n) × P.
-2. Let its F start at f and its backward at b. The last n are a step of their own that begins at f: C - f is at least the lower
-   bound of a step of n microbatches, without collectives before and after them.
-3. From b on, the first rank runs n backwards: C - b is at least n times one. If n is more than the first rank's memory holds, the
-   others enter after the gradient part that starts at b: C - b is at least that part and the lower bound of a step of these others.
-4. f + b is the mark, so the sum of 1 to 3 is at most 2 × C. The least sum over all n, halved, bounds C.
+   Its mark is at least mark(0) + (N - n) × P, and mark(0) at least what must come before a gradient part of the first rank.
+2. From this mark on, the first rank runs n backwards: C is later by at least n times one. If n is more than the first rank's memory
+   holds, the others enter after the gradient part that starts there: C is later by at least that part and the lower bound of a step
+   of these others, without collectives before and after them.
+3. The sum of 1 and 2 is at most C, and so the least sum over all n.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from schedc.analysis.bounds.heads_and_tails import frames_of
 from schedc.analysis.bounds.lower_bounds import bounds_in_time
 from schedc.analysis.bounds.residency import beside_gathered, without_recomputed_bytes
 from schedc.ir import BLOCKS, BoundName, Objective, Problem
-from schedc.models.cpsat.pace import MOST_PAIRS, ChainTicks, build_pace
+from schedc.models.cpsat.pace import MOST_PAIRS, PARTS, ChainTicks, build_pace
 from schedc.solvers.common.base import SolverStatus
 from schedc.solvers.common.method import Search
 from schedc.solvers.exact.cpsat import asked_of, digest_of, run, solver_of
@@ -85,7 +84,7 @@ class Pace(Search, frozen=True):
         begun_s, spent, clock = time.perf_counter(), 0.0, None if limits.clock_s is None else Clock(SHARE * limits.clock_s)
         paces = Paces(without_recomputed_bytes(beside_gathered(incumbent.problem)), until=clock or never)
         incumbent.cut_short |= clock is not None and clock.has_cut
-        low, high = (paces.twice_pace(value_ns) for value_ns in (incumbent.bound_ns, incumbent.objective_ns))
+        low, high = (paces.pace(value_ns) for value_ns in (incumbent.bound_ns, incumbent.objective_ns))
         while high - low > max(1, high // FINEST) and incumbent.gap > limits.gap:
             left = limits.left(begun_s, spent)
             if left.least <= 0:
@@ -105,7 +104,7 @@ class Pace(Search, frozen=True):
             low, bound_ns = asked, paces.bound_ns(asked)
             log = (
                 *asked_of(solver),
-                f"pace: none is followed by {paces.ahead} others at less than {asked * paces.tick_ns} ns for each two",
+                f"pace: none is followed by {paces.ahead} others at less than {asked * paces.tick_ns / PARTS:.15g} ns for each",
                 digest_of(model),
                 f"status {SolverStatus.INFEASIBLE}, at least {bound_ns} ns",
             )
@@ -129,7 +128,7 @@ class Paces:
         taken_ns += [time_ns for there in hops for hop in there for time_ns in (hop.occupancy_ns, hop.latency_ns)]
         self.tick_ns = max(1, math.gcd(*taken_ns), each.microbatches.round_trip_ns[0] // MOST_TICKS)
         self.ahead, self._problem, self._until = ahead or _ahead(slots), problem, until
-        self._mark_ns = each.forward_head_ns[0] + each.gradient_head_ns[0]
+        self._mark_ns = each.gradient_head_ns[0]
         kept_bytes, limit_bytes = first.activation_after_input_bytes, problem.memory_limit_bytes[first.rank]
         rest_ns, kept = cost.backward_ns - cost.gradient_ns, list[int]()
         if problem.split_backward and kept_bytes and rest_ns and limit_bytes is not None:
@@ -144,29 +143,25 @@ class Paces:
             slots=tuple(min(slots, _slots(problem, stage.rank) or slots) for stage in stages),
             kept=tuple(kept),
         )
-        alone_ns = [self._alone_ns(count) for count in range(1, self.ahead + 1)]
-        self._last_ns = list[int]()
-        """Twice the makespan, less the mark of the first of the last 1, 2, … microbatches (2 and 3 of the proof)."""
-        for count, own_ns in enumerate(alone_ns, 1):
-            after_ns = count * cost.backward_ns
-            if count > slots:
-                after_ns = max(after_ns, cost.gradient_ns + alone_ns[count - slots - 1])
-            self._last_ns.append(own_ns + after_ns)
+        self._last_ns = [count * cost.backward_ns for count in range(1, self.ahead + 1)]
+        """The makespan less the mark of the first of the last 1, 2, … microbatches (2 of the proof)."""
+        for index in range(slots, self.ahead):
+            self._last_ns[index] = max(self._last_ns[index], cost.gradient_ns + self._alone_ns(index + 1 - slots))
 
     def _alone_ns(self, count: int) -> int:
         """The lower bound of a step of this many microbatches, without collectives."""
         step = replace(self._problem, microbatches=count, path_of=(0,) * count, data_parallel=None)
         return max(bound.value_ns for bound in bounds_in_time(step, self._until))
 
-    def bound_ns(self, twice_pace: int) -> int:
-        """What the makespan is at least, if none keep ahead of this pace, of which twice is given, in ticks per microbatch."""
+    def bound_ns(self, pace: int) -> int:
+        """What the makespan is at least, if none keep ahead of this pace, in parts of a tick per microbatch."""
         before = range(self._problem.microbatches - 1, 0, -1)
-        least_ns = min(count * twice_pace * self.tick_ns + last_ns for count, last_ns in zip(before, self._last_ns, strict=False))
-        return -(-(self._mark_ns + least_ns) // 2)
+        rows = zip(before, self._last_ns, strict=False)
+        return self._mark_ns + min(-(-count * pace * self.tick_ns // PARTS) + last_ns for count, last_ns in rows)
 
-    def twice_pace(self, value_ns: int) -> int:
-        """Twice the largest pace that bounds the makespan by no more than this, in ticks per microbatch; 0 if none does."""
-        return max(0, bisect_right(range(2 * value_ns // self.tick_ns), value_ns, key=self.bound_ns) - 1)
+    def pace(self, value_ns: int) -> int:
+        """The largest pace that bounds the makespan by no more than this, in parts of a tick per microbatch; 0 if none does."""
+        return max(0, bisect_right(range(PARTS * value_ns // self.tick_ns), value_ns, key=self.bound_ns) - 1)
 
 
 def _slots(problem: Problem, rank: int) -> int:

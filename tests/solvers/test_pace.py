@@ -12,7 +12,7 @@ from inputs.problems import make_problem
 from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.simulation.simulate import simulate
 from schedc.ir import BoundName, Kind, Objective
-from schedc.models.cpsat.pace import build_pace
+from schedc.models.cpsat.pace import PARTS, build_pace
 from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.driver.portfolio import solve
 from schedc.solvers.exact.cpsat import run, solver_of
@@ -59,15 +59,15 @@ def drawn(seed: int, microbatches: int) -> Problem:
     return problem
 
 
-def refuted(paces: Paces, twice_pace: int) -> bool:
+def refuted(paces: Paces, pace: int) -> bool:
     solver = solver_of(LIMITS)
-    return solver.status_name(run(solver, build_pace(paces.chain, paces.ahead, twice_pace))[0]) == "INFEASIBLE"
+    return solver.status_name(run(solver, build_pace(paces.chain, paces.ahead, pace))[0]) == "INFEASIBLE"
 
 
 def bound_ns(problem: Problem, objective_ns: int) -> int:
     """The largest bound that a few questions prove."""
     paces = Paces(problem, AHEAD)
-    low, high = 0, paces.twice_pace(2 * objective_ns)
+    low, high = 0, paces.pace(2 * objective_ns)
     for _ in range(5):
         asked = (low + high + 1) // 2
         low, high = (asked, high) if refuted(paces, asked) else (low, asked - 1)
@@ -83,13 +83,12 @@ def check(seed: int) -> int:
         if verify_schedule(problem, schedule):
             continue
         timeline = simulate(problem, schedule)
-        starts: tuple[list[int], list[int]] = ([], [])
-        for (kind, stage, _, _), start_ns in zip(timeline.ops.tolist(), timeline.starts_ns.tolist(), strict=True):
-            if stage == problem.paths[0][0] and kind != Kind.W:
-                starts[kind == Kind.F].append(start_ns)
-        marks = list(map(sum, zip(*map(sorted, starts), strict=True)))
+        ops = zip(timeline.ops.tolist(), timeline.starts_ns.tolist(), strict=True)
+        marks = sorted(
+            start_ns for (kind, stage, _, _), start_ns in ops if stage == problem.paths[0][0] and kind in (Kind.B, Kind.BW)
+        )
         kept_ns = min(max((marks[k + more] - marks[k]) / more for more in range(1, AHEAD + 1)) for k in range(len(marks) - AHEAD))
-        assert not refuted(paces, int(kept_ns / paces.tick_ns) + 1), seed
+        assert not refuted(paces, int(kept_ns * PARTS / paces.tick_ns) + 1), seed
         compared += 1
     return compared
 
