@@ -53,9 +53,11 @@ REACH = 10
 """How far an op may be moved."""
 EXCHANGES = 4
 """Where it can pay, one in this many changes fuses or splits a backward."""
-HEAT = 2e-4
-"""How much worse orders may be that a climb goes on from, at its beginning, as a share of the objective. With more, 0.15 divided
-by the ops of the longest rank, 23 draws ended 0.3 % higher in the mean; 0.1 % if every second climb alone had more."""
+FOLLOWS = 2
+"""Where microbatches are alike, one in this many moves may be followed on other ranks."""
+HEAT, ALIKE_HEAT = 2e-4, 6e-4
+"""How much worse orders may be that a climb goes on from, at its beginning, as a share of the objective; where microbatches are
+alike. There 1.2e-3 is better for some, and worse where rounds are few."""
 ROUND_OPS = 15_000_000
 """About this many ops are timed for several conditions by each search in one round, where none of its orders is given up early."""
 
@@ -110,8 +112,10 @@ def polish_schedule(problem: Problem, starts: Sequence[Schedule], climbing: Clim
     mixtures = [mixture_of(start) if exchanges else str(start is starts[0]) for start in starts]
     evaluations = climbing.evaluations or min(40_000, max(200, 10_000_000 // int(pool[0].lengths.sum())))
     alone, numbering = unsampled(durations_ns_of(problem)), numbering_of(problem)
-    climbers = [OrderClimber(facts, alone, numbering, REACH, exchanges) for _ in pool]
-    rounds, waits = Rounds(climbing=climbing, evaluations=evaluations, heat=HEAT), values_wait(problem)
+    ranges = REACH, exchanges, FOLLOWS if numbering.members.size else 0
+    climbers = [OrderClimber(facts, alone, numbering, ranges) for _ in pool]
+    heat, waits = ALIKE_HEAT if numbering.members.size else HEAT, values_wait(problem)
+    rounds = Rounds(climbing=climbing, evaluations=evaluations, heat=heat)
     best, best_ns = pool[0].copy(), int(STRANDED)
     for number, values in enumerate(rounds.run(climbers, pool)):
         leaders: dict[str, Orders] = {}
@@ -187,7 +191,7 @@ def polish_sampled_schedules(
         return ended_by
 
     numbering = unnumbered(len(problem.stages))
-    climbers = [OrderClimber(facts, sampled, numbering, REACH, exchanges) for _ in range(CLIMBS)]
+    climbers = [OrderClimber(facts, sampled, numbering, (REACH, exchanges, 0)) for _ in range(CLIMBS)]
     with stop_flag() as stop:
         first = [climbers[0].climb(each, 0, 0, 0.0, stop) for each in packed]
     ranking = sorted(range(len(packed)), key=first.__getitem__)

@@ -48,7 +48,7 @@ def test_never_worse_valid_and_timed_right(problem: Problem, seed: int) -> None:
     assert found.end_ns <= simulate(problem, start).objective_ns(problem.objective)
 
 
-@pytest.mark.parametrize("seeds", [range(150), pytest.param(range(150, 450), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [range(150), pytest.param(range(150, 900), marks=pytest.mark.slow)])
 def test_the_clock_is_the_simulators(seeds: range) -> None:
     """Stage span and makespan, with several stages on a rank, all-gathers and reduce-scatters, and trunks shared by all of it."""
     seen: set[tuple[str, bool, bool, bool]] = set()
@@ -109,17 +109,19 @@ def test_a_mixture_is_timed_right_and_its_memory_kept(data: st.DataObject) -> No
     problem = data.draw(problems(max_ranks=3, max_microbatches=4))
     problem = with_fused_backward(problem, *data.draw(st.sampled_from([(1, 2), (9, 10), (1, 1), (11, 10)])))
     start = data.draw(random_schedules(problem, whole=True))
-    timed = polish_schedule(problem, [start], Climbing(evaluations=1, rounds=1, seed=0))
+    facts = problem_arrays_of(problem)
+    orders = packed_orders(problem, facts, start, exchanges=True)
+    timed_ns = time_orders(facts, durations_ns_of(problem), orders, workspace_of(facts))
     limits = problem.memory_limit_bytes
     fits = all(limit is None or peak <= limit for peak, limit in zip(peak_bytes(problem, start), limits, strict=True))
     if not fits:
-        assert timed.end_ns >= STRANDED
+        assert timed_ns >= STRANDED
         return
-    assert timed.end_ns == simulate(problem, timed.schedule).objective_ns(problem.objective)
+    assert timed_ns == simulate(problem, start).objective_ns(problem.objective)
     found = polish_schedule(problem, [start], Climbing(evaluations=200, rounds=2, seed=data.draw(st.integers(0, 5))))
     assert not verify_schedule(problem, found.schedule)
     assert found.end_ns == simulate(problem, found.schedule).objective_ns(problem.objective)
-    assert found.end_ns <= timed.end_ns
+    assert found.end_ns <= timed_ns
 
 
 @pytest.mark.parametrize("start", ["1f1b", "zb-h1"])
@@ -135,19 +137,18 @@ def test_it_mixes_where_the_fused_backward_is_cheaper(start: str) -> None:
 
 
 def test_the_start_that_leads_furthest_need_not_be_the_best() -> None:
-    """4 ranks, wave, a slow link: greedy, all split, and Hanayo, all fused, which is worse, lead further than the better one."""
-    links = {(1, 2): (38, 9), (2, 1): (38, 9)}
+    """4 ranks, wave, a slow link: Hanayo, all fused, is worse than greedy, all split, and leads further."""
+    links = {(1, 2): (38, 20), (2, 1): (38, 20)}
     problem = with_fused_backward(
-        make_problem(4, 16, placement="wave", chunks=2, costs_ns=(38, 46, 20), in_flight=8, links=links), 121, 134
+        make_problem(4, 16, placement="wave", chunks=2, costs_ns=(38, 46, 20), in_flight=6, links=links), 121, 134
     )
     better, worse = (constructive(method)(problem) for method in ("greedy{n_sub=1}", "hanayo"))
     assert [mixture_of(better), mixture_of(worse)] == ["split", "fused"]
     ends_ns = {name: simulate(problem, start).makespan_ns for name, start in (("better", better), ("worse", worse))}
     assert ends_ns["better"] < ends_ns["worse"]
-    climbing = Climbing(rounds=4)
-    alone, both = polish_schedule(problem, [better], climbing), polish_schedule(problem, [better, worse], climbing)
+    climbing = Climbing(evaluations=2000, rounds=4)
+    alone, both = polish_schedule(problem, [better], climbing), polish_schedule(problem, [worse, better], climbing)
     assert both.end_ns < alone.end_ns < ends_ns["better"]
-    assert polish_schedule(problem, [worse, better], climbing).end_ns < alone.end_ns
 
 
 def test_where_fusing_cannot_pay_no_backward_is_fused_or_split() -> None:
@@ -183,7 +184,7 @@ def test_blocks_that_are_cut_are_refused() -> None:
 
 @pytest.mark.parametrize("seeds", [range(16), pytest.param(range(16, 60), marks=pytest.mark.slow)])
 def test_it_reaches_the_best_mixture_of_tiny_problems(seeds: range) -> None:
-    """Against brute force over all mixtures and orders, from greedy's best with all backwards split and with some fused."""
+    """Against brute force over all mixtures and orders, from greedy's schedules with backwards fused where that pays."""
     compared = 0
     for seed in seeds:
         problem = fused_problem(seed)
@@ -193,7 +194,7 @@ def test_it_reaches_the_best_mixture_of_tiny_problems(seeds: range) -> None:
 
         try:
             best_ns = optimum(problem, most_states=1_000)
-            starts = [constructive(f"greedy{{n_sub=1,fused={which}}}")(problem) for which in ("none", "first", "steady")]
+            starts = [constructive(f"greedy{{n_sub=1,fused={which}}} + mixed")(problem) for which in ("none", "first", "steady")]
         except (SearchTooLarge, Unsupported):
             continue
         start = min(starts, key=reached_ns)
