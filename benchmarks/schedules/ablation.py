@@ -9,8 +9,9 @@ run again.
 `local:edge` leaves out a move of `local` instead, by its name (`MOVES` in `solvers/kernel/climb.py`); `start: + fused|{fused=` the
 constructive methods with one of these texts in their names.
 
-Prints for each search how often `auto` is worse and better without it, the mean change of the objective, and the processor
-time. And how often each move of `local` had a part in a rule better than all before it, in what was run now.
+Prints for each search how often `auto` is worse and better without it, the mean change of the objective, the mean gap to the
+bound, and the processor time. And how often each move of `local` had a part in a rule better than all before it, in what was run
+now.
 
 Run it as `python benchmarks/schedules/ablation.py ROWS.csv [--draws 200] [--first 100000] [--work 2] [--searches local,polish]
 [--leave-out cpsat,refute] [--only-print]`. What is left out is in no variant: where the local searches alone are compared, proofs
@@ -216,17 +217,18 @@ def _read(path: Path) -> list[Row]:
 def _print(without: str, rows: list[Row]) -> None:
     """A line for each kind of problem, and one for all."""
     whole = {row.draw: row for row in rows if not row.without}
-    pairs = [(whole[row.draw], row) for row in rows if row.without == without and row.draw in whole]
+    if not (pairs := [(whole[row.draw], row) for row in rows if row.without == without and row.draw in whole]):
+        return
     for kind in (*sorted({row.kind for row, _ in pairs}), ""):
-        chosen = [(int(one.objective_ns), int(other.objective_ns)) for one, other in pairs if kind in ("", one.kind)]
-        if not chosen:
-            continue
-        worse, better = sum(other > one for one, other in chosen), sum(other < one for one, other in chosen)
-        seconds = [sum(float(each.processor_s) for each in side if kind in ("", each.kind)) for side in zip(*pairs, strict=True)]
-        changes = [other / one - 1 for one, other in chosen]
+        sides = [[row for row in side if kind in ("", row.kind)] for side in zip(*pairs, strict=True)]
+        changes = [int(other.objective_ns) / int(one.objective_ns) - 1 for one, other in zip(*sides, strict=True)]
+        worse, better = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
+        gaps = [mean(1 - int(row.bound_ns) / int(row.objective_ns) for row in side) for side in sides]
+        seconds = [sum(float(row.processor_s) for row in side) for side in sides]
         print(
-            f"without {without}, {kind or 'all'}: {len(chosen)} draws, {worse} worse, {better} better, mean {mean(changes):+.3%}"
-            f" ({min(changes):+.2%} to {max(changes):+.2%}), processor time {seconds[0]:.0f} -> {seconds[1]:.0f} s"
+            f"without {without}, {kind or 'all'}: {len(changes)} draws, {worse} worse, {better} better, mean {mean(changes):+.3%}"
+            f" ({min(changes):+.2%} to {max(changes):+.2%}), mean gap {gaps[0]:.2%} -> {gaps[1]:.2%},"
+            f" processor time {seconds[0]:.0f} -> {seconds[1]:.0f} s"
         )
 
 
