@@ -2,15 +2,17 @@
 
 A Problem whose steps overlap and a known period go in; a better one and a proven lower bound come out. The model is
 `schedc.models.modulo`; each period T is a question of its own, whether any schedule has it. No is a proof that all take T + 1 or
-more, as what is feasible with T is with all that is longer. The bound is asked for first; then for periods of few microbatches,
-which are repeated, for schedules near the best, and which periods some ranks refute alone (`modulo_parts`); then what is just below
-the best known, which proves it, in turn with what lies in the middle. Of the least period that is found the delays are minimized.
-Schedules are timed by `steady_state`; only the bound is CP-SAT's own word. A model grows with the pairs of a rank's ops; to build
-it counts as work, and none is built for which too little is left of a limit, nor of a very long period: what is known is kept.
+more, as what is feasible with T is with all that is longer. Two microbatches alone raise the bound (`modulo_windows`), which is
+asked for first; then for periods of few microbatches, which are repeated, for schedules near the best, and which periods some ranks
+refute alone (`modulo_parts`); then what is just below the best known, which proves it, in turn with what lies in the middle. Of the
+least period that is found the delays are minimized. Schedules are timed by `steady_state`; only the bound is CP-SAT's own word. A
+model grows with the pairs of a rank's ops; to build it counts as work, and none is built for which too little is left of a limit,
+nor of a very long period: what is known is kept.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -24,10 +26,11 @@ from schedc.models.modulo import minimize_delays, pairs_of
 from schedc.solvers.common.base import Limits, Solved, SolverStatus
 from schedc.solvers.common.method import Search
 from schedc.solvers.exact.cpsat import SOLVER, improve_by
-from schedc.solvers.exact.modulo_parts import ask_of_parts, climb
+from schedc.solvers.exact.modulo_parts import BUILDS, ask_of_parts, climb
 from schedc.solvers.exact.modulo_questions import Known, ask, build, solve
+from schedc.solvers.exact.modulo_windows import ask_of_windows
 from schedc.solvers.heuristics.steady import planned
-from schedc.solvers.heuristics.steady_repeat import MOST_MICROBATCHES, repeats
+from schedc.solvers.heuristics.steady_repeat import repeats
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
@@ -111,18 +114,23 @@ def solve_modulo(
 def _settle(known: Known) -> None:
     """Ask until the period is proven, or the limits are spent.
 
-    The bound is first, and what is just below the best, where either is easy; then what few microbatches can, what is near the
-    best, and what some ranks cannot; then again what is just below the best. Where that has no answer in its time, shorter periods
-    are asked for, which are easier to refute: near it after one that was answered, in the middle after one that was not. At last
-    it gets the rest.
+    Two microbatches alone are first, as they are easy; then the bound, and what is just below the best, where either is easy; then
+    what few microbatches repeat, which comes before that where models are large, what is near the best, and what some ranks cannot;
+    then again what is just below the best. Where that has no answer in its time, shorter periods are asked for, which are easier to
+    refute: near it after one that was answered, in the middle after one that was not. At last it gets the rest.
     """
+    ask_of_windows(known)
+    is_large = known.build_s() > BUILDS * known.left.least
+    if is_large:
+        repeat(known)
     if known.lower_ns < known.best_ns - 1 and not known.is_over:
         ask(known, known.lower_ns, FIRST_SHARE)
     best_ns = 0
     while known.best_ns != best_ns and not known.is_proven and not known.is_over and known.spent < REPEATS:
         best_ns = known.best_ns
         ask(known, best_ns - 1, FIRST_SHARE)
-    repeat(known)
+    if not is_large:
+        repeat(known)
     climb(known, CLIMB)
     ask_of_parts(known, PARTS)
     best_ns, hard_ns, near, share = 0, 0, 2, SHARE
@@ -142,12 +150,19 @@ def _settle(known: Known) -> None:
 
 
 def repeat(known: Known) -> None:
-    """Where a step has many microbatches, plan one of few in the same way, and repeat it. What keeps the rules counts."""
+    """Where a step has several microbatches, plan one of fewer in the same way, and repeat it. What keeps the rules counts.
+
+    Its updates run as soon as they can, which may cost time, or take versions for which there is no room. So the same is asked for
+    with updates that run whenever that is best, and none costs time.
+    """
     problem = known.problem
+
+    def is_enough() -> bool:
+        return known.is_proven or known.is_over or known.spent >= REPEATS
 
     def planned_short(short: Problem) -> Schedule:
         first = planned(short)
-        if known.is_proven or known.is_over or known.spent >= REPEATS:
+        if is_enough():
             return first
         limits = known.part(REPEAT_SHARE, is_small=True)
         solved = solve_modulo(short, first, limits=limits, known_bound_ns=cheap_bound_ns(short))
@@ -155,12 +170,15 @@ def repeat(known: Known) -> None:
         known.ended_by = known.ended_by or solved.ended_by
         return solved.schedule
 
-    if problem.microbatches > MOST_MICROBATCHES:
-        for schedule in repeats(problem, planned_short):
-            if known.is_proven or known.is_over or known.spent >= REPEATS:
-                break
-            if not verify_schedule(problem, schedule):
-                known.take(schedule)
+    for schedule in repeats(problem, planned_short):
+        if is_enough():
+            break
+        if not verify_schedule(problem, schedule):
+            known.take(schedule)
+        timeless = replace(problem, stages=tuple(replace(stage, update_ns=0) for stage in problem.stages))
+        period_ns = max(known.lower_ns, steady_state(timeless, schedule).period_ns)
+        if period_ns < known.best_ns and not is_enough():
+            ask(known, period_ns, SHARE, like=schedule)
 
 
 def _fewer_delays(known: Known) -> bool:

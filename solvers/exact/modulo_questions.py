@@ -21,7 +21,9 @@ from schedc.spelling import counted
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
+
+    from ortools.sat.python.cp_model import CpSolver
 
     from schedc.ir import Problem
     from schedc.models.modulo_variables import ModuloModel
@@ -108,7 +110,13 @@ class Near:
 
 
 def ask(
-    known: Known, period_ns: int, share: float, *, ranks: Collection[int] | None = None, near: Near | None = None
+    known: Known,
+    period_ns: int,
+    share: float,
+    *,
+    ranks: Collection[int] | None = None,
+    near: Near | None = None,
+    like: Schedule | None = None,
 ) -> SolverStatus:
     """Whether there is a schedule of at most this period; what is found counts, or that there is none.
 
@@ -118,15 +126,19 @@ def ask(
         share: of what is left of the limits.
         ranks: which count (`build_modulo`): a yes is no schedule then.
         near: only these schedules; a no is no proof then.
+        like: only schedules that are like this one but for when updates run (`_fix_blocks`); nor then. It may break limits.
     """
     built = build(known, period_ns, ranks, is_strict=ranks is None)
+    is_near = near is not None or like is not None
     if near is not None:
         _fix(built, known.best, near)
-    is_part = near is not None or ranks is not None
+    if like is not None:
+        _fix_blocks(built, like)
+    is_part = is_near or ranks is not None
     status, found = solve(known, built, share, is_part=is_part)
-    if status is SolverStatus.INFEASIBLE and near is None and built.is_mixed and built.is_strict:  # which is no proof
+    if status is SolverStatus.INFEASIBLE and not is_near and built.is_mixed and built.is_strict:  # which is no proof
         status, found = solve(known, build(known, period_ns), share)
-    if status is SolverStatus.INFEASIBLE and near is None and period_ns >= known.lower_ns:
+    if status is SolverStatus.INFEASIBLE and not is_near and period_ns >= known.lower_ns:
         known.lower_ns = period_ns + 1
         check_bound(known.lower_ns, known.best_ns, "modulo")
         known.on_bound(known.lower_ns)
@@ -159,10 +171,8 @@ def solve(known: Known, built: ModuloModel, share: float, *, is_part: bool = Fal
     workers, is_last = known.limits.workers, share == 1 and not is_part
     tries = [(share / 2, 1), (share, workers)] if is_last and workers > 1 else [(share, 1)]
     for part, asked in [(share, workers)] if built.model.has_objective() else tries:
-        solver = solver_of(replace(known.part(part, is_small=is_part), gap=0.0, workers=asked))
-        if asked == 1:
-            solver.parameters.interleave_search = False
-            solver.parameters.linearization_level = solver.parameters.cp_model_probing_level = 0
+        limits = known.part(part, is_small=is_part)
+        solver = one_worker(limits) if asked == 1 else solver_of(replace(limits, gap=0.0, workers=asked))
         code, known.ended_by = run(solver, built.model)
         status = SolverStatus(solver.status_name(code))
         known.work += solver.response_proto.deterministic_time
@@ -173,6 +183,14 @@ def solve(known: Known, built: ModuloModel, share: float, *, is_part: bool = Fal
         return status, None
     found = orders_of(built, solver.value)
     return status, None if verify_schedule(known.problem, found) else found
+
+
+def one_worker(limits: Limits) -> CpSolver:
+    """The worker that only learns from conflicts."""
+    solver = solver_of(replace(limits, gap=0.0, workers=1))
+    solver.parameters.interleave_search = False
+    solver.parameters.linearization_level = solver.parameters.cp_model_probing_level = 0
+    return solver
 
 
 def _places(built: ModuloModel, schedule: Schedule) -> dict[Op, tuple[int, int]]:
@@ -212,9 +230,24 @@ def _hint(built: ModuloModel, schedule: Schedule) -> None:
     for backward in _fused(built, schedule):
         built.model.add_hint(built.fused[backward], 1)
     for (one, other), rounds in built.met.items():
-        more = places[one][1] - places[other][1] - (places[one] > places[other]) - rounds.least
+        more = _round(places, one, other) - rounds.least
         for at, each in enumerate(rounds.later):
             built.model.add_hint(each, more if rounds.is_wide else more > at)
+
+
+def _round(places: Mapping[Op, tuple[int, int]], one: Op, other: Op) -> int:
+    """In which round of the one the other runs."""
+    return places[one][1] - places[other][1] - (places[one] > places[other])
+
+
+def _fix_blocks(built: ModuloModel, schedule: Schedule) -> None:
+    """Each two blocks of a rank meet as in the schedule: only updates run when they like."""
+    places, fused = _places(built, schedule), _fused(built, schedule)
+    for one, other in built.met:
+        if Kind.U not in (one.kind, other.kind):
+            built.model.add(built.round(one, other) == _round(places, one, other))
+    for op, is_fused in built.fused.items():
+        built.model.add(is_fused == (op in fused))
 
 
 def _fix(built: ModuloModel, schedule: Schedule, near: Near) -> None:
