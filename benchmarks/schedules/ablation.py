@@ -6,8 +6,9 @@ the same schedules of the constructive methods and have the same deterministic w
 `polish`, those of `polish` to `local`, so that none has less to do. Each result goes to the CSV file at once; what is there is not
 run again.
 
-`local:edge` leaves out a move of `local` instead, by its name (`MOVES` in `solvers/kernel/climb.py`); `start: + fused|{fused=` the
-constructive methods with one of these texts in their names.
+`local:edge` leaves out a move of `local` instead, by its name (`MOVES` in `solvers/kernel/climb.py`); `polish:follow` moves of
+several ranks, `polish:turn` those, too, and that alike microbatches keep their turn; `start: + fused|{fused=` the constructive
+methods with one of these texts in their names.
 
 Prints for each search how often `auto` is worse and better without it, the mean change of the objective, the mean gap to the
 bound, and the processor time. And how often each move of `local` had a part in a rule better than all before it, in what was run
@@ -39,7 +40,8 @@ from schedc.solvers.driver import turns
 from schedc.solvers.driver.portfolio import candidate_names, solve
 from schedc.solvers.driver.registry import constructive
 from schedc.solvers.kernel.climb import MOVES
-from schedc.solvers.search import local
+from schedc.solvers.kernel.numbering import unnumbered
+from schedc.solvers.search import local, polish
 from schedc.solvers.search.local import local_search
 from schedc.study.bench.pipelines import LinkTimes, both_ways, pipeline, random_problem
 
@@ -196,11 +198,18 @@ def _solve(
         local.chances_of = lambda **kind_of_rule: {
             at: chance for at, chance in moves(**kind_of_rule).items() if at != MOVES.index(move)
         }
+    of_polish = vars(polish)
+    kept = {name: of_polish[name] for name in ("FOLLOWS", "numbering_of")}
+    if without == "polish:follow":
+        of_polish["FOLLOWS"] = 0
+    elif without == "polish:turn":
+        of_polish["numbering_of"] = lambda problem: unnumbered(len(problem.stages))
     try:
         settings = SearchSettings(limits=Limits(deterministic=work, workers=2))
         return solve(problem, settings, bound_ns=bound.value_ns, bound_by=bound.name, known=schedules)
     finally:
         turns.TURNS[kind], local.chances_of = own, moves
+        of_polish |= kept
 
 
 def _named(turn: Turn) -> str:
