@@ -48,7 +48,7 @@ def test_never_worse_valid_and_timed_right(problem: Problem, seed: int) -> None:
     assert found.end_ns <= simulate(problem, start).objective_ns(problem.objective)
 
 
-@pytest.mark.parametrize("seeds", [range(150), pytest.param(range(150, 900), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [range(150), pytest.param(range(150, 450), marks=pytest.mark.slow)])
 def test_the_clock_is_the_simulators(seeds: range) -> None:
     """Stage span and makespan, with several stages on a rank, all-gathers and reduce-scatters, and trunks shared by all of it."""
     seen: set[tuple[str, bool, bool, bool]] = set()
@@ -184,7 +184,7 @@ def test_blocks_that_are_cut_are_refused() -> None:
 
 @pytest.mark.parametrize("seeds", [range(16), pytest.param(range(16, 60), marks=pytest.mark.slow)])
 def test_it_reaches_the_best_mixture_of_tiny_problems(seeds: range) -> None:
-    """Against brute force over all mixtures and orders, from greedy's schedules with backwards fused where that pays."""
+    """Against brute force over all mixtures and orders, from greedy's best with all backwards split and with some fused."""
     compared = 0
     for seed in seeds:
         problem = fused_problem(seed)
@@ -194,7 +194,7 @@ def test_it_reaches_the_best_mixture_of_tiny_problems(seeds: range) -> None:
 
         try:
             best_ns = optimum(problem, most_states=1_000)
-            starts = [constructive(f"greedy{{n_sub=1,fused={which}}} + mixed")(problem) for which in ("none", "first", "steady")]
+            starts = [constructive(f"greedy{{n_sub=1,fused={which}}}")(problem) for which in ("none", "first", "steady")]
         except (SearchTooLarge, Unsupported):
             continue
         start = min(starts, key=reached_ns)
