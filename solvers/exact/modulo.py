@@ -1,13 +1,12 @@
 """The least period by CP-SAT: one period after another is found feasible, or refuted.
 
 A Problem whose steps overlap and a known period go in; a better one and a proven lower bound come out. The model is
-`schedc.models.modulo`; each period T is a question of its own, whether any schedule has it. No is a proof that all take T + 1 or
-more, as what is feasible with T is with all that is longer. Two microbatches alone raise the bound (`modulo_windows`), which is
-asked for first; then for periods of few microbatches, which are repeated, for schedules near the best, and which periods some ranks
-refute alone (`modulo_parts`); then what is just below the best known, which proves it, in turn with what lies in the middle. Of the
-least period that is found the delays are minimized. Schedules are timed by `steady_state`; only the bound is CP-SAT's own word. A
-model grows with the pairs of a rank's ops; to build it counts as work, and none is built for which too little is left of a limit,
-nor of a very long period: what is known is kept.
+`schedc.models.modulo`. Each period T is a question of its own: has any schedule this period? No is a proof that all periods are
+T + 1 or more, as a schedule with period T also has all longer ones. What is asked in which order says `_settle`: two microbatches
+alone, which raise the bound (`modulo_windows`), periods of few microbatches, schedules near the best, and which periods some ranks
+refute alone (`modulo_parts`). What is just below the best known proves it. Of the least period that is found the delays are
+minimized. Schedules are timed by `steady_state`; only the bound is CP-SAT's own word. A model grows with the pairs of a rank's ops.
+To build it counts as work; none is built of a very long period, or where too little is left of a limit: what is known is kept.
 """
 
 from __future__ import annotations
@@ -114,10 +113,11 @@ def solve_modulo(
 def _settle(known: Known) -> None:
     """Ask until the period is proven, or the limits are spent.
 
-    Two microbatches alone are first, as they are easy; then the bound, and what is just below the best, where either is easy; then
-    what few microbatches repeat, which comes before that where models are large, what is near the best, and what some ranks cannot;
-    then again what is just below the best. Where that has no answer in its time, shorter periods are asked for, which are easier to
-    refute: near it after one that was answered, in the middle after one that was not. At last it gets the rest.
+    First come two microbatches alone, which are easy. Then the bound and what is just below the best, each for a small share of
+    the limits; then periods of few microbatches, which are repeated (before the bound where models are large); then what is near
+    the best, and what some ranks refute. Then again what is just below the best. Where that has no answer in its time, shorter
+    periods are asked for, which are easier to refute: near it after one that was answered, in the middle after one that was not.
+    At last it gets the rest.
     """
     ask_of_windows(known)
     is_large = known.build_s() > BUILDS * known.left.least
@@ -152,8 +152,9 @@ def _settle(known: Known) -> None:
 def repeat(known: Known) -> None:
     """Where a step has several microbatches, plan one of fewer in the same way, and repeat it. What keeps the rules counts.
 
-    Its updates run as soon as they can, which may cost time, or take versions for which there is no room. So the same is asked for
-    with updates that run whenever that is best, and none costs time.
+    In a repeated schedule each update runs as soon as it can. That may cost time, or take versions for which there is no room. So
+    CP-SAT is asked for the same schedule with updates where they cost nothing. The period that it is asked for is what the schedule
+    would have if updates took no time.
     """
     problem = known.problem
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 NEAR_SHARE, PART_SHARE = 0.03, 0.015
 """Of what is left of a limit, a question near the best gets at most the first share, one of some ranks the second."""
 BUILDS = 0.04
-"""Where building a model of all ranks takes more than this part of a limit, it is large, and nothing is asked near the best."""
+"""A model of all ranks is large if building it takes more than this part of what is left of a limit. Then nothing is asked near the
+best schedule."""
 HALVINGS = 4
 """How often the periods between one that some ranks refute and the best are halved."""
 

@@ -23,7 +23,7 @@ from schedc.verify.schedule.checks import verify_schedule
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from ortools.sat.python.cp_model import CpSolver
+    from ortools.sat.python.cp_model import CpModel, CpSolver
 
     from schedc.ir import Problem
     from schedc.models.modulo_variables import ModuloModel
@@ -91,6 +91,21 @@ class Known:
             self.on_schedule(schedule)
         return period_ns
 
+    def raise_bound(self, lower_ns: int) -> None:
+        """All periods are at least this long, as a proof says."""
+        if lower_ns > self.lower_ns:
+            self.lower_ns = lower_ns
+            check_bound(lower_ns, self.best_ns, "modulo")
+            self.on_bound(lower_ns)
+
+    def run(self, solver: CpSolver, model: CpModel, asked: str) -> SolverStatus:
+        """Run CP-SAT; it spends work, and the log says what was asked and what it answered."""
+        code, self.ended_by = run(solver, model)
+        self.work += solver.response_proto.deterministic_time
+        status = SolverStatus(solver.status_name(code))
+        self.log += [digest_of(model), f"{asked}: status {status}"]
+        return status
+
     @property
     def is_proven(self) -> bool:
         """Whether the gap that is asked for is reached."""
@@ -126,7 +141,8 @@ def ask(
         share: of what is left of the limits.
         ranks: which count (`build_modulo`): a yes is no schedule then.
         near: only these schedules; a no is no proof then.
-        like: only schedules that are like this one but for when updates run (`_fix_blocks`); nor then. It may break limits.
+        like: only schedules that differ from this one in when updates run (`_fix_blocks`), which itself may break limits; a no is
+            no proof then, either.
     """
     built = build(known, period_ns, ranks, is_strict=ranks is None)
     is_near = near is not None or like is not None
@@ -138,10 +154,8 @@ def ask(
     status, found = solve(known, built, share, is_part=is_part)
     if status is SolverStatus.INFEASIBLE and not is_near and built.is_mixed and built.is_strict:  # which is no proof
         status, found = solve(known, build(known, period_ns), share)
-    if status is SolverStatus.INFEASIBLE and not is_near and period_ns >= known.lower_ns:
-        known.lower_ns = period_ns + 1
-        check_bound(known.lower_ns, known.best_ns, "modulo")
-        known.on_bound(known.lower_ns)
+    if status is SolverStatus.INFEASIBLE and not is_near:
+        known.raise_bound(period_ns + 1)
     if found is None:
         return SolverStatus.UNKNOWN if ranks is None and status is SolverStatus.OPTIMAL else status
     return status if known.take(found) <= period_ns else SolverStatus.UNKNOWN
@@ -173,10 +187,7 @@ def solve(known: Known, built: ModuloModel, share: float, *, is_part: bool = Fal
     for part, asked in [(share, workers)] if built.model.has_objective() else tries:
         limits = known.part(part, is_small=is_part)
         solver = one_worker(limits) if asked == 1 else solver_of(replace(limits, gap=0.0, workers=asked))
-        code, known.ended_by = run(solver, built.model)
-        status = SolverStatus(solver.status_name(code))
-        known.work += solver.response_proto.deterministic_time
-        known.log += [digest_of(built.model), f"period {built.period_ns} ns, {counted(asked, 'worker')}: status {status}"]
+        status = known.run(solver, built.model, f"period {built.period_ns} ns, {counted(asked, 'worker')}")
         if status is not SolverStatus.UNKNOWN or known.ended_by is not None:
             break
     if status not in (SolverStatus.OPTIMAL, SolverStatus.FEASIBLE) or len(built.ranks) < known.problem.ranks:
@@ -236,12 +247,12 @@ def _hint(built: ModuloModel, schedule: Schedule) -> None:
 
 
 def _round(places: Mapping[Op, tuple[int, int]], one: Op, other: Op) -> int:
-    """In which round of the one the other runs."""
+    """In which round of one op the other op of its rank runs (`models.modulo`)."""
     return places[one][1] - places[other][1] - (places[one] > places[other])
 
 
 def _fix_blocks(built: ModuloModel, schedule: Schedule) -> None:
-    """Each two blocks of a rank meet as in the schedule: only updates run when they like."""
+    """Each two blocks of a rank have the round that they have in the schedule. Rounds of updates stay open."""
     places, fused = _places(built, schedule), _fused(built, schedule)
     for one, other in built.met:
         if Kind.U not in (one.kind, other.kind):

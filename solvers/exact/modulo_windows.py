@@ -1,28 +1,33 @@
-"""A bound on the period by how soon a microbatch can follow the one before it: a model of the two alone, where memory is short.
+"""A bound on the period where memory is short: how soon one microbatch can follow another, in a model of these two alone.
 
-Two microbatches that follow each other past a forward: all that the first does behind it, and all that the second does before it.
-The model's objective is the time from one to the other. Such a model has few ops, however many a step has, and is soon solved.
+The model has two microbatches that follow each other. Its objective is the least time between their forwards on one stage, for
+which memory may make the second wait. Such a model has few ops, however many microbatches a step has, and is soon solved.
 
-Proof: microbatches that are alike pass each op in their order (`schedc.models.modulo`), so the times from each to the next, past a
-forward, add up to T over a period. None is less than the least of two alone: fewer ops share ranks and links, fewer bytes are held,
-and updates and versions do not count. So T is at least that, times the microbatches of a step. What the first does before the
-forward is moved as far ahead as one likes, and what the second does behind it as far behind. For all forwards of the first come
-before the backwards of the second, which alone could make room for them; so what fitted still does, unless backwards take memory,
-too. The two take no longer than one behind the other, a *span* each. So in some timetable of the same orders the first ends within
-two spans behind its forward, and the second begins within two before its own. The model's period is so long that these two never
-meet the next two.
+Proof that the period T is at least n times the model's bound, for a step of n microbatches.
+
+1. Microbatches that are alike pass each op in the order of their numbers (`schedc.models.modulo`). So on the stage, each period has
+   n times from a forward to the next. They add up to T. It remains to show that none is less than the bound.
+2. Take any schedule and two microbatches that follow each other, the *first* and the *second*, and leave out all else: other
+   microbatches, updates, and versions. Fewer ops share ranks and links, and fewer bytes are held. So what was feasible still is.
+3. What matters is what the first does after its forward on the stage, and the second before its own. The rest must not be in the
+   way: all that the first does before goes as far ahead as one likes, all that the second does after as far behind. This keeps the
+   memory limits: what goes ahead takes memory earlier, and what goes behind gives it back later. Only forwards take memory (no
+   backward recomputes), and all forwards of the first come before the backwards of the second. So none waits for memory that the
+   second gives back.
+4. A *span* is the time of one microbatch whose ops run one after another. No chain of waits among the two takes more than two
+   spans. So with the same orders there is a timetable in which the first ends within two spans after its forward, and the second
+   begins within two spans before its own.
+5. The model is periodic, and its period is ten spans. All ops of 3 and 4 lie within this, so these two never meet the next two.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedc.analysis.gap import check_bound
 from schedc.ir import Kind, Op, groups_of
 from schedc.models.modulo import build_modulo, pairs_of
 from schedc.models.modulo_orders import needs_of
 from schedc.solvers.common.base import SolverStatus
-from schedc.solvers.exact.cpsat import digest_of, run
 from schedc.solvers.exact.modulo_questions import S_PER_PAIR, one_worker
 from schedc.solvers.heuristics.steady_repeat import shorter_step
 
@@ -32,11 +37,11 @@ if TYPE_CHECKING:
     from schedc.solvers.exact.modulo_questions import Known
 
 WINDOW_SHARE = 0.02
-"""Of what is left of a limit, two microbatches get at most this much for each forward."""
+"""Of what is left of a limit, two microbatches get at most this much for each stage."""
 
 
 def ask_of_windows(known: Known) -> None:
-    """Raise the bound by two microbatches, past each forward of a rank with a limit, the last along the path first."""
+    """Raise the bound by two microbatches, for each stage on a rank with a limit, the last of the path first."""
     problem = known.problem
     if not has_windows(problem):
         return
@@ -48,36 +53,42 @@ def ask_of_windows(known: Known) -> None:
 
 
 def has_windows(problem: Problem) -> bool:
-    """Whether two microbatches alone say something: a rank has a limit, all are alike, and no backward takes memory."""
-    short = any(limit is not None for limit in problem.memory_limit_bytes)
-    alike = problem.microbatches > 1 and len(set(groups_of(problem))) == 1
-    return short and alike and not any(stage.recomputed_bytes for stage in problem.stages)
+    """Whether two microbatches alone say something: a rank has a limit, all are alike, and no backward takes memory (proof, 3)."""
+    is_short = any(limit is not None for limit in problem.memory_limit_bytes)
+    are_alike = problem.microbatches > 1 and len(set(groups_of(problem))) == 1
+    return is_short and are_alike and not any(stage.recomputed_bytes for stage in problem.stages)
 
 
 def build_window(problem: Problem, stage: int) -> ModuloModel:
-    """The model of two microbatches whose objective is the time between their forwards on a stage of their path."""
+    """The model of two microbatches whose objective is the time between their forwards on a stage of their path, in ns."""
     two = shorter_step(problem, 2)
-    offset_ns, span_ns = _chain(two)
+    starts_ns, span_ns = _chain(two)
     built = build_modulo(two, 10 * span_ns)
-    begin, end = (built.time[Op(Kind.F, stage, each)] for each in range(2))
+    first, second = (built.time[Op(Kind.F, stage, microbatch)] for microbatch in range(2))
     for op, time in built.time.items():
-        behind_ns = 0 if op.kind is Kind.U else offset_ns[op.kind, op.stage] - offset_ns[Kind.F, stage]
-        if op.kind is Kind.U:
-            built.model.add(time - begin <= 6 * span_ns)
-        elif behind_ns and (behind_ns < 0) == (op.microbatch == 0):
-            built.model.add(time - (end if op.microbatch else begin) == behind_ns + (2 if op.microbatch else -2) * span_ns)
+        if op.kind is Kind.U:  # behind all of the second, which ends within five spans
+            built.model.add(time - first <= 6 * span_ns)
+            continue
+        after_ns = starts_ns[op.kind, op.stage] - starts_ns[Kind.F, stage]
+        if op.microbatch == 0 and after_ns < 0:
+            built.model.add(time - first == after_ns - 2 * span_ns)
         elif op.microbatch == 0:
-            built.model.add(time - begin <= 2 * span_ns)
+            built.model.add(time - first <= 2 * span_ns)
+        elif after_ns > 0:
+            built.model.add(time - second == after_ns + 2 * span_ns)
         else:
-            built.model.add(time - end >= -2 * span_ns)
-    built.model.add(end - begin >= 0)
-    built.model.add(end - begin <= 2 * span_ns)
-    built.model.minimize(end - begin)
+            built.model.add(time - second >= -2 * span_ns)
+    built.model.add(second - first >= 0)
+    built.model.add(second - first <= 2 * span_ns)
+    built.model.minimize(second - first)
     return built
 
 
 def _chain(problem: Problem) -> tuple[dict[tuple[Kind, int], int], int]:
-    """When each op of a microbatch starts if each waits for the one before; and what all take so, at most."""
+    """By kind and stage, when each op of a microbatch starts if each waits for the one before; and the span of all (proof, 4); ns.
+
+    Where fused and split backwards mix, B takes the longer of B and BW.
+    """
     ways_ns = {(need.producer.kind, need.producer.stage): need.occupancy_ns + need.latency_ns for need in needs_of(problem)}
     path, starts_ns, now_ns = problem.paths[problem.path_of[0]], dict[tuple[Kind, int], int](), 0
     kinds = ((Kind.B, Kind.BW), (Kind.W,)) if problem.split_backward else ((Kind.BW,),)
@@ -89,18 +100,10 @@ def _chain(problem: Problem) -> tuple[dict[tuple[Kind, int], int], int]:
 
 
 def _ask(known: Known, stage: int) -> None:
-    """The bound by one forward; what is solved or not, the solver's own bound on the time counts."""
+    """Raise the bound by the forwards on one stage. Where the least time is not proven, the solver's bound on it counts."""
     built = build_window(known.problem, stage)
     known.work += S_PER_PAIR * pairs_of(built.problem, built.ranks)
     solver = one_worker(known.part(WINDOW_SHARE, is_small=True))
-    code, known.ended_by = run(solver, built.model)
-    status = SolverStatus(solver.status_name(code))
-    known.work += solver.response_proto.deterministic_time
-    known.log += [digest_of(built.model), f"two microbatches past F{stage}: status {status}"]
-    if status not in (SolverStatus.OPTIMAL, SolverStatus.FEASIBLE):
-        return
-    lower_ns = known.problem.microbatches * int(solver.best_objective_bound)
-    if lower_ns > known.lower_ns:
-        known.lower_ns = lower_ns
-        check_bound(known.lower_ns, known.best_ns, "modulo")
-        known.on_bound(known.lower_ns)
+    status = known.run(solver, built.model, f"two microbatches past F{stage}")
+    if status in (SolverStatus.OPTIMAL, SolverStatus.FEASIBLE):
+        known.raise_bound(known.problem.microbatches * int(solver.best_objective_bound))
