@@ -6,9 +6,12 @@ the same schedules of the constructive methods and have the same deterministic w
 `polish`, those of `polish` to `local`, so that none has less to do. Each result goes to the CSV file at once; what is there is not
 run again.
 
-`local:edge` leaves out a move of `local` instead, by its name (`MOVES` in `solvers/kernel/climb.py`); `polish:follow` moves of
-several ranks, `polish:turn` those, too, and that alike microbatches keep their turn; `start: + fused|{fused=` the constructive
-methods with one of these texts in their names.
+A part of a search can be left out instead:
+
+- `local:edge`: a move of `local`, by its name (`MOVES` in `solvers/kernel/climb.py`).
+- `polish:follow`: changes of several ranks at once (`solvers/kernel/order_changes.py`).
+- `polish:numbering`: these, and that numbers of alike microbatches follow from their places (`solvers/kernel/numbering.py`).
+- `start: + fused|{fused=`: the constructive methods with one of these texts in their names.
 
 Prints for each search how often `auto` is worse and better without it, the mean change of the objective, the mean gap to the
 bound, and the processor time. And how often each move of `local` had a part in a rule better than all before it, in what was run
@@ -25,11 +28,13 @@ import argparse
 import csv
 import time
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 from statistics import mean
 from typing import TYPE_CHECKING, NamedTuple
+from unittest.mock import patch
 
 from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.simulation.memory import exceeded_limit
@@ -47,6 +52,7 @@ from schedc.study.bench.pipelines import LinkTimes, both_ways, pipeline, random_
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from contextlib import AbstractContextManager
 
     from schedc.analysis.bounds.lower_bounds import Bound
     from schedc.ir import Problem, Schedule
@@ -56,6 +62,8 @@ if TYPE_CHECKING:
     from schedc.solvers.search.rounds import Found
 
 SEARCHES = "local,polish,cpsat,refute"
+PARTS = {"local": MOVES, "polish": ("follow", "numbering")}
+"""Of which searches what can be left out by itself."""
 SHARES = (1.0, 0.95, 0.9, 0.85)
 """BW over B + W, in turn."""
 
@@ -66,7 +74,7 @@ class Row(NamedTuple):
     draw: str
     kind: str
     without: str
-    """The search or move that is left out; empty: none."""
+    """The search that is left out, or the part of one; empty: none."""
     work: str
     objective_ns: str
     bound_ns: str
@@ -89,6 +97,10 @@ def main() -> int:
     parser.add_argument("--leave-out", default="", help="which are in no variant")
     parser.add_argument("--only-print", action="store_true", help="run nothing")
     options = parser.parse_args()
+    for without in options.searches.split(","):
+        search, _, part = without.partition(":")
+        if part and search != "start" and part not in PARTS.get(search, ()):
+            parser.error(f"--searches: found {without!r}, expected one of {', '.join(f'{a}:{b}' for a in PARTS for b in PARTS[a])}")
     local.local_search = _counted
     never = frozenset(filter(None, options.leave_out.split(",")))
     rows = _read(options.rows)
@@ -187,29 +199,26 @@ def _solve(
 ) -> Incumbent:
     """What `auto` finds from these schedules where a search's turns are another one's."""
     instead, kind = "local" if without == "polish" else "polish", turns.kind_of(problem)
-    move, moves = without.partition(":")[2], local.chances_of
-    own = turns.TURNS[kind]
-    turns.TURNS[kind] = tuple(
+    own = tuple(
         turn._replace(search=turn.search.replace(without, instead, 1)) if _named(turn) == without else turn
-        for turn in own
+        for turn in turns.TURNS[kind]
         if _named(turn) not in never
     )
-    if move in MOVES:
-        local.chances_of = lambda **kind_of_rule: {
-            at: chance for at, chance in moves(**kind_of_rule).items() if at != MOVES.index(move)
-        }
-    of_polish = vars(polish)
-    kept = {name: of_polish[name] for name in ("FOLLOWS", "numbering_of")}
-    if without == "polish:follow":
-        of_polish["FOLLOWS"] = 0
-    elif without == "polish:turn":
-        of_polish["numbering_of"] = lambda problem: unnumbered(len(problem.stages))
-    try:
-        settings = SearchSettings(limits=Limits(deterministic=work, workers=2))
+    settings = SearchSettings(limits=Limits(deterministic=work, workers=2))
+    with patch.dict(turns.TURNS, {kind: own}), _part_left_out(*without.split(":", 1)):
         return solve(problem, settings, bound_ns=bound.value_ns, bound_by=bound.name, known=schedules)
-    finally:
-        turns.TURNS[kind], local.chances_of = own, moves
-        of_polish |= kept
+
+
+def _part_left_out(search: str, part: str = "") -> AbstractContextManager[object]:
+    """While it lasts, the search does without this part."""
+    if search == "local" and part:
+        left, moves = MOVES.index(part), local.chances_of
+        return patch.object(local, "chances_of", lambda **of: {at: chance for at, chance in moves(**of).items() if at != left})
+    if part == "follow":
+        return patch.object(polish, "FOLLOWS", 0)
+    if part == "numbering":
+        return patch.object(polish, "numbering_of", lambda problem: unnumbered(len(problem.stages)))
+    return nullcontext()
 
 
 def _named(turn: Turn) -> str:
