@@ -17,7 +17,7 @@ from schedc.ir import Problem
 from schedc.solvers.kernel.critical_path import Critical, critical_of, trace
 from schedc.solvers.kernel.draws import Draws, draw, fraction
 from schedc.solvers.kernel.joints import takes_joints
-from schedc.solvers.kernel.numbering import Numbering, unnumbered
+from schedc.solvers.kernel.numbering import Numbering, number_anew, unnumbered
 from schedc.solvers.kernel.order_changes import Undo, change_at_random, copy_orders, saved_of, take_back
 from schedc.solvers.kernel.order_evaluator import (
     Orders,
@@ -81,6 +81,13 @@ def polish(
     best_ns = current_ns
     copy_orders(orders, current)
     copy_orders(orders, best)
+    if numbering.members.shape[1] > 0 and current_ns < STRANDED:  # where other ranks keep other numbers, each change makes it worse
+        for rank in range(len(current.lengths)):
+            number_anew(facts, current, rank, numbering)
+        current_ns = value_of(facts, duration, sampled, current, scratch, 1.0 * STRANDED)
+        if current_ns < best_ns:
+            best_ns = current_ns
+            copy_orders(current, best)
     if samples == 0:
         trace(facts, duration, current, scratch, critical)
     for number in range(evaluations):

@@ -48,6 +48,14 @@ def test_never_worse_valid_and_timed_right(problem: Problem, seed: int) -> None:
     assert found.end_ns <= simulate(problem, start).objective_ns(problem.objective)
 
 
+def test_what_alike_microbatches_are_called_is_no_matter() -> None:
+    problem = make_problem(4, 8, costs_ns=[(9, 11, 7), (12, 8, 6), (10, 10, 9), (8, 13, 6)], in_flight=4, links={(1, 2): (9, 4)})
+    start = constructive("greedy{n_sub=1}")(problem)
+    renamed = Schedule(orders=tuple(tuple(op._replace(microbatch=op.microbatch * 3 % 8) for op in order) for order in start.orders))
+    ends_ns = [polish_schedule(problem, [each], Climbing(evaluations=500, rounds=2)).end_ns for each in (start, renamed)]
+    assert ends_ns[0] == ends_ns[1] < simulate(problem, start).makespan_ns == simulate(problem, renamed).makespan_ns
+
+
 @pytest.mark.parametrize("seeds", [range(150), pytest.param(range(150, 450), marks=pytest.mark.slow)])
 def test_the_clock_is_the_simulators(seeds: range) -> None:
     """Stage span and makespan, with several stages on a rank, all-gathers and reduce-scatters, and trunks shared by all of it."""
