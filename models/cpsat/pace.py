@@ -1,22 +1,24 @@
 """The CP-SAT model of a few microbatches in a row that keep ahead of a pace. Without a solution, no schedule has such microbatches.
 
-Takes a chain of alike microbatches, with one stage on each rank, in ticks. The model has a solution if, in some schedule whose F
-and backwards are whole, a microbatch is followed by `ahead` others that all keep ahead of the pace. It is a relaxation: a solution
-need not be a schedule.
+Takes a chain of alike microbatches, with one stage on each rank, in ticks. If some schedule whose F and backwards are whole has a
+microbatch that is followed by `ahead` others, all of them ahead of the pace, the model has a solution. It is a relaxation: a
+solution need not be a schedule.
 
 Numbers. Microbatch k of a stage is its k-th F, its k-th backward and its k-th rest, whichever microbatches these were of: this
 loses nothing (`models.blocks`). A backward counts as a *gradient part*, as long as the shorter of B and BW, and a *rest*: what the
 shorter of B + W and BW takes longer. The gradient is sent after the gradient part.
 
-Pace. F(r, k) and B(r, k) are the starts of F and gradient part k on rank r. The *mark* of k is B(0, k). Microbatches l = 1, …,
-`ahead` keep ahead of the pace if mark(l) - mark(0) < l × pace. What comes after a gradient part of the first rank must wait for its
-memory. After an F little must wait, and how early all else was is open: as a mark it lets much higher paces stand.
+Pace. F(r, k) and B(r, k) are the starts of F and gradient part k on rank r. The pace is a time for each microbatch. The *mark* of k
+is B(0, k). Microbatches l = 1, …, `ahead` keep ahead of the pace if mark(l) - mark(0) < l × pace, for each of them.
+
+Why B(0, k) and not F(0, k)? Much of the model must come after B(0, 0): it gives back the memory for which later F wait. Little must
+come after F(0, 0), and other ops may have run any time before it. So with F as the mark, far fewer paces are refuted.
 
 Ticks. Let B(0, 0) be at time 0, and round all other starts and all durations down to ticks: all needs are still kept, and no mark
-grows. The paces are finer than ticks: no mark is above the last tick before l × pace.
+grows. The pace is given in finer units than ticks. Marks are whole ticks, so each is at most the last tick before l × pace.
 
-The model has microbatches 0, …, `ahead`, each as an F and a gradient part on every rank, and the needs among these. Where F 1, 2, …
-come before gradient part 0, as far as the first rank's memory allows, they may do so as early as they like.
+The model has microbatches 0, …, `ahead`, each as an F and a gradient part on every rank, and the needs among these. Microbatches
+before 0 are left out. As many F as the first rank's memory holds may come before B(0, 0), at any time.
 
 What each solution keeps to, and so each schedule:
 
@@ -47,9 +49,9 @@ if TYPE_CHECKING:
     Orders = dict[tuple[int, int, int], cp_model.IntVar]
 
 MOST_PAIRS = 3
-"""How many of the largest x have a limit of their own for y (memory of the first rank)."""
+"""For how many of the largest x (memory of the first rank, above) y has a limit of its own."""
 PARTS = 16
-"""Paces are in these parts of a tick per microbatch: few ticks may be a long time, and many microbatches add it up."""
+"""Paces are whole numbers of 1/16 tick per microbatch. Whole ticks are too coarse: over many microbatches a tick each adds up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class ChainTicks:
 
 
 def build_pace(chain: ChainTicks, ahead: int, pace: int) -> cp_model.CpModel:
-    """The model of `ahead` microbatches that all keep ahead of the pace, in parts of a tick per microbatch (`PARTS`)."""
+    """The model of microbatch 0 and `ahead` others that all keep ahead of the pace, which is in 1/`PARTS` ticks per microbatch."""
     from ortools.sat.python import cp_model
 
     model, slots, ranks, numbers = cp_model.CpModel(), chain.slots[0], range(len(chain.forward)), range(ahead + 1)

@@ -1,19 +1,21 @@
 """A lower bound for many alike microbatches: no few of them in a row keep ahead of some pace, so neither does the whole step.
 
-Takes a chain with one stage on each rank and a memory limit; gives a better lower bound. CP-SAT is asked whether a microbatch can
-be followed by `ahead` others that all keep ahead of a pace (`models.cpsat.pace`), for one pace after another between what is proven
-and the best makespan. The bound is CP-SAT's word. It holds for schedules whose F, B and BW are whole, however they cut W.
+Takes a chain with one stage on each rank and a memory limit; gives a better lower bound. A pace is a time for each microbatch.
+CP-SAT is asked whether a microbatch can be followed by `ahead` others that all keep ahead of a pace (`models.cpsat.pace`, which
+defines this), for one pace after another between what is proven and the best makespan. A no refutes the pace. The bound is CP-SAT's
+word. It holds for schedules whose F, B and BW are whole, however they cut W.
 
-Proof that a refuted pace P bounds the makespan C of N microbatches. Let mark(k) be the start of the first rank's k-th gradient
-part. No microbatch is followed by `ahead` others that all keep ahead of the pace.
+Proof that a refuted pace P bounds the makespan C of N microbatches, which have the numbers 0 to N - 1. Let mark(k) be the start of
+the first rank's gradient part k.
 
-1. So each microbatch j with `ahead` others behind it has a j + l among these with mark(j + l) - mark(j) >= l × P. Go from
-   microbatch 0 to such a one, from this to the next, and so on, until only n <= `ahead` are left, the one that is reached included.
-   Its mark is at least mark(0) + (N - n) × P, and mark(0) at least what must come before a gradient part of the first rank.
-2. From this mark on, the first rank runs n backwards: C is later by at least n times one. If n is more than the first rank's memory
-   holds, the others enter after the gradient part that starts there: C is later by at least that part and the lower bound of a step
-   of these others, without collectives before and after them.
-3. The sum of 1 and 2 is at most C, and so the least sum over all n.
+1. Each microbatch j with `ahead` others behind it has one among these, j + l, with mark(j + l) - mark(j) >= l × P, as P is refuted.
+   Go from microbatch 0 to such a one, from this to the next, and so on, until one is reached with fewer than `ahead` others behind
+   it. Let n <= `ahead` be how many are left, this one included. So its number is N - n, and its mark is at least
+   mark(0) + (N - n) × P. And mark(0) is at least the time that must come before any gradient part of the first rank.
+2. Between this mark and C, the first rank runs n backwards. If n is more than the `slots` microbatches that its memory holds, the
+   last n - `slots` of them enter after the gradient part that starts at the mark. So C is at least the mark, that part, and the
+   lower bound of a step of these last ones, without collectives before and after them.
+3. C is at least the sum of 1 and 2. As n is not known, the bound is the least sum over all n from 1 to `ahead`.
 """
 
 from __future__ import annotations
@@ -48,8 +50,8 @@ MOST_TICKS = 20_000
 MOST_SLOTS = 12
 """The first rank's memory holds at most this many microbatches: the model grows with the square of how many it holds."""
 LEAST_AHEAD, ROUNDS_AHEAD = 16, 4
-"""`ahead` is the larger of the first, and the second times what the first rank holds. Microbatches gain once by what was ready
-before them: over more of them it is less for each, so a higher pace is refuted."""
+"""`ahead` is the larger of the first, and the second times what the first rank holds. What was ready before the first of them helps
+only once. With more microbatches that is less for each, so a higher pace is refuted."""
 
 
 class Pace(Search, frozen=True):
@@ -90,7 +92,7 @@ class Pace(Search, frozen=True):
             if left.least <= 0:
                 incumbent.cut_short |= left.clock_s is not None
                 return
-            asked = low + max(1, (high - low) // 4)  # a pace is refuted soon, or its question takes its whole share
+            asked = low + max(1, (high - low) // 4)  # below the middle: a no comes soon, all else takes the whole share
             model = build_pace(paces.chain, paces.ahead, asked)
             solver = solver_of(replace(limits.left(begun_s, spent).part(SHARE, least=LEAST_S), gap=0.0))
             code, ended_by = run(solver, model)
@@ -112,13 +114,16 @@ class Pace(Search, frozen=True):
 
 
 class Paces:
-    """What each microbatch takes, on a grid of ticks, and what a pace that none keep says of the makespan."""
+    """What each microbatch takes, on a grid of ticks, and the bound on the makespan that follows from a refuted pace.
+
+    Paces are whole numbers, in 1/`PARTS` ticks per microbatch.
+    """
 
     def __init__(self, problem: Problem, ahead: int | None = None, until: Until = never) -> None:
         """Of a problem that is no misfit, whose ranks hold nothing but activations.
 
-        `ahead` is how many microbatches are followed; None: as many as its memory suggests (`ROUNDS_AHEAD`). The bounds of the last
-        ones are weaker where the time is up (`until`) before they are made: of 64 ranks that takes ten seconds.
+        `ahead` is how many microbatches must keep ahead; None: as many as the memory suggests (`ROUNDS_AHEAD`). The bounds of the
+        last microbatches (2 of the proof) take ten seconds for 64 ranks; where the time is up before (`until`) they are weaker.
         """
         (each,) = frames_of(problem)[0].classes
         costs, hops = each.microbatches.costs, (each.microbatches.forward, each.microbatches.backward)
@@ -144,7 +149,7 @@ class Paces:
             kept=tuple(kept),
         )
         self._last_ns = [count * cost.backward_ns for count in range(1, self.ahead + 1)]
-        """The makespan less the mark of the first of the last 1, 2, … microbatches (2 of the proof)."""
+        """For the last 1, 2, … microbatches, least time from the mark of the first of them to the end (2 of the proof)."""
         for index in range(slots, self.ahead):
             self._last_ns[index] = max(self._last_ns[index], cost.gradient_ns + self._alone_ns(index + 1 - slots))
 
@@ -154,13 +159,13 @@ class Paces:
         return max(bound.value_ns for bound in bounds_in_time(step, self._until))
 
     def bound_ns(self, pace: int) -> int:
-        """What the makespan is at least, if none keep ahead of this pace, in parts of a tick per microbatch."""
+        """The lower bound on the makespan if the pace is refuted."""
         before = range(self._problem.microbatches - 1, 0, -1)
         rows = zip(before, self._last_ns, strict=False)
         return self._mark_ns + min(-(-count * pace * self.tick_ns // PARTS) + last_ns for count, last_ns in rows)
 
     def pace(self, value_ns: int) -> int:
-        """The largest pace that bounds the makespan by no more than this, in parts of a tick per microbatch; 0 if none does."""
+        """The largest pace that, if it is refuted, bounds the makespan by no more than this; 0 if there is none."""
         return max(0, bisect_right(range(PARTS * value_ns // self.tick_ns), value_ns, key=self.bound_ns) - 1)
 
 
