@@ -1,8 +1,8 @@
-"""Changes of orders, which can be taken back: an op moves, the same on other ranks, or a backward is fused or split; kernels.
+"""Changes of orders, which can be taken back: an op moves, on one rank or on several, or a backward is fused or split; kernels.
 
-Orders are as of `order_evaluator`, with the microbatches of `numbering` where these are alike. What one rank does sooner often
-helps only where the next ranks do it sooner, too, while each of these steps alone makes things worse: so a change may follow the
-two ops that have changed places from rank to rank.
+Orders are those of `order_evaluator`; where microbatches are alike, their numbers follow from the orders (`numbering`). What one
+rank does sooner often helps only if other ranks do it sooner, too, and each of these changes alone makes things worse. So after two
+ops have changed places on one rank, the ops that depend on them may change places on other ranks (`follow`).
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ if TYPE_CHECKING:
 
 
 class Undo(NamedTuple):
-    """Orders of ranks as they were before a change."""
+    """What a change has changed, to undo it."""
 
     orders: Orders
+    """As they were before the change, of the changed ranks alone."""
     ranks: Any
-    """Which ranks have changed, one after another."""
+    """The first `count` entries: which ranks have changed."""
     count: Any
-    """One entry: how many."""
+    """One entry: how many ranks have changed."""
 
 
 def saved_of(orders: Orders) -> Undo:
-    """Room for changes of such orders."""
+    """Room to undo changes of such orders."""
     return Undo(orders.copy(), np.zeros_like(orders.lengths), np.zeros(1, np.int64))
 
 
@@ -53,7 +54,7 @@ def save(orders: Orders, saved: Undo, rank: int) -> bool:
 
 @kernel()
 def take_back(orders: Orders, saved: Undo) -> None:
-    """Undo the change."""
+    """Undo the last change."""
     for at in range(saved.count[0]):
         rank = saved.ranks[at]
         orders.lengths[rank] = saved.orders.lengths[rank]
@@ -72,23 +73,24 @@ def change_at_random(
     draws: Draws,
     again: int,
 ) -> bool:
-    """Move one op of one rank and, on others, what goes with it, or fuse or split a backward; `take_back` undoes it.
+    """Move one op of one rank and perhaps what depends on it on other ranks, or fuse or split a backward; `take_back` undoes it.
 
-    Half of the changes are of an op of the critical path, which leaves its block or becomes its first or last op.
+    Half of the changes are of an op of the critical path, which leaves its block (`block_of`) or becomes its first or last op.
 
     Args:
         facts: the problem.
         orders: changed.
-        saved: the ranks that have changed, as they were.
-        critical: the path of the orders; where it has no ops, all changes are of any op.
+        saved: gets the ranks that change, as they were.
+        critical: the critical path of the orders; where it has no ops, any op may be changed.
         numbering: the numbers of microbatches that are alike.
-        ranges: 2; how far an op may be moved; one in how many changes fuses or splits a backward, and one in how many moves may be
-            followed on other ranks, 0 for none. From outside, as numba would compile `below` anew for each number written here.
+        ranges: four numbers: 2; how many places an op may be moved; one in how many changes fuses or splits a backward; one in how
+            many moves may be followed on other ranks. 0: none does. They are arguments, the 2 included, as numba would compile
+            `below` anew for each number that is written here.
         draws: random numbers.
-        again: as of `exchange`.
+        again: of `exchange`.
 
     Returns:
-        Whether anything has changed, and the orders may run.
+        Whether something has changed that is worth timing. False: nothing has, or the orders can never run.
     """
     two, reach, exchanges, follows = ranges
     codes, lengths = orders
@@ -127,22 +129,23 @@ def change_at_random(
 def follow(
     facts: ProblemArrays, orders: Orders, saved: Undo, numbering: Numbering, rank: int, target: int, sooner: bool, ahead: bool
 ) -> bool:
-    """Let other ranks do what one has done: an op was moved before another one, or behind it.
+    """After one op has passed another one on a rank, let the ops that depend on these two do the same on other ranks.
 
-    What needs the two (or what they need) gets the same order, from rank to rank as long as both are on one that has another order.
+    It goes from rank to rank: each next two ops are those that get the messages of the last two (or that send them theirs). It ends
+    where these are not on one rank, where they are in the wanted order, at a rank that has changed already, and at a W.
 
     Args:
         facts: the problem.
         orders: changed.
-        saved: as above.
+        saved: gets the ranks that change, as they were.
         numbering: the numbers of microbatches that are alike.
-        rank: which rank's op was moved.
-        target: to what position.
-        sooner: whether it was moved before the other one.
-        ahead: whether to go on to what needs them, or to what they need.
+        rank: on which an op has passed another one.
+        target: the position of that op; its neighbour is the op that it has passed, behind it if `sooner`, else before it.
+        sooner: whether it was moved to an earlier position.
+        ahead: whether to go to the ops that get messages of the two, or to those that send them.
 
     Returns:
-        Whether the orders may run.
+        False: the orders can never run.
     """
     codes, stages, step = orders.codes, len(facts.stage_rank), 1 if sooner else -1
     while True:
@@ -167,7 +170,7 @@ def follow(
 
 @kernel()
 def place_of(orders: Orders, rank: int, block: int, forward: bool) -> Any:
-    """Where the rank has the forward or the backward of a stage and microbatch."""
+    """The position of the forward, or of the backward (B or BW), of a block: microbatch × stages + stage. The rank must have it."""
     codes = orders.codes
     at = 0
     while codes[rank, at] // KINDS != block or codes[rank, at] % KINDS == W or (codes[rank, at] % KINDS == F) != forward:
@@ -184,8 +187,9 @@ def exchange(orders: Orders, rank: int, at: int, side: int, apart: int, again: i
         rank: whose order.
         at: a position in it.
         side: 0: BW takes the place of B, or B that of BW; 1: the same of W.
-        apart: this many ops come between B and W where BW is split, or as many as there are.
-        again: codes that differ by a multiple of it are alike: B is fused with the next such W, W with the last such B before it.
+        apart: where BW is split, this many ops come between B and W, or as many as there are.
+        again: B is fused with the next W whose code differs, apart from the kind, by a multiple of this; W with the last such B
+            before it. That is the same microbatch, or any of the stage where microbatches are alike.
     """
     codes, lengths = orders
     code, length = codes[rank, at], lengths[rank]

@@ -1,7 +1,7 @@
-"""Local search over the orders themselves: change an order, time it, keep what is no worse; kernels, compiled.
+"""Local search over the orders themselves: change them, time them, keep what is no worse; kernels, compiled.
 
-Changes are those of `order_changes`. Orders are run on one problem, or under many conditions: then the mean of their ends counts,
-or a percentile.
+Changes are those of `order_changes`. Orders are timed on one problem, or under many conditions (samples): then the mean of their
+ends counts, or a percentile. While a climb is warm it also keeps some worse orders, as in simulated annealing.
 """
 
 from __future__ import annotations
@@ -67,15 +67,33 @@ def polish(
     heat: float,
     stop: Any,
 ) -> Any:
-    """Change the orders this many times; `orders` becomes the best found, whose value is returned.
+    """Change the orders this many times; `orders` becomes the best that is found.
 
-    The value is `value_of`'s. Where there are samples it is told beforehand what would be good enough, so that not all of them need
-    be timed; without them a number is drawn only where it decides.
+    Where there are samples, the random number that decides about a worse value is drawn before the timing. `value_of` then knows
+    the largest value that would be kept, and stops where that is exceeded. Without samples it is drawn only where it decides.
 
-    `current` and `best` are room for orders, `saved` for changes, `critical` for a path; `ranges` are those of `change_at_random`.
-    `stop[0]` set to true, by another thread, ends it after the change at hand.
+    Args:
+        facts: the problem; of samples, changed to each of them.
+        duration: how long ops take, changed likewise.
+        sampled: the samples, or none.
+        orders: the start, and the best at the end.
+        current: room for orders, as is `best`.
+        best: see above.
+        scratch: room for the timing.
+        saved: room to undo a change.
+        critical: room for the critical path.
+        numbering: the numbers of microbatches that are alike.
+        ranges: of `change_at_random`.
+        evaluations: how many changes.
+        draws: random numbers.
+        heat: how much worse orders may be that are kept, at first, as a share of the best value; it falls to 0.
+        stop: one entry; set to true by another thread, it ends the search after the change at hand.
+
+    Returns:
+        The value of the best, `value_of`'s, in ns.
     """
     samples = len(sampled.share)
+    # Where numbers follow from the order, a B may be fused with the W of any microbatch of its stage.
     again = len(facts.stage_rank) * KINDS * (facts.microbatches if numbering.members.shape[1] == 0 else 1)
     current_ns = value_of(facts, duration, sampled, orders, scratch, 1.0 * STRANDED)
     best_ns = current_ns
@@ -138,8 +156,7 @@ class OrderClimber:
             facts: the problem; it stays as it is, as do the samples.
             sampled: its samples, or how long its ops take (`unsampled`).
             numbering: the numbers of microbatches that are alike.
-            ranges: how far an op may be moved; one in this many changes fuses or splits a backward, and one in this many moves may
-                be followed on other ranks; 0: none.
+            ranges: of `change_at_random`, without the 2.
         """
         own = facts._replace(latency=facts.latency.copy(), occupancy=facts.occupancy.copy())
         self._given = own, sampled.duration[0].copy(), sampled._replace(ends_ns=sampled.ends_ns.copy())
@@ -148,7 +165,7 @@ class OrderClimber:
         self._polish = compiled(polish if facts.slices else polish_chain)
 
     def climb(self, orders: Orders, evaluations: int, seed: int, heat: float, stop: NDArray[np.bool_]) -> float:
-        """The best value of that many changes of the orders, which become the best."""
+        """Make that many changes of the orders, which become the best found; gives the value of these, in ns."""
         draws = draw(seed, DRAWS * evaluations)
         rooms = orders.copy(), orders.copy(), self._room, saved_of(orders), critical_of(orders), self._numbering, self._ranges
         given: tuple[Any, ...] = *self._given, orders, *rooms, evaluations, draws, heat, stop

@@ -1,10 +1,10 @@
 """Local search over orders: from a schedule, single ops are moved within their ranks as long as nothing gets worse.
 
 A Problem and Schedules of whole blocks go in, a better Schedule or the best of them comes out. Where a fused backward takes less
-time than its halves, single backwards are fused and split, too. Alike microbatches keep their turn on each stage (`numbering`).
-Each change is timed by a compiled pass over all ops, so tens of thousands of them are tried in a second. It finishes what rules
-and templates leave undone. Which of these leads furthest is known only after it: where BW is cheaper, a schedule of BW alone is
-often the worst to start from, and ends as the best.
+time than its halves, single backwards are fused and split, too. Each stage runs alike microbatches in one order (`numbering`). Each
+change is timed by a compiled pass over all ops, so tens of thousands of them are tried in a second. It finishes what rules and
+templates leave undone. Which of their schedules leads furthest is known only afterwards: where BW is cheaper, a schedule of BW
+alone is often the worst to start from, and ends as the best.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ REACH = 10
 EXCHANGES = 4
 """Where it can pay, one in this many changes fuses or splits a backward."""
 FOLLOWS = 2
-"""Where microbatches are alike, one in this many moves may be followed on other ranks."""
+"""Where microbatches are alike, one in this many moves may be followed on other ranks (`order_changes.follow`)."""
 HEAT, ALIKE_HEAT = 2e-4, 6e-4
-"""How much worse orders may be that a climb goes on from, at its beginning, as a share of the objective; where microbatches are
-alike. There 1.2e-3 is better for some, and worse where rounds are few."""
+"""How much worse orders may be that a climb goes on from, at its beginning, as a share of the objective. The second is for alike
+microbatches, where 1.2e-3 is better for some problems, and worse where rounds are few."""
 ROUND_OPS = 15_000_000
 """About this many ops are timed for several conditions by each search in one round, where none of its orders is given up early."""
 
