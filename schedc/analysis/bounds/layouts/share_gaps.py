@@ -49,14 +49,19 @@ class RankShares:
 
 
 def _fit(room: Vector, size: Vector, most: int | Counts) -> Vector:
-    """How many fit, up to `most`; all where they take nothing."""
+    """How many of this size fit in the room, up to `most`; that many where they take nothing."""
     fit = np.divide(np.maximum(room, 0), size, out=np.full(room.shape, np.inf), where=size > 0)
     whole: Vector = np.minimum(np.floor(fit), most)  # rounded up, if at all
     return whole
 
 
 class _Most:
-    """The most work that some microbatches can have done, or not done, within the room."""
+    """The most work, in ns, that some microbatches can have done, or have left to do, while a rank holds what `room` allows.
+
+    One value for each rank. `one`, `both` and `room` are bytes: what a microbatch holds after the forward of the first stage, and
+    after both forwards, and what the rank may hold. The rest is work in ns: `forward` and `again` of the two forwards, `back` of
+    the first stage's backward, `backs` of both, and `whole` of all.
+    """
 
     def __init__(self, shares: RankShares, microbatches: int) -> None:
         self._microbatches, self.room = microbatches, shares.room_bytes
@@ -76,7 +81,7 @@ class _Most:
         self._least_rest = np.where(np.isinf(least), 0, least)
 
     def done_before(self, step: int) -> Vector:
-        """[microbatches + 1, ranks]: per number of them none of which has begun the step, the most work that they have done."""
+        """The most work that n microbatches have done, none of which has begun the step; [n from 0 to all microbatches, ranks]."""
         counts = np.arange(self._microbatches + 1)[:, None]
         slots = _fit(self.room, self.one, self._microbatches)
         if step == FORWARD:
@@ -95,7 +100,10 @@ class _Most:
         return found
 
     def undone_after(self, step: int, counts: Counts, room: Vector) -> Vector:
-        """[counts, ranks]: the most work left of as many microbatches that have the step behind them; -inf without room."""
+        """The most work left of n microbatches that have ended the step, -inf where there is no room; [counts, ranks].
+
+        `counts` is a column of n, each one more than the last.
+        """
         if step == BACK:
             return np.where(room >= 0, self._rests(counts, 0, room), -np.inf)
         size, work, others = {
@@ -105,10 +113,10 @@ class _Most:
         }[step]
         found = np.full((counts.size, room.size), -np.inf)
         for n in range(int(_fit(room, size, int(counts[-1, 0])).max(initial=0)) + 1):  # that have done no more than the step
-            left, some = room - n * size, int(np.searchsorted(counts[:, 0], n))
+            left, first = room - n * size, int(np.searchsorted(counts[:, 0], n))  # the first count of n or more
             more = n if step == FIRST_BACK else 0  # whose rests of the second stage are left besides, perhaps
-            here = n * work + others(counts[some:] - n, more, np.maximum(left, 0))
-            found[some:] = np.where(left >= 0, np.maximum(found[some:], here), found[some:])
+            here = n * work + others(counts[first:] - n, more, np.maximum(left, 0))
+            found[first:] = np.where(left >= 0, np.maximum(found[first:], here), found[first:])
         return found
 
     def _rests(self, counts: Counts, more: int, room: Vector) -> Vector:
@@ -136,13 +144,15 @@ def idle_ns(shares: RankShares, microbatches: int) -> Vector:
         FORWARD: [(one, most.whole - most.forward)],
         AGAIN: [(both, most.backs)],
         FIRST_BACK: [(one, most.back), (one + most.rests_bytes[1], most.back + most.rests_ns[1])],
-    }  # what one that waits behind the step may hold, and have left to do
+    }  # by a step, what a microbatch that has ended it and waits for the next one may hold (bytes), and have left to do (ns)
     into: dict[int, dict[int, Vector]] = {}
-    """By step, and the step before or none (-1): what the gap costs, per number of microbatches before."""
+    """By a step, and the one before the gap (-1: none): what the gap costs in ns, [microbatches that come before it, ranks]."""
     undone: dict[int, Vector] = {}
-    """By the step before: the most work left of as many that have it behind them, one of which waits for the step."""
+    """By the step before the gap, the most work left of n that have ended it, one of which waits for the step; [n, ranks].
+
+    With each further step, one more place where that one may wait."""
     for at, step in enumerate(steps):
-        done = most.done_before(step)[:0:-1]
+        done = most.done_before(step)[:0:-1]  # of all that do not come before the gap, so from most to fewest
         into[step] = {-1: np.maximum(0, shares.begin_ns[step] - counts * most.whole - done)}
         for before in steps[:at]:
             away = shares.begin_ns[step] - shares.end_ns[before]

@@ -33,7 +33,8 @@ MOST_GAPS = 2**31
 MOST_WORK, OF_GAPS = 2**24, 16
 """At most this many shares are valued, which takes some seconds; one whose idle gaps are counted, too, is as many as the second."""
 AT_ONCE, GAPS_AT_ONCE = 2**14, 2**16
-"""Shares are looked at in parts of this many, which fit a cache; and so many gaps of a kind."""
+"""Shares are looked at in parts of this many, which fit a cache. Where idle gaps are counted, a part has this many pairs of a share
+and a microbatch at most."""
 EXACT = 1 - 1e-11
 """Floats are this exact."""
 
@@ -198,6 +199,7 @@ class ShareValues:
         share, number = _Share(self, cuts), self._chain.workload.microbatches
         may = self._without_gaps_ns(share) * EXACT <= most_ns
         if self._is_limited:
+            # Gaps are counted for what memory adds. Where all microbatches fit at once, it makes none wait.
             keeps_out = may & (share.room_bytes < number * sum(share.bytes))
             for has_two in (False, True):
                 left = np.flatnonzero(keeps_out & (share.has_two == has_two))
