@@ -3,7 +3,7 @@
 A Problem whose steps overlap and a known period go in; a better one and a proven lower bound come out. The model is
 `schedc.models.modulo`. Each period T is a question of its own: has any schedule this period? No is a proof that all periods are
 T + 1 or more, as a schedule with period T also has all longer ones. What is asked in which order says `_settle`: two microbatches
-alone, which raise the bound (`modulo_windows`), periods of few microbatches, schedules near the best, and which periods some ranks
+alone, which raise the bound (`modulo_distance`), periods of few microbatches, schedules near the best, and which periods some ranks
 refute alone (`modulo_parts`). What is just below the best known proves it. Of the least period that is found the delays are
 minimized. Schedules are timed by `steady_state`; only the bound is CP-SAT's own word. A model grows with the pairs of a rank's ops.
 To build it counts as work; none is built of a very long period, or where too little is left of a limit: what is known is kept.
@@ -25,9 +25,9 @@ from schedc.models.modulo import minimize_delays, pairs_of
 from schedc.solvers.common.base import Limits, Solved, SolverStatus
 from schedc.solvers.common.method import Search
 from schedc.solvers.exact.cpsat import SOLVER, improve_by
+from schedc.solvers.exact.modulo_distance import ask_of_distances
 from schedc.solvers.exact.modulo_parts import BUILDS, ask_of_parts, climb
 from schedc.solvers.exact.modulo_questions import Known, ask, build, solve
-from schedc.solvers.exact.modulo_windows import ask_of_windows
 from schedc.solvers.heuristics.steady import planned
 from schedc.solvers.heuristics.steady_repeat import repeats
 from schedc.verify.schedule.checks import verify_schedule
@@ -119,7 +119,7 @@ def _settle(known: Known) -> None:
     periods are asked for, which are easier to refute: near it after one that was answered, in the middle after one that was not.
     At last it gets the rest.
     """
-    ask_of_windows(known)
+    ask_of_distances(known)
     is_large = known.build_s() > BUILDS * known.left.least
     if is_large:
         repeat(known)

@@ -16,8 +16,8 @@ from schedc.analysis.simulation.period import steady_state
 from schedc.ir import Versions
 from schedc.solvers.common.base import Limits
 from schedc.solvers.exact.modulo import repeat, solve_modulo
+from schedc.solvers.exact.modulo_distance import ask_of_distances, has_distance_bound
 from schedc.solvers.exact.modulo_questions import Known
-from schedc.solvers.exact.modulo_windows import ask_of_windows, has_windows
 from schedc.solvers.heuristics.steady import SteadyList
 from schedc.solvers.heuristics.steady_repeat import repeats
 from schedc.solvers.templates.overlapping import one_by_one
@@ -50,9 +50,9 @@ def test_what_crosses_on_the_way_costs_time_that_no_other_bound_knows(
     problem = crossing(seed)
     known = known_of(problem)
     assert known.lower_ns == bound_ns
-    ask_of_windows(known)
+    ask_of_distances(known)
     assert known.lower_ns == known.best_ns == least_ns
-    monkeypatch.setattr("schedc.solvers.exact.modulo.ask_of_windows", lambda known: None)
+    monkeypatch.setattr("schedc.solvers.exact.modulo.ask_of_distances", lambda known: None)
     limits = Limits(workers=1, deterministic=10.0)
     solved = solve_modulo(problem, known.best, limits=limits, known_bound_ns=bound_ns)
     assert solved.lower_bound_ns == least_ns
@@ -65,9 +65,9 @@ def test_two_microbatches_alone_need_no_longer_than_brute_force() -> None:
         problem = tiny_period(Random(seed))
         known = known_of(problem)
         least_ns = least_period(problem, depth=1, upper=known.best_ns)
-        assert least_ns is not None and has_windows(problem), seed
+        assert least_ns is not None and has_distance_bound(problem), seed
         known.lower_ns, known.best_ns = 0, 1 << 40  # other bounds do not count, and no proof ends it
-        ask_of_windows(known)
+        ask_of_distances(known)
         assert 0 < known.lower_ns <= least_ns, seed
         equal += known.lower_ns == least_ns
     assert equal >= 4
@@ -75,10 +75,10 @@ def test_two_microbatches_alone_need_no_longer_than_brute_force() -> None:
 
 def test_a_backward_that_takes_memory_is_no_case_for_two_alone() -> None:
     problem = crossing(6)
-    assert has_windows(problem)
+    assert has_distance_bound(problem)
     stage = replace(problem.stages[1], recompute=True, recomputed_bytes=1)
-    assert not has_windows(replace(problem, stages=(problem.stages[0], stage, *problem.stages[2:])))
-    assert not has_windows(replace(problem, memory_limit_bytes=(None,) * 3))
+    assert not has_distance_bound(replace(problem, stages=(problem.stages[0], stage, *problem.stages[2:])))
+    assert not has_distance_bound(replace(problem, memory_limit_bytes=(None,) * 3))
 
 
 @pytest.mark.parametrize("mode", [Versions.STASH, Versions.TWO_BUFFERED])

@@ -1,12 +1,13 @@
 """A bound on the period where memory is short: how soon one microbatch can follow another, in a model of these two alone.
 
-The model has two microbatches that follow each other. Its objective is the least time between their forwards on one stage, for
-which memory may make the second wait. Such a model has few ops, however many microbatches a step has, and is soon solved.
+The model has two microbatches that follow each other. Its objective is their least *distance* on one stage: the time between their
+forwards there, as memory may make the second wait. Such a model has few ops, however many microbatches a step has, and is soon
+solved.
 
 Proof that the period T is at least n times the model's bound, for a step of n microbatches.
 
 1. Microbatches that are alike pass each op in the order of their numbers (`schedc.models.modulo`). So on the stage, each period has
-   n times from a forward to the next. They add up to T. It remains to show that none is less than the bound.
+   n distances, each from a forward to the next. They add up to T. It remains to show that none is less than the bound.
 2. Take any schedule and two microbatches that follow each other, the *first* and the *second*, and leave out all else: other
    microbatches, updates, and versions. Fewer ops share ranks and links, and fewer bytes are held. So what was feasible still is.
 3. What matters is what the first does after its forward on the stage, and the second before its own. The rest must not be in the
@@ -36,14 +37,14 @@ if TYPE_CHECKING:
     from schedc.models.modulo_variables import ModuloModel
     from schedc.solvers.exact.modulo_questions import Known
 
-WINDOW_SHARE = 0.02
+DISTANCE_SHARE = 0.02
 """Of what is left of a limit, two microbatches get at most this much for each stage."""
 
 
-def ask_of_windows(known: Known) -> None:
-    """Raise the bound by two microbatches, for each stage on a rank with a limit, the last of the path first."""
+def ask_of_distances(known: Known) -> None:
+    """Raise the bound by the distance of two microbatches, for each stage on a rank with a limit, the last of the path first."""
     problem = known.problem
-    if not has_windows(problem):
+    if not has_distance_bound(problem):
         return
     for stage in reversed(problem.paths[problem.path_of[0]]):
         if known.is_proven or known.is_over:
@@ -52,15 +53,15 @@ def ask_of_windows(known: Known) -> None:
             _ask(known, stage)
 
 
-def has_windows(problem: Problem) -> bool:
+def has_distance_bound(problem: Problem) -> bool:
     """Whether two microbatches alone say something: a rank has a limit, all are alike, and no backward takes memory (proof, 3)."""
     is_short = any(limit is not None for limit in problem.memory_limit_bytes)
     are_alike = problem.microbatches > 1 and len(set(groups_of(problem))) == 1
     return is_short and are_alike and not any(stage.recomputed_bytes for stage in problem.stages)
 
 
-def build_window(problem: Problem, stage: int) -> ModuloModel:
-    """The model of two microbatches whose objective is the time between their forwards on a stage of their path, in ns."""
+def build_distance(problem: Problem, stage: int) -> ModuloModel:
+    """The model of two microbatches whose objective is their distance on a stage of their path, in ns."""
     two = shorter_step(problem, 2)
     starts_ns, span_ns = _chain(two)
     built = build_modulo(two, 10 * span_ns)
@@ -100,10 +101,10 @@ def _chain(problem: Problem) -> tuple[dict[tuple[Kind, int], int], int]:
 
 
 def _ask(known: Known, stage: int) -> None:
-    """Raise the bound by the forwards on one stage. Where the least time is not proven, the solver's bound on it counts."""
-    built = build_window(known.problem, stage)
+    """Raise the bound by the distance on one stage. Where the least distance is not proven, the solver's bound on it counts."""
+    built = build_distance(known.problem, stage)
     known.work += S_PER_PAIR * pairs_of(built.problem, built.ranks)
-    solver = one_worker(known.part(WINDOW_SHARE, is_small=True))
+    solver = one_worker(known.part(DISTANCE_SHARE, is_small=True))
     status = known.run(solver, built.model, f"two microbatches past F{stage}")
     if status in (SolverStatus.OPTIMAL, SolverStatus.FEASIBLE):
         known.raise_bound(known.problem.microbatches * int(solver.best_objective_bound))
