@@ -163,7 +163,7 @@ def repeat(known: Known) -> None:
 
     def planned_short(short: Problem) -> Schedule:
         first = planned(short)
-        if is_enough():
+        if is_enough() or verify_schedule(short, first):  # where it has no room, bounds say nothing of it
             return first
         limits = known.part(REPEAT_SHARE, is_small=True)
         solved = solve_modulo(short, first, limits=limits, known_bound_ns=cheap_bound_ns(short))

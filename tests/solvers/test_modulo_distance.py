@@ -93,3 +93,18 @@ def test_updates_run_where_a_rank_waits(mode: Versions) -> None:
     repeat(known)
     assert verify_schedule(problem, known.best) == ()
     assert steady_state(problem, known.best).period_ns == 4 * trip_ns < min(alone)
+
+
+def test_a_step_of_few_microbatches_without_room_is_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its limits are what versions leave: less than one microbatch takes, so that bounds of it are above its only period."""
+    costs = [(8, 8, 4), (5, 7, 6), (6, 2, 4), (8, 9, 1)]
+    line = make_problem(
+        2, 4, placement="loop", chunks=2, costs_ns=costs, activation=[(1, 0), (2, 0), (4, 3), (1, 1)], links={(0, 1): (25, 0)}
+    )
+    line = replace(line, memory_limit_bytes=(None, 4), split_backward=False)
+    problem = as_period(line, Versions.STASH, update_ns=[0, 0, 34, 20], version_bytes=[2, 2, 0, 1])
+    monkeypatch.setattr("schedc.solvers.exact.modulo.ask_of_distances", lambda known: None)
+    known = known_of(problem)
+    limits = Limits(workers=1, deterministic=0.25)
+    solved = solve_modulo(problem, known.best, limits=limits, known_bound_ns=known.lower_ns)
+    assert verify_schedule(problem, solved.schedule) == ()
