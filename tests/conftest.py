@@ -32,8 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Four processes for the whole suite on two cores, as many tests wait; none besides this one for a part of it."""
-    return 4 if config.args == config.getini("testpaths") else 0
+    """Three processes for the whole suite, enough for two cores, as many tests wait; none besides this one for a part of it."""
+    return 3 if config.args == config.getini("testpaths") else 0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

