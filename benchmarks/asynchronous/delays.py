@@ -28,11 +28,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
+from benches.dynpipe import published_staleness, replicated_stages
+
 from schedc.formats.convergence_file import read_convergence
 from schedc.ir import Device, Layer, MessageCost, Network, Workload
 from schedc.runtime.measure.convergence import ConvergenceMeter
-from schedc.study.loss.convergence import estimated_constants, published_staleness, staleness, updates_needed
-from schedc.study.loss.dynpipe import replicated_stages
+from schedc.study.loss.convergence import estimated_constants, staleness, updates_needed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

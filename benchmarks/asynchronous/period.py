@@ -22,6 +22,7 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from random import Random
 from statistics import median
 from typing import TYPE_CHECKING
@@ -29,6 +30,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
+from benches.dynpipe import combined_ns
 
 from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.simulation.memory import exceeded_limit
@@ -40,7 +44,6 @@ from schedc.solvers.common.base import Limits
 from schedc.solvers.exact.modulo import solve_modulo
 from schedc.solvers.heuristics.steady import SteadyList
 from schedc.solvers.templates import OVERLAPPING_TEMPLATES
-from schedc.study.loss.dynpipe import combined_ns
 from schedc.verify.problem import verify_problem
 from schedc.verify.schedule.checks import verify_schedule
 

@@ -21,11 +21,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
+from benches.dynpipe import stages_to_loss
+
 from schedc.formats.convergence_file import MeasuredUpdate, write_convergence
 from schedc.frontend.job_source import source_of_table
 from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.common.interruption import Interruption
-from schedc.study.loss.dynpipe import stages_to_loss
 from schedc.study.loss.time_to_loss import Theory
 from schedc.study.tune.candidates import CandidateState, candidates
 from schedc.study.tune.problems import candidate_problem

@@ -8,16 +8,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 import pytest
+from benches.dynpipe import published_staleness
 
 from schedc.errors import InvalidInput
 from schedc.formats.convergence_file import MeasuredConvergence, MeasuredUpdate, read_convergence, write_convergence
-from schedc.study.loss.convergence import (
-    ConvergenceConstants,
-    estimated_constants,
-    published_staleness,
-    staleness,
-    updates_needed,
-)
+from schedc.study.loss.convergence import ConvergenceConstants, estimated_constants, staleness, updates_needed
 
 if TYPE_CHECKING:
     from pathlib import Path

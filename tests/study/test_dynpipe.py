@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from benches.dynpipe import combined_ns, replicated_stages, stages_to_loss
 from inputs.measured_chains import CHAINS_US, LEAST_US
 
 from schedc.errors import Infeasible, InvalidInput, Unsupported
 from schedc.ir import Device, Layer, Link, MessageCost, Network, Workload
 from schedc.study.loss.convergence import ConvergenceConstants
-from schedc.study.loss.dynpipe import combined_ns, replicated_stages, stages_to_loss
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -131,11 +131,6 @@ def staleness(delays: Sequence[int], shares: Sequence[float] | None = None) -> f
     return sum(share * delay**2 for share, delay in zip(shares, delays, strict=True))
 
 
-def published_staleness(stages: int) -> float:
-    """2 S³, which DynPipe's theorem 1 and equation 3 have in place of D for stages with delays S − 1..0."""
-    return 2.0 * stages**3
-
-
 def updates_needed(
     constants: ConvergenceConstants, *, learning_rate: float, error: float, staleness_factor: float
 ) -> UpdatesNeeded:
@@ -145,7 +140,7 @@ def updates_needed(
         constants: of the loss function.
         learning_rate: η, above 0.
         error: ε, above 0: what the mean of E‖∇f‖² over the updates is to be at most, variance aside.
-        staleness_factor: D, of `staleness` or `published_staleness`.
+        staleness_factor: D, of `staleness`; the paper has 2 S³.
 
     Raises:
         InvalidInput: a value is not above 0, or the factor is negative.

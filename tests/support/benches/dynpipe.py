@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from schedc.errors import Infeasible, InvalidInput, Unsupported
-from schedc.study.loss.convergence import published_staleness, staleness, updates_needed
+from schedc.study.loss.convergence import staleness, updates_needed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -163,6 +163,11 @@ def stages_to_loss(
         time_ns = None if needed.updates is None else needed.updates * stages.period_ns
         rows.append(StagesToLoss(stages=stages, needed=needed, time_ns=time_ns))
     return tuple(sorted(rows, key=lambda row: (row.time_ns is None, row.time_ns or 0.0)))
+
+
+def published_staleness(stages: int) -> float:
+    """2 S³, which DynPipe's theorem 1 and equation 3 have in place of D for stages with delays S − 1..0."""
+    return 2.0 * stages**3
 
 
 def combined_ns(first_ns: Times, second_ns: Times, message_ns: Times, *, as_printed: bool) -> Times:
