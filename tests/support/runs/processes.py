@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from multiprocessing.connection import Connection
-    from multiprocessing.context import ForkServerContext
+    from multiprocessing.context import ForkServerContext, ForkServerProcess
     from pathlib import Path
 
 DEAD = "dead"
@@ -34,8 +34,13 @@ class Refusal(str):
 class Ranks:
     """The processes, as the test sees them."""
 
-    def __init__(self, connections: list[Connection]) -> None:
+    def __init__(self, connections: list[Connection], processes: Sequence[ForkServerProcess]) -> None:
         self._connections = connections
+        self._processes = processes
+
+    def ended(self) -> dict[int, int]:
+        """The exit codes of the processes that have ended, by rank; less than 0: the signal that ended it."""
+        return {rank: code for rank, each in enumerate(self._processes) if (code := each.exitcode) is not None}
 
     def run(
         self, function: Callable[..., Any], *given: Any, limit_s: float = 250, of: Sequence[int] | None = None, **options: Any
@@ -50,7 +55,8 @@ class Ranks:
         for rank in range(len(self._connections)) if of is None else of:
             connection = self._connections[rank]
             try:
-                assert connection.poll(limit_s), f"rank {rank} gave no result in {limit_s} s, those before it: {results}"
+                came = connection.poll(limit_s)
+                assert came, f"rank {rank} gave no result in {limit_s} s, those before it: {results}; ended: {self.ended()}"
                 results.append(connection.recv())
             except (EOFError, ConnectionResetError):
                 results.append(DEAD)
@@ -105,7 +111,7 @@ def rank_processes(count: int, directory: Path, *imported: str, port: int | None
         for process, (_, child) in zip(processes, pairs, strict=True):
             process.start()
             child.close()
-        yield Ranks([parent for parent, _ in pairs])
+        yield Ranks([parent for parent, _ in pairs], processes)
     finally:
         for process in processes:
             process.kill()
