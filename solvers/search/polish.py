@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -130,19 +130,6 @@ def polish_schedule(problem: Problem, starts: Sequence[Schedule], climbing: Clim
     return Found(unpacked_schedule(problem, best), best_ns, rounds.cut_short, rounds.ended_by)
 
 
-@dataclass(frozen=True, slots=True)
-class FoundSampled:
-    """The best schedule of a local search over samples."""
-
-    schedule: Schedule
-    value_ns: float
-    """By the kernel's clock."""
-    cut_short: bool
-    """Whether the clock or an interruption ended it."""
-    values_ns: tuple[float, ...]
-    """Of the schedules that it began with."""
-
-
 def polish_sampled_schedules(
     problems: Sequence[Problem],
     weights: Sequence[float],
@@ -152,7 +139,7 @@ def polish_sampled_schedules(
     percentile: float = 0.0,
     least_ns: Sequence[int],
     interruption: Interruption | None = None,
-) -> FoundSampled:
+) -> Found:
     """The best schedule found from these for many conditions at once.
 
     One order of ops serves all conditions; the mean of its ends counts, or a percentile. The second half of the rounds starts from
@@ -205,7 +192,7 @@ def polish_sampled_schedules(
                 best, best_ns = each.copy(), value_ns
         if 2 * number >= climbing.rounds:
             pool[:] = [best.copy() for _ in range(CLIMBS)]
-    return FoundSampled(unpacked_schedule(problem, best), float(best_ns), rounds.ended_by is not None, tuple(map(float, first)))
+    return Found(unpacked_schedule(problem, best), best_ns, rounds.ended_by is not None, starts_ns=tuple(first))
 
 
 def packed_orders(problem: Problem, facts: ProblemArrays, schedule: Schedule, *, exchanges: bool) -> Orders:

@@ -23,14 +23,16 @@ class Found:
     """The best schedule of a local search."""
 
     schedule: Schedule
-    end_ns: int
-    """Its objective by the kernel's clock, which serves shared trunks in the order of starts."""
+    end_ns: float
+    """Its objective by the kernel's clock, which serves shared trunks in the order of starts; of samples, what counts of theirs."""
     cut_short: bool
-    """Whether the clock ended it."""
+    """Whether the clock ended it; of samples, or an interruption."""
     ended_by: BaseException | None = None
     """The interruption that ended it, to be raised once the schedule is kept."""
     paid: Mapping[str, int] = field(default_factory=dict)
     """By name of a move: how often a rule that it had a part in was better than all before it in its climb."""
+    starts_ns: tuple[float, ...] = ()
+    """The same of the schedules that a search over samples began with."""
 
 
 @dataclass(slots=True, kw_only=True)

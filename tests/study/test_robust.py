@@ -97,11 +97,11 @@ def test_the_kernel_times_orders_as_the_simulator_does(percentile: float) -> Non
         polished = partial(polish_sampled_schedules, problems, states.weights, [schedule], percentile=percentile, least_ns=least_ns)
         timed = polished(Climbing(evaluations=60, rounds=0))
         aim = Criterion(100 * percentile) if percentile else MEAN
-        assert timed.value_ns == pytest.approx(aim.of(ends_ns, states.weights))
+        assert timed.end_ns == pytest.approx(aim.of(ends_ns, states.weights))
         assert timed.schedule == schedule
         found = polished(Climbing(evaluations=60, rounds=2))
-        assert found.value_ns == pytest.approx(aim.of(ends_of(problems, found.schedule), states.weights))
-        assert found.value_ns <= timed.value_ns
+        assert found.end_ns == pytest.approx(aim.of(ends_of(problems, found.schedule), states.weights))
+        assert found.end_ns <= timed.end_ns
         assert runs(problem, found.schedule)
 
 

@@ -220,7 +220,7 @@ def compile_robust(
         for_mean=_outcome(problem, mean_problem, mean_schedule, mean_ends_ns),
         as_planned=_outcome(problem, mean_problem, planned, ends_of(problems, planned)),
         candidates=(
-            *zip(whole, found.values_ns, strict=True),
+            *zip(whole, found.starts_ns, strict=True),
             *((name, aim.of(ends_ns, states.weights)) for name, ends_ns in cut.items()),
         ),
     )
