@@ -290,12 +290,7 @@ def unit_bytes(held_bytes: Iterable[int], limit_bytes: int, most: int) -> int:
     Nothing is lost: if things of h1, h2, … bytes fit together into the limit, h1 + h2 + … <= limit, then floor(h1 / unit) +
     floor(h2 / unit) + … is an integer that is at most limit / unit, so at most its floor. So bounds of such a model hold for the
     problem in bytes. The other way is true only where the unit divides all that is held: a schedule that the model allows is
-    checked in bytes before it is taken.
-
-    Args:
-        held_bytes: all that a row of the model adds up, each at least 0.
-        limit_bytes: what they are compared with, at least 0.
-        most: the sum of all that is held, and the limit, are at most this many units.
+    checked in bytes before it is taken. The sum of all that is held, and the limit, are at most `most` units.
     """
     total_bytes, divisor = 0, 0
     for held in held_bytes:

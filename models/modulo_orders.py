@@ -69,12 +69,7 @@ def schedule_of_starts(problem: Problem, starts: Mapping[Op, int], period_ns: in
     """The period that a timetable repeats: each rank's ops by residue, with the steps that they are of.
 
     What starts together (something of it takes no time) is in the order in which a microbatch does it. A rank's period begins where
-    its ops are of the fewest steps.
-
-    Args:
-        problem: what it is a timetable of.
-        starts: when each op of step 0 starts.
-        period_ns: after which it repeats.
+    its ops are of the fewest steps. `starts` has when each op of step 0 starts.
     """
     orders = []
     place = {(path, stage): at for path, stages in enumerate(problem.paths) for at, stage in enumerate(stages)}

@@ -167,13 +167,8 @@ def with_late_begins(problem: Problem, blocks: Blocks, schedule: Schedule, start
     are exchanged: the first forward of such a rank is that of the last microbatch, among those that are alike, that has arrived by
     its start, and those before it follow, each no earlier than it arrives. From there on the names go along with what is sent: the
     k-th forward of the next stage gets the k-th message, the k-th backward the k-th gradient, each W the name of its B. What a rank
-    does at any time stays the same; needs are kept, as nothing moves.
-
-    Args:
-        problem: what is scheduled.
-        blocks: of the model.
-        schedule: the orders of a solution of the model.
-        start_of: the start of an op of the model in that solution, in ticks.
+    does at any time stays the same; needs are kept, as nothing moves. `schedule` has the orders of a solution of the model;
+    `start_of` gives when an op starts there, in ticks.
     """
     if problem.objective is not Objective.STAGE_SPAN or problem.edges or problem.slices:
         return schedule

@@ -154,11 +154,6 @@ class LayoutWork(BestKnown):
     def offer(self, found: ScheduledLayout, found_by: str, title: str) -> None:
         """Take it if it is the best so far.
 
-        Args:
-            found: within memory.
-            found_by: the method that made the schedule.
-            title: of the candidate, for people.
-
         Raises:
             Defect: as of `take`.
         """

@@ -258,10 +258,6 @@ def try_methods(incumbent: Incumbent, methods: Iterable[str]) -> None:
 
     While there is no schedule, an interruption waits for the first.
 
-    Args:
-        incumbent: of the problem.
-        methods: constructive methods' names, with options in braces.
-
     Raises:
         InvalidInput: a method's name or options are wrong.
     """

@@ -48,10 +48,7 @@ def in_flight_before_first_backward(problem: Problem) -> tuple[int, ...]:
 
     One more would be running when the first B could start, and put it off, at every rank on the way. So Zero Bubble fills its
     warm-up (Qi et al., 2023, section 3.1, where a bubble before the first B is allowed). On a rank with several stages of a path
-    their F take turns.
-
-    Args:
-        problem: any placement; a graph, too.
+    their F take turns. It holds for any placement, a graph, too.
     """
     backward = _backward(problem)
     counts = [1] * len(problem.stages)

@@ -45,16 +45,9 @@ def scan(
 ) -> tuple[int, int, int]:
     """The op that goes first on an idle rank, as kind, lane and start; kind -1: there is none.
 
-    Args:
-        rank: its row.
-        latest_ns: of the ops that can start until then, the one of smallest priority; before the rank is free: of those that can
-            start first.
-        lanes: those of the `SchedulerState`.
-        blocks: those of the `SchedulerState`.
-        units: those of the `SchedulerState`.
-        reserves: those of the `SchedulerState`.
-        settings: those of the `SchedulerState`.
-        sliced: whether microbatches have several slices.
+    It is, of the ops that can start until `latest_ns`, the one of smallest priority; before the rank is free, of those that can
+    start first. `rank` is its row, `sliced` whether microbatches have several slices; the other arguments are of the
+    `SchedulerState`.
     """
     # F, B and W compare in the same way, written out: a function for it would give back all that is best so far.
     free_ns, unlimited = rank.free_ns, rank.limit_bytes >= NEVER

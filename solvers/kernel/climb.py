@@ -365,9 +365,7 @@ def levels_ns_of(longest_ns: int) -> tuple[int, int, int, int, int]:
 def policies(problem: Problem, scheduler: SchedulerState) -> list[NDArray[np.int64]]:
     """Patience of all positions, by policy; one without any entry where the scheduler does not mix.
 
-    Args:
-        problem: the scheduler's.
-        scheduler: as lists.
+    The scheduler is one of lists.
 
     Returns:
         None fused; all; where nothing waits for the gradient; where it comes half an op too late at most; those of the first

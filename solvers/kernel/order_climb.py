@@ -71,23 +71,10 @@ def polish(
 
     Where there are samples, the random number that decides about a worse value is drawn before the timing. `value_of` then knows
     the largest value that would be kept, and stops where that is exceeded. Without samples it is drawn only where it decides.
-
-    Args:
-        facts: the problem; of samples, changed to each of them.
-        duration: how long ops take, changed likewise.
-        sampled: the samples, or none.
-        orders: the start, and the best at the end.
-        current: room for orders, as is `best`.
-        best: see above.
-        scratch: room for the timing.
-        saved: room to undo a change.
-        critical: room for the critical path.
-        numbering: the numbers of microbatches that are alike.
-        ranges: of `change_at_random`.
-        evaluations: how many changes.
-        draws: random numbers.
-        heat: how much worse orders may be that are kept, at first, as a share of the best value; it falls to 0.
-        stop: one entry; set to true by another thread, it ends the search after the change at hand.
+    `duration` is how long ops take; of samples, it and `facts` are changed to each of them. `orders` are the start, and the best at
+    the end; `current` to `critical` are room. `ranges` are those of `change_at_random`. `heat` is how much worse orders may be that
+    are kept, at first, as a share of the best value; it falls to 0. `stop[0]`, set to true by another thread, ends the search after
+    the change at hand.
 
     Returns:
         The value of the best, `value_of`'s, in ns.
@@ -152,11 +139,8 @@ class OrderClimber:
     def __init__(self, facts: ProblemArrays, sampled: Sampled, numbering: Numbering, ranges: tuple[int, int, int]) -> None:
         """Waits until the kernel is compiled.
 
-        Args:
-            facts: the problem; it stays as it is, as do the samples.
-            sampled: its samples, or how long its ops take (`unsampled`).
-            numbering: the numbers of microbatches that are alike.
-            ranges: of `change_at_random`, without the 2.
+        The problem and its samples, or how long its ops take (`unsampled`), stay as they are; `ranges` are those of
+        `change_at_random`, without the 2.
         """
         own = facts._replace(latency=facts.latency.copy(), occupancy=facts.occupancy.copy())
         self._given = own, sampled.duration[0].copy(), sampled._replace(ends_ns=sampled.ends_ns.copy())

@@ -175,13 +175,8 @@ def due_next(facts: ProblemArrays, duration: Any, orders: Orders, scratch: Works
 def time_orders(facts: ProblemArrays, duration: Any, orders: Orders, scratch: Workspace) -> Any:
     """The end of the orders; `STRANDED` if they deadlock, run an op before its needs, or exceed a memory limit.
 
-    The same if microbatches enter out of order where they must not.
-
-    Args:
-        facts: the problem, except for its durations.
-        duration: [kind, stage, microbatch], or [kind, stage, 0] where microbatches are alike.
-        orders: what each rank runs.
-        scratch: room for it.
+    The same if microbatches enter out of order where they must not. `duration` is [kind, stage, microbatch], or [kind, stage, 0]
+    where microbatches are alike; `scratch` is room.
     """
     ready, done_backward, left, entered, gate_ns, placed, free_ns, begun_ns, left_bytes, gathering_ns, due_ns, link_free_ns = (
         scratch[:12]

@@ -205,11 +205,7 @@ def _moved(draft: LayoutArrays, giver: int, taker: int) -> LayoutArrays | None:
 def _placed(draft: LayoutArrays, chunks: int, *, busiest: int, free: bool) -> Iterator[LayoutArrays]:
     """The placements that are one change away; stages of the busiest rank change ranks before others.
 
-    Args:
-        draft: where it begins.
-        chunks: at most this many stages on a rank.
-        busiest: a rank.
-        free: whether there may be more or fewer stages.
+    There are at most `chunks` stages on a rank; `free` is whether there may be more or fewer.
     """
     stages = range(len(draft.ranks))
     if free:

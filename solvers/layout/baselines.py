@@ -52,12 +52,7 @@ class Attempt(NamedTuple):
 
 
 def baselines(workload: Workload, open_layout: OpenLayout) -> tuple[ScheduledLayout, ...]:
-    """Every known method in every named layout where it exists and keeps memory; the best first, equal ones in the order tried.
-
-    Args:
-        workload: what `schedc.verify.workload` accepts.
-        open_layout: what may be chosen.
-    """
+    """Every known method in every named layout where it exists and keeps memory; the best first, equal ones in the order tried."""
     tried = (scheduled_layout(workload, each.layout, each.construct, each.title) for each in attempts(workload, open_layout))
     return tuple(sorted((each for each in tried if each is not None), key=lambda each: each.objective_ns))
 

@@ -228,13 +228,9 @@ class _Walk:
     def anneal(self, start: KeptArrays, heat: float, spent: Callable[[], float], until: float) -> None:
         """Anneal from a draft until this share of the limits is spent, and keep the best.
 
-        Until a draft can run, the walk goes to where ranks hold fewer bytes too many.
-
-        Args:
-            start: with an estimate, or the objective.
-            heat: a draft that is worse by this share is taken with a chance of 1 in e at first, and with none at the end.
-            spent: the share of the limits that is spent; is called now and then.
-            until: 1 ends with the limits.
+        Until a draft can run, the walk goes to where ranks hold fewer bytes too many. `start` has an estimate, or the objective. A
+        draft that is worse by the share `heat` is taken with a chance of 1 in e at first, and with none at the end. `spent` gives
+        the share of the limits that is spent; they end at 1.
         """
         random, screen = self._random, self.screen
         every = range(len(screen.whole.rules))

@@ -171,9 +171,8 @@ class CutSearch:
     def run(self, left: Callable[[], float], report: Callable[[int], None]) -> None:
         """Search from the best cuts known.
 
-        Args:
-            left: which share of the search is left, from 1 to 0; it ends there.
-            report: is called with what the best is worth, whenever it is better.
+        `left` says which share of the search is left, from 1 to 0, its end; `report` is called with what the best is worth, when it
+        is better.
         """
         starts: dict[int, Lengths] = {}
         for cut in sorted((cut for cut, value in self.known.items() if value < NEVER and cut), key=self.known.__getitem__):

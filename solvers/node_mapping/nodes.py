@@ -51,11 +51,8 @@ class Nodes:
 def assign_nodes(given: Replicated, limits: Limits, *, exact_links: bool = False, keep_orders: bool = False) -> Nodes:
     """The assignment to carry out.
 
-    Args:
-        given: what is assigned, and the schedule that runs.
-        limits: of each exact search.
-        exact_links: do not take links as equal that are nearly so.
-        keep_orders: do not plan anew.
+    The limits are of each exact search. Links that are nearly equal count as equal but with `exact_links`; with `keep_orders`
+    nothing is planned anew.
 
     Raises:
         InvalidInput: as `assign`.
@@ -98,9 +95,7 @@ def slowest_problem(timer: Timer, node_of: Sequence[int]) -> Problem:
 def assign_and_plan(given: Replicated, limits: Limits) -> tuple[Assigned, Schedule]:
     """The best assignment found, under the schedule that it was sought with, and what its pipelines run: that, or a better one.
 
-    Args:
-        given: what is assigned, and a schedule to begin with.
-        limits: of each exact search.
+    It begins with the schedule that is given; the limits are of each exact search.
 
     Raises:
         InvalidInput: as `assign`.

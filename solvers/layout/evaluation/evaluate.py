@@ -125,11 +125,8 @@ class LayoutEvaluator:
     ) -> int:
         """The objective of the draft's best schedule, in nanoseconds; `NEVER` where no rule can run it, or it was refused.
 
-        Args:
-            draft: with a stage on each rank.
-            rules: the numbers of the rules to run, in this order.
-            refuse_ns: where a lower bound is as much or more, none is run.
-            enough_ns: once a rule gives as much or less, no more are run.
+        The draft has a stage on each rank; the rules with these numbers run in this order. None does where a lower bound is
+        `refuse_ns` or more; once one gives `enough_ns` or less, no more are run.
         """
         if self._split_head:
             draft = _with_parts(draft, self.workload)

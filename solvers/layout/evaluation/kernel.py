@@ -127,15 +127,9 @@ def evaluate(
 ) -> Any:
     """The objective of the draft's best schedule among those of some rules; `NEVER` if it has none.
 
-    Args:
-        costs: of the workload.
-        sketch: the draft, and room.
-        scheduler: of as many lanes as the draft has stages.
-        rules: the table, [rule, column].
-        tried: the numbers of the rules to run, in this order.
-        refuse_ns: no rule is run where the bound is as much or more.
-        enough_ns: no more rules are run once one gives as much or less.
-        found: written.
+    The rules with the numbers `tried` run in this order: none where the bound is `refuse_ns` or more, no more once one gives
+    `enough_ns` or less. `sketch` has the draft, and room; the scheduler has as many lanes as the draft has stages; `rules` are the
+    table, [rule, column]; `found` is written.
     """
     found.rule[0] = -1
     bound_ns = lay_out(costs, sketch, scheduler)
