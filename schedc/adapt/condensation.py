@@ -32,13 +32,9 @@ def condensed_layouts(
 ) -> Iterator[LayoutArrays]:
     """All layouts whose stages are of whole blocks, on the ranks where they run (lines 11 and 12); the stages' number stays.
 
-    Args:
-        running: the layout now: where each stage is, and by how much each layer is slowed down there.
-        workload: the layers.
-        conditions: what has changed.
-        links: under the conditions; a layer's communication is a microbatch's messages behind it, over the slowest of them.
-        top_k: how many layers are critical; None: as many as make at most `most` layouts, at least one for each stage.
-        most: this many.
+    `running` says where each stage is, and by how much each layer is slowed down there. A layer's communication is a microbatch's
+    messages behind it, over the slowest of the `links` under the conditions. `top_k` layers are critical; None: as many as make at
+    most `most` layouts, at least one for each stage.
 
     Raises:
         InvalidInput: `top_k` makes more than `MOST_WANTED` layouts.

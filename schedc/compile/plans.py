@@ -47,11 +47,6 @@ class OwnLayout:
 def time_plan(plan: Plan, problem: Problem | None = None, *, transfers: Transfers = Transfers.DECOUPLED) -> Timeline:
     """The plan's timeline, under its own costs or those of another problem with the same pipeline.
 
-    Args:
-        plan: whose orders are run.
-        problem: the other problem; None: the plan's own.
-        transfers: how transfers go beside compute.
-
     Raises:
         CheckFailed: the other problem has another pipeline, the plan's orders break a rule, or the ranks wait for each other in a
             cycle where transfers block.
@@ -78,12 +73,8 @@ def simulated_runs(
 ) -> list[int]:
     """What the simulator says of each run, under the costs of the first plan with the links that there were.
 
-    Args:
-        plans: the first is the one whose costs count.
-        plan_of_run: of each run, the place of its plan.
-        begun_ns: when each run began on the clock of the link trace.
-        links: how they changed; None: they did not.
-        choose: whether ranks choose.
+    `plan_of_run` has the place of each run's plan, `begun_ns` when it began on the clock of the link trace; None: links did not
+    change.
     """
     problem = plans[0].problem
     planned = [not_before(plan.problem, plan.schedule()) if choose else None for plan in plans]

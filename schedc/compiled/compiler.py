@@ -103,10 +103,7 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
 def fill(directory: str, scratch: str, *names: str) -> None:
     """Compile kernels into the cache: what the child process does, until its standard input ends.
 
-    Args:
-        directory: of the cache.
-        scratch: a directory for files in between, removed at the end; if the child cannot, its parent removes it.
-        names: of the kernels, `module:function`.
+    `scratch` is for files in between, removed at the end; if the child cannot, its parent removes it. Names are `module:function`.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the parent, too, which decides
     gc.disable()  # compiling makes much and leaves little

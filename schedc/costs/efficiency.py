@@ -182,12 +182,7 @@ def sustained(share: float) -> Efficiency:
 def operator_s(operator: Operator, phase: str, device: Accelerator, efficiency: Efficiency, *, element_bytes: int = 2) -> float:
     """Seconds: the longer of computing and of moving bytes through the memory, a launch, and the collectives.
 
-    Args:
-        operator: what is done.
-        phase: one of `PHASES`.
-        device: its peaks.
-        efficiency: which share of them is reached.
-        element_bytes: of the numbers that are multiplied: 2, or 4 for TF32.
+    `phase` is one of `PHASES`; the numbers that are multiplied have `element_bytes`: 2, or 4 for TF32.
     """
     work: OperatorWork = getattr(operator, phase)
     streamed = {Engine.PERMUTE: efficiency.permute, Engine.LOSS: efficiency.loss}.get(operator.engine, efficiency.memory)

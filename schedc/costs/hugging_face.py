@@ -26,11 +26,6 @@ MOST_LAYERS = 2**16
 def architecture_of_config(table: Mapping[str, Any], name: str, location: Location) -> Architecture:
     """The architecture that a config.json describes.
 
-    Args:
-        table: the file's object.
-        name: of the architecture, for people.
-        location: of the object, for errors.
-
     Raises:
         InvalidInput: an unknown `model_type`, a key that is missing, unknown or of a wrong type.
     """
@@ -49,11 +44,8 @@ def _with_images(
 ) -> Architecture:
     """A decoder, described in `text_config` or, in Qwen's older files, beside `vision_config`; and what makes tokens of images.
 
-    Args:
-        keys: of the whole.
-        name: of the architecture.
-        defaults: of transformers for the decoder, `model_type` included.
-        vision_of: reads `vision_config`, given the keys of the whole and the decoder's width, too.
+    `defaults` are those of transformers for the decoder, `model_type` included; `vision_of` reads `vision_config`, given the keys
+    of the whole and the decoder's width, too.
     """
     if not keys.has("text_config") and defaults["model_type"] == "qwen2":
         inner, place = {key: value for key, value in keys.table.items() if key not in _OF_IMAGES}, keys.location

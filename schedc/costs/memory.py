@@ -35,11 +35,7 @@ class Besides(NamedTuple):
 def besides(parts: Sequence[Part], setting: Setting, hidden: int, *, split_backward: bool) -> Besides:
     """What a device holds besides for a stage of these layers, in the order of the forward.
 
-    Args:
-        parts: the stage's layers.
-        setting: how they are divided.
-        hidden: elements of the residual stream.
-        split_backward: whether B keeps gradients for W.
+    `hidden`: elements of the residual stream. With `split_backward` B keeps gradients for W.
     """
     residual = setting.own_tokens * hidden * setting.element_bytes
     held = sum(each.kept_for_input_bytes + each.kept_for_weight_bytes for part in parts for each in part.operators)

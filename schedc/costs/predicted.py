@@ -90,25 +90,10 @@ def predicted(
 ) -> Predicted:
     """What the layers cost.
 
-    Args:
-        model: a known name, or the path of a Hugging Face config.json.
-        device: a known name.
-        tp: the tensor parallel size.
-        cp: the context parallel size.
-        ep: the expert parallel size.
-        etp: devices that divide the width of an expert; None: tp.
-        context_exchange: how the devices of a sequence meet: `ring`, or `all-to-all`.
-        expert_exchange: how tokens come to their experts: `all-to-all`, or `hierarchical`.
-        node: devices that fast links connect; None: the device's group.
-        framework: whose habits count: `plain`, or `megatron-te`.
-        microbatch: sequences in a microbatch.
-        sequence: tokens in a sequence, those of images included; None: 4096, or the model's position embeddings if fewer.
-        images: in a microbatch, all its sequences together; 0: a model that takes images is its decoder alone.
-        image_size: width and height of each image in pixels; None: as the model has it.
-        selective_recompute: whether B computes norms and activation functions again.
-        split_backward: whether B and W may run apart.
-        rates: which share of the device's peaks is reached; None: what its table says, or constants for devices without one.
-        table: a file with the table that counts instead, as `schedc profile --operators` measures it.
+    Arguments are those of `schedc.write_profile`, and some besides: `node`, devices that fast links connect (None: the device's
+    group); `selective_recompute`, whether B computes norms and activation functions again; `split_backward`, whether B and W may
+    run apart; `rates`, which share of the device's peaks is reached (None: what its table says, or constants for devices without
+    one).
 
     Raises:
         InvalidInput: there is no such model or device, the file cannot be used, or a size is not a whole number above 0.

@@ -73,12 +73,6 @@ def ties_of_entries(
 ) -> tuple[TiedWeight, ...]:
     """The weights that two layers hold.
 
-    Args:
-        modules: those of the model, whose layers are known to be all of them.
-        ties: the entries.
-        layers: how many there are.
-        place: of the entries, for errors.
-
     Raises:
         InvalidInput: names that do not exist, or one layer twice.
     """
@@ -111,11 +105,8 @@ def joints_of(
 ) -> tuple[LayerJoint, ...]:
     """The edges between layers: those of each module, its inputs first, then the others.
 
-    Args:
-        modules: in the order of the forward; none: all layers are one.
-        edges: besides those within and between modules.
-        layers: how many there are.
-        places: of the modules and of the edges, for errors.
+    Modules are in the order of the forward; none: all layers are one. `edges` are besides those within and between modules;
+    `places`, of both, are for errors.
 
     Raises:
         InvalidInput: modules that do not have all layers, names that do not exist, edges that lead back or are given before, or a
@@ -154,11 +145,7 @@ def edges_of_entries(
 ) -> tuple[Edge, ...]:
     """The edges between layers; none: they are a chain.
 
-    Args:
-        modules: as of `joints_of`.
-        edges: likewise.
-        layers: with their sizes.
-        places: of the modules and of the edges, for errors.
+    Arguments are those of `joints_of`, with the layers for their sizes.
 
     Raises:
         InvalidInput: as `joints_of`, and a value of two sizes.

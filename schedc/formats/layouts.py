@@ -166,10 +166,6 @@ _NAMES = {
 def megatron_options(plan: Plan, layers: Sequence[ModelLayer]) -> str:
     """The options of Megatron-LM for a plan's layout, one for each line, then the layout as a list in a comment.
 
-    Args:
-        plan: the plan.
-        layers: what each of its model's layers is.
-
     Raises:
         Unsupported: Megatron cannot express the layout; says why.
     """
@@ -196,12 +192,7 @@ def modules_of_stages(
 ) -> list[list[str]]:
     """The names of the modules of each stage, where a framework has them by name and has no module for further tokens.
 
-    Args:
-        plan: the plan.
-        layers: what each of its model's layers is.
-        head: the name of the head's module.
-        prefix: of the names of all modules but the head.
-        embedding: the name of the embedding's module.
+    `head` and `embedding` name these two modules; the prefix is of the names of all but the head.
 
     Raises:
         Unsupported: the plan's stages do not have these layers.
@@ -222,11 +213,7 @@ def modules_of_stages(
 def torchtitan_lines(plan: Plan, layers: Sequence[ModelLayer], csv_name: str, head: str = "lm_head") -> str:
     """The options of torchtitan 0.3, one for each line, then the modules as a line of Python for its configuration, in a comment.
 
-    Args:
-        plan: one that torch can run.
-        layers: what each of its model's layers is.
-        csv_name: what `pipeline_parallel_schedule_csv` names.
-        head: the name of the head's module.
+    Torch can run the plan; `csv_name` is what `pipeline_parallel_schedule_csv` names, `head` the module of the head.
 
     Raises:
         Unsupported: torchtitan cannot place the stages so, or has no such layers.
@@ -258,14 +245,8 @@ def automodel_lines(plan: Plan, layers: Sequence[ModelLayer], csv_name: str, hea
     """The keys of a recipe of NeMo Automodel 0.5 for a plan, as YAML.
 
     Automodel calls the hook by which a model names further modules only where it cuts the model itself. What those hooks of its
-    models add is therefore here; names that a model lacks have no effect there.
-
-    Args:
-        plan: one that torch can run.
-        layers: what each of its model's layers is.
-        csv_name: what `pp_schedule_csv` names.
-        head: the name of the head's module.
-        prefix: of the names of the others.
+    models add is therefore here; names that a model lacks have no effect there. Torch can run the plan; `csv_name` is what
+    `pp_schedule_csv` names; the prefix is of all names but the head's.
 
     Raises:
         Unsupported: Automodel cannot place the stages so, has no such layers, or refuses as few microbatches.

@@ -141,11 +141,7 @@ _RANKS = re.compile(r"([0-9]{1,9})([->])([0-9]{1,9})", re.ASCII)
 
 
 def read_link_trace(path: Path | str, problem: Problem) -> LinkTrace:
-    """The trace in a file.
-
-    Args:
-        path: the CSV file.
-        problem: whose links it is about.
+    """The trace in a CSV file, of the links of this problem.
 
     Raises:
         InvalidInput: it cannot be read, or is no link trace of this problem.

@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 def job_in_layout(source: JobSource, plan: Plan, said: str) -> Job:
     """The job in the plan's layout.
 
-    Args:
-        source: the job, which may leave its layout open.
-        plan: one of the job's, also if it was made for other costs.
-        said: what names the plan, for errors: `--layout plan.json`.
+    `said` names the plan, for errors: `--layout plan.json`.
 
     Raises:
         InvalidInput: the job cannot be used, or the plan's layout is none that it leaves open.

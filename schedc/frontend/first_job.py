@@ -40,10 +40,7 @@ HEAD_OF_TUNE = (
 def first_job(title: str, given: Mapping[str, Any], kind: type = JobFile) -> str:
     """The text of the file; it ends with a newline.
 
-    Args:
-        title: of the model and where it runs; on one line.
-        given: values by section and key; quantities are text with units, or as TOML has them.
-        kind: whose keys it has: a job's, or those of a job of `tune`.
+    `given` has values by section and key, quantities as text with units, or as TOML has them; `kind` says whose keys the file has.
     """
     head = HEAD if kind is JobFile else HEAD_OF_TUNE
     return "\n".join([f"# {title}", f"# {head}", *_table("", inspect.type_info(kind), given)]) + "\n"

@@ -41,10 +41,7 @@ def read_layers(
 ) -> tuple[tuple[Layer, ...], Partition | None, ProfileFile | None]:
     """The layers with their costs, those of each stage (None where these are to be balanced, or are open), and the profile.json.
 
-    Args:
-        job: for the costs or the path of a file that has them, `partition` and `split_backward`.
-        source: its place.
-        placed: for the stages and the pieces of the model; None: the placement is open, and there is such a file.
+    `placed` is None where the placement is open; there is such a file then.
 
     Raises:
         InvalidInput: lists of a wrong length, or a profile.json that cannot be used.
@@ -97,11 +94,6 @@ def quadratic_of(profile: ProfileFile | None, layers: int) -> list[tuple[float, 
 
 def layers_of_entries(entries: Sequence[LayerEntry], file: Location, *, split_backward: bool) -> tuple[Layer, ...]:
     """The workload's layers, each entry of a profile.json as often as it repeats.
-
-    Args:
-        entries: in the order of the forward.
-        file: where they are, for errors.
-        split_backward: whether B and W may run apart.
 
     Raises:
         InvalidInput: too many of them, or one whose B and W are not known apart, as they must be.

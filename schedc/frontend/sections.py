@@ -73,11 +73,8 @@ def read_data_parallel(
 ) -> DataParallel | None:
     """The collectives of each stage, or None where the job has no such section.
 
-    Args:
-        section: the section.
-        placed: for the stages; None: the placement is open.
-        trunks: those that the pipeline's transfers may cross; None among them counts for nothing.
-        location: the section's place.
+    `placed` is None where the placement is open. `trunks` are those that the pipeline's transfers may cross; None among them counts
+    for nothing.
 
     Raises:
         InvalidInput: a list of a wrong length, or a trunk that no transfer crosses.
@@ -213,12 +210,6 @@ def read_speeds(section: DevicesSection, devices: Sequence[Device]) -> tuple[Dev
 
 def check_room(problem: Problem, devices: Sequence[Device], memory: MemorySection, location: Location) -> None:
     """Refuse devices without room for what their ranks' stages hold all the time.
-
-    Args:
-        problem: for what is left of each rank's memory.
-        devices: one for each rank.
-        memory: the section.
-        location: its place.
 
     Raises:
         InvalidInput: a rank needs more than its device has.

@@ -27,11 +27,7 @@ def layers_for_slices(
 ) -> tuple[Layer, ...]:
     """The layers, with what slices of them take.
 
-    Args:
-        job: without the section, the layers stay as they are.
-        layers: with the durations of whole microbatches, or of the slices that the job gives.
-        quadratic: per layer, its shares; None: those of the section.
-        root: the job's place.
+    Without the section, they stay as they are. `quadratic` has the shares of each layer; None: those of the section.
 
     Raises:
         InvalidInput: shares of a layer that add up to more than all of it; durations of each microbatch where cuts are open.

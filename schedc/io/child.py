@@ -166,10 +166,7 @@ class Child:
 def serve(number: int, answer: Callable[[bytes], bytes], idle_s: float | None = None) -> None:
     """Answer one question after another until the asker closes the socket; this process and those it started are killed then.
 
-    Args:
-        number: the descriptor of the socket.
-        answer: makes an answer of a question, in the thread of the caller.
-        idle_s: return if nobody asks for this long; None: wait.
+    `number` is the socket's descriptor. It returns if nobody asks for `idle_s`; None: it waits.
     """
     questions: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     line = socket.socket(fileno=number)

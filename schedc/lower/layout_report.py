@@ -52,11 +52,7 @@ class LayoutReport:
 def layout_report(workload: Workload, layout: Layout, problem: Problem, *, is_given: bool = True) -> LayoutReport:
     """The rows and notes of a layout.
 
-    Args:
-        workload: what is laid out.
-        layout: the layout.
-        problem: the workload in it.
-        is_given: whether the job gives the partition; only then it may be far from balanced by mistake.
+    Only where the job gives the partition (`is_given`) may that be far from balanced by mistake.
     """
     static = stage_static_bytes(*(with_split_head(workload, layout) if layout.split_head else (workload, layout)))
     rows = tuple(

@@ -43,13 +43,8 @@ def balanced_partition(
     The work of a stage is that of its blocks in one step, each backward as the cheaper of BW and B with W, on its rank's device. If
     it can be had, every rank has room for what its stages hold all the time and as many microbatches as 1F1B has in flight there
     (`in_flight_of_1f1b`); else for one microbatch in each stage; else room does not count. In slices, few of which are in flight
-    besides, the second comes first.
-
-    Args:
-        workload: its layers are one model, in order; at least as many as the placement has pieces.
-        placed: the stages.
-        recomputed: those that recompute.
-        in_slices: whole microbatches will be cut.
+    besides, the second comes first. The layers are one model, in order, at least as many as the placement has pieces; stages in
+    `recomputed` recompute; `in_slices`: whole microbatches will be cut.
     """
     pieces, count = placed.pieces, len(workload.layers)
     cuts: tuple[int, ...] | None = None

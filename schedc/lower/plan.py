@@ -20,12 +20,7 @@ if TYPE_CHECKING:
 def lower(problem: Problem, schedule: Schedule, timeline: Timeline | None, *, certificate: Certificate, made_by: MadeBy) -> Plan:
     """The plan that executes the schedule; that of a period has compute queues alone (`schedc.lower.run` makes runs of it).
 
-    Args:
-        problem: what the schedule is for.
-        schedule: an order that `schedc.verify.schedule.checks` accepts.
-        timeline: when the simulator says that it happens; None: it is a period.
-        certificate: what the schedule is worth; goes into the plan as it is.
-        made_by: how the schedule came to be; likewise.
+    The certificate and `made_by` go into the plan as they are. No timeline: it is a period.
     """
     channels = channels_of(timeline) if timeline is not None else [()] * problem.ranks
     collectives = schedule.collectives or [_collectives(problem, order) for order in schedule.orders]
@@ -87,10 +82,6 @@ def post_before(transfers: list[Transfer], starts_ns: list[int], ends_ns: list[i
     sender never waits (CrossPipe 6.3, AdaPtis 4.4), and no earlier than a buffer is needed. The start of such an op must also lie
     before the transfer's: ops without duration that wait for this transfer end at the moment in which it starts, and a receive
     posted after them would never be posted. The indices ascend along the channel, because transfers of one link start in order.
-
-    Args:
-        transfers: the channel's transfers, in its order.
-        starts_ns: the start of each op of the receiver, in its order.
-        ends_ns: the end of each.
+    Starts and ends are of each op of the receiver, in its order.
     """
     return tuple(min(bisect_right(ends_ns, transfer.start_ns), bisect_left(starts_ns, transfer.start_ns)) for transfer in transfers)

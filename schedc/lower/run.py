@@ -17,11 +17,7 @@ from schedc.verify.problem import verify_problem
 
 
 def run_of(plan: Plan, steps: int) -> Plan:
-    """The plan of a run of this many steps. Its bound is the work of its busiest rank, without updates.
-
-    Args:
-        plan: of a period, verified.
-        steps: how many.
+    """The plan of a run of this many steps of a verified period. Its bound is the work of its busiest rank, without updates.
 
     Raises:
         InvalidInput: the plan is no period, or there are too few steps or too many.

@@ -92,10 +92,7 @@ def path_faults(stages: int, paths: Sequence[Sequence[int]]) -> Found:
 def edge_faults(what: str, edges: Sequence[Edge], order: Iterable[int]) -> Found:
     """Where an edge joins what does not exist, leads backwards, is given twice, or has another size than its value has.
 
-    Args:
-        what: the edges join, "stage" or "layer".
-        edges: all of the graph.
-        order: those that exist, each behind those that it takes from.
+    `what` they join is "stage" or "layer"; `order` has those that exist, each behind those that it takes from.
     """
     at, where = {each: place for place, each in enumerate(order)}, " on the path" if what == "stage" else ""
     sizes: dict[tuple[int, int], int] = {}

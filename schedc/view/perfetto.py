@@ -25,12 +25,7 @@ if TYPE_CHECKING:
 
 
 def perfetto_of_plan(plan: Plan, timeline: Timeline) -> bytes:
-    """The file's bytes; they end with a newline.
-
-    Args:
-        plan: a sound plan.
-        timeline: of the plan.
-    """
+    """The file's bytes; they end with a newline."""
     events = trace_events(
         _trace(plan.name, plan.ranks, timeline, planned_step(plan.problem, timeline), 0), slices=len(plan.problem.slices)
     )
@@ -89,11 +84,7 @@ def _trace(name: str, ranks: Sequence[RankPlan | RankTrace], planned: Timeline, 
 def memory_events(plan: Plan, timeline: Timeline, *, first_pid: int = 1, pids: int = 1) -> Iterator[Event]:
     """For each rank the activations that it holds over time, as a curve of its process.
 
-    Args:
-        plan: its sizes count.
-        timeline: of the plan, planned or measured.
-        first_pid: the process id of rank 0.
-        pids: how far the ids of neighbouring ranks are apart.
+    The plan's sizes count. The process id of rank 0 is `first_pid`; those of neighbouring ranks are `pids` apart.
     """
     schedule = plan.schedule()
     for rank in range(timeline.ranks):

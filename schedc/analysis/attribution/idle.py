@@ -80,14 +80,7 @@ class Idle:
 
 
 def idle_of(problem: Problem, schedule: Schedule, timeline: Timeline, waits: Waits) -> tuple[tuple[Idle, ...], ...]:
-    """Per rank, its idle time by cause, the largest first; causes of 0 ns are left out.
-
-    Args:
-        problem: what the ops cost.
-        schedule: the orders.
-        timeline: when everything happens.
-        waits: of the timeline.
-    """
+    """Per rank, its idle time by cause, the largest first; causes of 0 ns are left out."""
     memory_ns = _memory_from_ns(problem, schedule, timeline, waits)
     pieces = chain(_at_the_ends(timeline), _between_ops(timeline, waits, memory_ns))
     columns = (np.stack(np.broadcast_arrays(*map(np.atleast_1d, piece)), axis=1) for piece in pieces)

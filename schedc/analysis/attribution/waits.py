@@ -159,13 +159,7 @@ class Segment:
 
 
 def awaited_events(timeline: Timeline, waits: Waits, event: int) -> Iterator[int]:
-    """An event, and before it what it waited for, and so on, back to what waited for nothing.
-
-    Args:
-        timeline: planned or measured.
-        waits: of the timeline.
-        event: an op, transfer or collective, numbered as in the Timeline.
-    """
+    """An event, numbered as in the Timeline, and before it what it waited for, and so on, back to what waited for nothing."""
     transfers, collectives = timeline.first_transfer, timeline.first_collective
     passed: set[int] = set()
     while event >= 0:

@@ -130,12 +130,7 @@ def _gap_costs_ns(
 ) -> dict[tuple[int, int], list[int]]:
     """Per gap from a step (`START`: the frame's start) to another (the number of steps: its end), and j: what it costs at least.
 
-    Args:
-        trips: their steps with what counts as work.
-        limit_bytes: of the memory that the steps hold.
-        count: how many microbatches there are.
-        price: of a nanosecond of the gap that this work does not fill.
-        until: whether the time is up.
+    `trips` have their steps with what counts as work; `price` is of a nanosecond of the gap that this work does not fill.
     """
     size, whole_ns = len(trips[0]), max(sum(step.work_ns + step.rest_ns for step in trip) for trip in trips)
     statuses = _statuses(trips)
@@ -174,12 +169,7 @@ def _undone(statuses: Sequence[Sequence[Status]], whole_ns: int) -> list[Status]
 def _work_at_opening(between: Sequence[Status], others: Knapsack, limit_bytes: int | None, count: int, whole_ns: int) -> list[int]:
     """Per j, the least work of j + 1 microbatches that have ended a step, of which one has not begun a later one.
 
-    Args:
-        between: statuses of that one, as work not done.
-        others: those of the others.
-        limit_bytes: for all of them.
-        count: how many microbatches there are.
-        whole_ns: all work of one of them.
+    `between` has the statuses of that one, as work not done, `others` those of the others; `whole_ns` is all work of one of them.
     """
     most: list[int] = [0] * count
     for held_bytes, undone_ns in pareto_front(between):

@@ -67,10 +67,7 @@ class WayStep:
 def trip_of(frame: Frame, machine: Resource, rank: int) -> list[WayStep]:
     """The steps that use the machine or the rank's memory, in order; empty if none uses the machine.
 
-    Args:
-        frame: in which all microbatches take one path.
-        machine: a rank, a link or a trunk.
-        rank: whose memory counts.
+    All microbatches of the frame take one path; the machine is a rank, a link or a trunk.
     """
     way, size = frame.way, len(frame.classes[0].microbatches.path)
     after_ns = min((each.after_weight_ns[at] for each in frame.classes for at in way.positions_on.get(machine, ())), default=0)

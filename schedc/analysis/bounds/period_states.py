@@ -105,10 +105,7 @@ class RankStates:
 def states_bound_ns(problem: Problem, rank: int, chains: Sequence[RoundTrips]) -> int:
     """The bound of a rank; 0 where it has no stage, or too many states.
 
-    Args:
-        problem: one step of a run without end.
-        rank: which.
-        chains: what microbatches that are alike do, of all of the step.
+    `chains`: what microbatches that are alike do, of all of the step.
     """
     states = _phases(problem, rank, chains)
     rows = _rows(states) if states.moves else None

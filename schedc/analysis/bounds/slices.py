@@ -48,11 +48,7 @@ def waits_for_slices(problem: Problem) -> Iterator[tuple[int, str]]:
 def _waits_ns(durations: Table, hops: Table, own: list[int], slices: int) -> int:
     """How long a rank waits for a slice at least, with nothing to do but slices before it: of all slices, the longest.
 
-    Args:
-        durations: by place on the path and microbatch (each slice is one).
-        hops: of the messages between a place and the next, likewise.
-        own: the rank's places.
-        slices: of a microbatch.
+    Durations and hops, to the next place, are by place on the path and microbatch (each slice is one); `own` has the rank's places.
     """
     first = own[0]
     ways = (durations[:first].sum(axis=0) + hops[:first].sum(axis=0)).reshape(-1, slices).min(axis=0)

@@ -232,12 +232,7 @@ def _measured_waits(
 
 
 def last_awaited(timeline: Timeline, awaited: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Per op, the last transfer to arrive of those that it was there before, or -1; one that several ops need, the first awaited.
-
-    Args:
-        timeline: planned or measured.
-        awaited: as in a Step.
-    """
+    """Per op, the last transfer to arrive of those that it was there before, or -1; one that several need, the first awaited."""
     waited = np.flatnonzero(awaited[timeline.taken] & (timeline.first_taker[timeline.taken] == timeline.taker))
     waited = waited[np.argsort(timeline.arrival_ns[timeline.taken[waited]], kind="stable")]
     found = np.full(len(timeline.ops), -1, np.int64)

@@ -91,9 +91,7 @@ class PlanDifference:
 def diff_plans(before: Plan, after: Plan) -> PlanDifference:
     """What is different between two plans; empty where they are equal, and only there.
 
-    Args:
-        before: the first plan.
-        after: the second one. The other way around, each change has its values swapped, and ops moved the other way.
+    The other way around, each change has its values swapped, and ops moved the other way.
     """
     changes = _stated(before, after, changes_of(facts_of(before), facts_of(after)))
     not_compared = _why_not(before, after)

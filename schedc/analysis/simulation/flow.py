@@ -94,13 +94,7 @@ class Times:
 
 
 def flow_of(problem: Problem, schedule: Schedule, tables: Tables | None = None) -> Flow:
-    """The schedule as arrays.
-
-    Args:
-        problem: what the ops cost.
-        schedule: a schedule that `verify_schedule` accepts.
-        tables: the problem's lookups, where the caller has them already.
-    """
+    """The schedule, which `verify_schedule` accepts, as arrays; `tables` are the problem's, where the caller has them already."""
     tables = tables or tables_of(problem)
     ops = ops_array(schedule.orders)
     begin = np.cumsum([0, *map(len, schedule.orders)], dtype=np.int64)

@@ -33,10 +33,7 @@ if TYPE_CHECKING:
 def peak_bytes(problem: Problem, schedule: Schedule, timeline: Timeline | None = None) -> tuple[int, ...]:
     """Per rank, the most that is held at any moment; of a period, at any moment of a run of any number of steps.
 
-    Args:
-        problem: what the ops hold.
-        schedule: a schedule that `verify_schedule` accepts.
-        timeline: when it happens, where the caller has that; else it is simulated where peaks follow from times.
+    `verify_schedule` accepts the schedule. Where peaks follow from times and no timeline is given, it is simulated.
 
     Raises:
         CheckFailed: peaks follow from times, and the ranks wait for each other in a cycle.
@@ -180,12 +177,8 @@ class WaitingValues:
         """The most that the rank holds in the time around each of its ops, with what waits there.
 
         Between the starts of two ops nothing leaves what waits. So the most is held in the last nanosecond of an op, in its own
-        where it takes no time, and in the last one before the next op.
-
-        Args:
-            rank: that has ops.
-            held: per op of the rank, what is held while it runs, in bytes.
-            left: per op, what is held after it.
+        where it takes no time, and in the last one before the next op. `held` is in bytes, per op of the rank, while it runs;
+        `left` after it.
         """
         begin, end = self.timeline.bounds[rank]
         starts_ns, ends_ns = self.timeline.starts_ns[begin:end], self.timeline.ends_ns[begin:end]

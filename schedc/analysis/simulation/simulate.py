@@ -34,10 +34,7 @@ COMPILE_FROM_OPS = 20_000
 def simulate(problem: Problem, schedule: Schedule, *, tables: Tables | None = None) -> Timeline:
     """When every op, transfer and collective of the schedule happens.
 
-    Args:
-        problem: what the ops cost.
-        schedule: a schedule that `verify_schedule` accepts; needs between ops of one rank are taken as met by its order.
-        tables: the problem's lookups, where the caller has them already.
+    `verify_schedule` accepts the schedule; needs between ops of one rank are taken as met by its order. `tables` are the problem's.
 
     Raises:
         CheckFailed: the ranks wait for each other in a cycle, or for an op that the schedule does not have.

@@ -37,12 +37,7 @@ def shown(problem: Problem, schedule: Schedule) -> tuple[Problem, Schedule]:
 
 
 def unroll(problem: Problem, schedule: Schedule, steps: int) -> tuple[Problem, Schedule]:
-    """The run of `steps` steps.
-
-    Args:
-        problem: one step of a run without end.
-        schedule: its period.
-        steps: at least 1.
+    """The run of `steps` steps, at least 1, of a period.
 
     Raises:
         ValueError: the problem's steps do not overlap, or there are no steps.

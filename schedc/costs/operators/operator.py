@@ -204,14 +204,8 @@ def elementwise(
 ) -> Operator:
     """What passes each element by itself: its time is that of the bytes.
 
-    Args:
-        name: of the operator.
-        setting: for the size of an element.
-        elements: of one tensor.
-        forward: how many such tensors F reads and writes.
-        backward: how many B reads and writes.
-        kept: how many F keeps for B.
-        parameters: of a norm, say.
+    `elements` are one tensor's; F and B read and write as many such tensors as `forward` and `backward` say, and F keeps `kept` for
+    B.
     """
     tensor = elements * setting.element_bytes
     return Operator(
@@ -227,11 +221,7 @@ def elementwise(
 def collective(name: str, setting: Setting, elements: float, *, group: int | None = None) -> Operators:
     """An all-gather (`gather`) of each token's elements over a group, or a reduce-scatter: B has the other one.
 
-    Args:
-        name: of the operator: `gather` or `scatter`.
-        setting: for the group, and the tokens of each of its devices.
-        elements: of one token.
-        group: its devices; None: the tensor-parallel group.
+    The name is `gather` or `scatter`; `elements` are one token's. No group: the tensor-parallel one.
 
     Returns:
         Nothing where the group is one device.

@@ -45,10 +45,7 @@ _NAMES = {Kind.F: "F", Kind.B: "I", Kind.W: "W", Kind.BW: "B"}
 def write_torch_csv(plan: Plan, path: Path, layout: CsvFormat = "compute_comms") -> Path:
     """Write the CSV, and the stage map beside it; returns the map's path.
 
-    Args:
-        plan: one that the plan verifier accepts.
-        path: where the CSV goes.
-        layout: what torch calls `format`.
+    The plan verifier accepts the plan; `layout` is what torch calls `format`.
 
     Raises:
         Unsupported: torch cannot express the plan.
@@ -166,10 +163,7 @@ def common_order(plan: Plan) -> list[Op | Transfer]:
     The common order is that of the plan's own simulated times. A transfer is at the moment at which its message is ready, not at
     the later one at which a busy link takes it (`post_before` knows of that): behind a busy link the messages queue in this order
     in torch, too, and a sender that held its message back to let the link become free would hold back everything after it in its
-    list.
-
-    Args:
-        plan: one of whole blocks, that the plan verifier accepts.
+    list. The plan is of whole blocks, and its verifier accepts it.
     """
     timeline = simulate(plan.problem, plan.schedule())
     key_of: dict[Op | Transfer, tuple[int, ...]] = {}

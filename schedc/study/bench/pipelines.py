@@ -62,16 +62,9 @@ def pipeline(
 ) -> Problem:
     """A pipeline whose ranks all cost the same.
 
-    Args:
-        name: of the problem.
-        ranks: how many there are.
-        microbatches: how many there are.
-        costs_ns: F, B and W of one microbatch on one rank, all its chunks together; loop and wave have two chunks, each half of it.
-        in_flight: the memory limit of every rank, in whole microbatches of its activations.
-        placement: `unidirectional`, `loop` or `wave`.
-        slow: the cost of single links, by (source, destination).
-        otherwise: the cost of every other link.
-        objective: of the problem.
+    F, B and W (`costs_ns`) are of one microbatch on one rank, all its chunks together: loop and wave have two, each half of it. The
+    memory of every rank holds the activations of `in_flight` whole microbatches. Links cost what `slow` says by (source,
+    destination), else `otherwise`.
     """
     chunks = 1 if placement == "unidirectional" else 2
     placed = place(placement, ranks, chunks)

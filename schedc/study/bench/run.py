@@ -47,11 +47,6 @@ class BenchRow:
 def run(instances: Sequence[Instance], methods: Sequence[str], *, limits: Limits) -> Iterator[BenchRow]:
     """A row for each instance and method, instance by instance, as soon as it is known.
 
-    Args:
-        instances: what to compile.
-        methods: `auto` or methods' names, with options in braces.
-        limits: of each cell.
-
     Raises:
         InvalidInput: a method's name or options are wrong.
     """

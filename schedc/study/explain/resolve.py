@@ -165,10 +165,7 @@ class PairDelay:
 def pair_delays(problem: Problem, schedule: Schedule, until: Until = never) -> tuple[PairDelay, ...]:
     """PipeMorph's rule for each pair of neighbours, beside the simulator; empty where the rule does not apply.
 
-    Args:
-        problem: what the ops cost.
-        schedule: of it.
-        until: whether the time is up; pairs that come then are left out.
+    Pairs that come when the time is up are left out.
     """
     found: list[PairDelay] = []
     for rule in slackness_of(problem, schedule):
@@ -198,12 +195,7 @@ def resolved_delay(
 ) -> ResolvedDelay:
     """What latency can be added to the link if the problem is solved again, between what was found and what is impossible.
 
-    Args:
-        problem: unchanged.
-        schedules: of it that are known; one of them is in time with `delay.allowed_ns`.
-        solver: of the explanation.
-        delay: of the link, with the plan's orders.
-        target_ns: what the objective may be.
+    `delay` is with the plan's orders; one of the schedules is in time with `delay.allowed_ns`. The objective may be `target_ns`.
     """
     link = (delay.source, delay.destination)
     low_ns, impossible_ns = delay.allowed_ns, target_ns + 1

@@ -61,13 +61,8 @@ def compile_family(
 ) -> Made:
     """Make the plans and the table, and write them into the folder.
 
-    Args:
-        problem: as planned.
-        conditions: by name; the first are those of the job (`with_as_planned`).
-        folder: an existing one.
-        settings: of each search.
-        job_sha256: of the job file, for the plans.
-        on_plan: is called before each plan with its number and the name of its conditions.
+    The first conditions are those of the job (`with_as_planned`); the settings are of each search; `on_plan` is called before each
+    plan with its number and the name of its conditions.
 
     Raises:
         InvalidInput: under one of the conditions the problem contradicts itself, or a file cannot be written.

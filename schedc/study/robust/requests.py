@@ -84,11 +84,7 @@ def pairs_of(problem: Problem) -> list[tuple[int, int]]:
 def drawn_states(problem: Problem, latency: Mapping[tuple[int, int], Distribution], count: int, seed: int) -> Scenarios:
     """This many states: each pair of ranks draws a latency, the same both ways, apart from the other pairs. All weigh the same.
 
-    Args:
-        problem: whose links they are.
-        latency: by pair of ranks, the lower one first; the links of other pairs are as planned.
-        count: how many states, at least 1.
-        seed: of the random numbers.
+    Latencies are by pair of ranks, the lower one first; the links of other pairs are as planned.
     """
     random = Random(seed)
     drawn = {pair: latency[pair].draw_ns(count, random) for pair in sorted(latency)}
@@ -106,14 +102,8 @@ def is_drawn(text: str) -> bool:
 def states_named(text: str, problem: Problem, *, samples: int, seed: int, option: str) -> Scenarios:
     """The states that the text names: distributions of the latencies of links, or the path of a link trace.
 
-    A distribution without ranks is that of all pairs which none names; without one, these are as planned.
-
-    Args:
-        text: as given.
-        problem: whose links they are.
-        samples: this many states of a distribution, and at most this many of a trace.
-        seed: of a distribution.
-        option: what gave it, for messages.
+    A distribution without ranks is that of all pairs which none names; without one, these are as planned. `samples`: this
+    many states of a distribution, and at most this many of a trace. `option` is what gave the text, for messages.
 
     Raises:
         InvalidInput: it is neither, or the file cannot be used, or the problem has no links.

@@ -139,11 +139,7 @@ def kept_keys(sweep: Sweep, journal: Journal) -> frozenset[str]:
 def run(sweep: Sweep, journal: Journal, *, processes: int, cluster: str | None = None) -> Generator[Rows]:
     """Run the jobs that are not kept; gives keys and rows once the journal has them, and now and then nothing.
 
-    Args:
-        sweep: the jobs.
-        journal: what is known of them.
-        processes: how many jobs run at the same time on this machine.
-        cluster: the address of Dask's scheduler; None: here.
+    `processes` jobs run at the same time, on this machine or on the `cluster`, which is the address of Dask's scheduler.
 
     Raises:
         SchedcError: the cluster cannot be used, or the journal cannot be written.
@@ -172,12 +168,7 @@ def check_format(path: Path) -> None:
 
 
 def write_table(path: Path, sweep: Sweep, answers: Mapping[str, CompileRow]) -> int:
-    """Write the rows of the jobs of which something is known, whole or not at all.
-
-    Args:
-        path: its ending says the format.
-        sweep: the jobs, whose order is that of the rows.
-        answers: by the jobs' keys; others are left out.
+    """Write the rows of the jobs of which something is known, whole or not at all; the path's ending says the format.
 
     Returns:
         The number of rows.

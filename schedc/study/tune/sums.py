@@ -60,14 +60,7 @@ def state_bytes(request: TuneRequest, candidate: TuneCandidate) -> int | None:
 
 
 def sums_of(request: TuneRequest, candidate: TuneCandidate, static_bytes: Sequence[int], certificate: Certificate) -> Sums:
-    """The sums of a plan.
-
-    Args:
-        request: what was asked.
-        candidate: what the plan is of.
-        static_bytes: what a device of each rank holds all the time.
-        certificate: of the plan, which says what a rank holds besides, at most, and how long the step is.
-    """
+    """The sums of a plan; `static_bytes` is what a device of each rank holds all the time."""
     replicas, sites = (
         candidate.data_parallel * candidate.degrees.group,
         list(zip(request.choices.sites, request.sites, strict=True)),

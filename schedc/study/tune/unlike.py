@@ -42,10 +42,8 @@ def slowest_of(costs: tuple[LayerCosts, ...]) -> LayerCosts:
 def placed_costs(costs: Sequence[LayerCosts], speeds: Sequence[int], own: Sequence[int]) -> LayerCosts:
     """Layers whose durations, divided by the speed of the device that has them, are those of that device.
 
-    Args:
-        costs: of the same layers on several devices.
-        speeds: of these devices, in thousandths.
-        own: for each layer, which of them has it.
+    `costs` are of the same layers on several devices, whose speeds are in thousandths; `own` says for each layer which of them has
+    it.
     """
     entries = [_scaled(found[kind], speeds[kind]) for found, kind in zip(_by_layer(costs), own, strict=True)]
     return _combined(costs, entries)
@@ -54,14 +52,11 @@ def placed_costs(costs: Sequence[LayerCosts], speeds: Sequence[int], own: Sequen
 def least_of(costs: Sequence[LayerCosts], ranks: Sequence[int]) -> Totals:
     """Sums that hold however layers are divided among ranks with different devices.
 
-    A path takes of each layer at least what it takes where it is fastest. Some rank has of the work at least what follows: with
-    any weights of the ranks that are above 0, the rank with the most work has no less than the weighted mean, and a layer adds its
-    time on one of the ranks, times the weight of that. So the sum over layers of the least such product, divided by the sum of the
-    weights, is a bound. Weights are the devices' speeds, with which the products are about equal.
-
-    Args:
-        costs: of the same layers on several devices.
-        ranks: how many have each of them.
+    A path takes of each layer at least what it takes where it is fastest. Some rank has of the work at least what follows: with any
+    weights of the ranks that are above 0, the rank with the most work has no less than the weighted mean, and a layer adds its time
+    on one of the ranks, times the weight of that. So the sum over layers of the least such product, divided by the sum of the
+    weights, is a bound. Weights are the devices' speeds, with which the products are about equal. `ranks` says how many
+    have each of the devices.
     """
     speeds, split = speeds_of(costs), costs[0].split_backward
     least = _combined(costs, [_extreme(entries, min) for entries in _by_layer(costs)])

@@ -111,11 +111,7 @@ class _Nodes:
 
 
 def replay(plan: Plan, needs: Mapping[Op, Need]) -> Replay:
-    """How long the plan takes.
-
-    Args:
-        plan: one that the other rules of `schedc.verify.plan.checks` accept.
-        needs: its messages.
+    """How long a plan takes that the other rules of `schedc.verify.plan.checks` accept.
 
     Raises:
         ValueError: the queues wait for each other in a cycle.

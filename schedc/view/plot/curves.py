@@ -51,14 +51,7 @@ def points_of(axes: Axes) -> tuple[dict[tuple[str, ...], Points], dict[tuple[str
 
 
 def curves(axes: Axes, ending: str, *, width_inches: float, title: str) -> bytes:
-    """The picture of a table.
-
-    Args:
-        axes: what is drawn.
-        ending: of the file, which says its format.
-        width_inches: of the picture.
-        title: above it; empty: none.
-    """
+    """The picture of a table; `ending`, of the file, says its format."""
     from matplotlib import rc_context
     from matplotlib.lines import Line2D
 

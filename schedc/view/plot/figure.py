@@ -76,12 +76,7 @@ def new_figure(width_inches: float, height_inches: float) -> Figure:
 def legend_above(figure: Figure, handles: Sequence[Any], most_beside: int, *, title: str = "", **style: Any) -> None:
     """Put a legend above the axes; a legend of several lines makes the picture higher.
 
-    Args:
-        figure: to which it is added.
-        handles: its entries.
-        most_beside: how many of them are beside each other; fewer where the width has no room.
-        title: of the legend; empty: none.
-        style: of `Figure.legend`.
+    At most `most_beside` handles are beside each other, fewer where the width has no room; `style` is of `Figure.legend`.
     """
     for columns in range(min(most_beside, len(handles)), 0, -1):
         legend = figure.legend(handles=handles, title=title or None, loc="outside upper center", ncols=columns, **style)

@@ -41,16 +41,7 @@ DIGIT_POINTS = 0.62
 
 
 def gantt(plan: Plan, timeline: Timeline, ending: str, *, width_inches: float, transfers: bool, title: str) -> bytes:
-    """The picture of a plan.
-
-    Args:
-        plan: the plan.
-        timeline: of the plan.
-        ending: of the file, which says its format.
-        width_inches: of the picture.
-        transfers: whether they are drawn, from their start to their arrival.
-        title: above it; empty: none.
-    """
+    """The picture of a plan; `ending`, of the file, says its format. Transfers are drawn from their start to their arrival."""
     from matplotlib import rc_context
     from matplotlib.patches import Patch
 

@@ -81,14 +81,7 @@ class Figures:
 
 
 def figures_of(plan: Plan, timeline: Timeline, measured: Measured | None, compilation: Compilation | None) -> Figures:
-    """The figures of a plan that verifies.
-
-    Args:
-        plan: the plan.
-        timeline: when the simulator says that it happens.
-        measured: a recording of the plan, if there is one.
-        compilation: what `schedc compile --json` printed, if it is known.
-    """
+    """The figures of a plan that verifies; `compilation` is what `schedc compile --json` printed, if it is known."""
     problem, schedule = plan.problem, plan.schedule()
     waits = waits_of(problem, timeline)
     return Figures(

@@ -33,14 +33,7 @@ _PLACE = re.compile(r"\{\{([a-z-]+)\}\}")
 
 
 def report_html(plan: Plan, timeline: Timeline, measured: Measured | None = None, compilation: Compilation | None = None) -> bytes:
-    """The page.
-
-    Args:
-        plan: a plan that verifies.
-        timeline: when the simulator says that it happens.
-        measured: a recording of the plan, if there is one.
-        compilation: what `schedc compile --json` printed, if it is known.
-    """
+    """The page of a plan that verifies; `compilation` is what `schedc compile --json` printed, if it is known."""
     figures = figures_of(plan, timeline, measured, compilation)
     problem, made = plan.problem, plan.made_by
     ranks, microbatches = counts_of(problem).split(", ", 1)

@@ -49,14 +49,7 @@ PARTS = (
 
 
 def shown_comparison(plan: Plan, trace: Trace, comparison: Comparison, written: Iterable[tuple[str, Path]]) -> Iterator[Block]:
-    """All of it, in the terminal.
-
-    Args:
-        plan: the plan.
-        trace: the recording.
-        comparison: of the two.
-        written: what has been written, and where.
-    """
+    """All of it, in the terminal; `written` says what has been written, and where."""
     yield from _verdict(plan, trace, comparison)
     yield ""
     yield Picture(partial(_lanes, plan.problem, comparison))

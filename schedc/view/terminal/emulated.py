@@ -116,15 +116,7 @@ def replay_times(plan: Plan, links: LinkTrace | None, found: AdaptingRuns, *, ch
 
 
 def shown_replay(links: LinkTrace | None, found: AdaptingRuns, times: Times, *, scale: float, choose: bool) -> Iterator[Block]:
-    """Steps of several plans while links change, and when and why the plan changed; neighbours that are alike are one row.
-
-    Args:
-        links: how the links changed; None: they did not.
-        found: the runs.
-        times: what the simulator says of them.
-        scale: theirs.
-        choose: whether ranks chose inside the step.
-    """
+    """Steps of several plans while links change, and when and why the plan changed; neighbours that are alike are one row."""
     how = ", ranks choose by what has come" if choose else ""
     yield f"emulated on this machine at scale {scale:g}{how}; all times are the plan's, the scale taken out"
     if not found.before_others:

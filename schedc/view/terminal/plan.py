@@ -69,11 +69,7 @@ def shown_plan(
 ) -> Iterator[Block]:
     """A plan between two times.
 
-    Args:
-        plan: the plan.
-        timeline: when its ops happen.
-        shown_ns: the first moment that is shown, and the last one.
-        ranks: the ranks to show, with all their links, collectives and memory; None: as many of each as fit a picture.
+    The given ranks are shown with all their links, collectives and memory; None: as many of each as fit a picture.
     """
     problem = plan.problem
     rows, left_out = _rows(plan, timeline, shown_ns, ranks)

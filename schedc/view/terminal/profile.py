@@ -48,14 +48,7 @@ def console_beside(output: Path | None) -> Console:
 
 
 def shown_profile(rows: Sequence[ProfileRow], notes: Sequence[str], title: str, output: Path | None = None) -> Iterator[Block]:
-    """The table of the layers, those that repeat once, the notes, and where the profile is.
-
-    Args:
-        rows: in the order of the forward.
-        notes: one line each.
-        title: of the table.
-        output: the file that has been written; None: none has.
-    """
+    """The table of the layers, those that repeat once, the notes, and where the profile is, if it has been written."""
     known = {"spread": any(row.phases for row in rows), "parameters": any(row.parameters is not None for row in rows)}
     kept = [at for at, header in enumerate(_COLUMNS) if known.get(header, True)]
     columns = [Column("layer", wrap="fold"), *right(*(_COLUMNS[at] for at in kept[1:]))]

@@ -39,13 +39,8 @@ def working(
 ) -> Iterator[Callable[[str, int], None]]:
     """Show the work until it ends; is called with the line, and how much is done, whenever they change.
 
-    Args:
-        first: the line until then.
-        hidden: show nothing.
-        logs: whether what is no terminal gets lines.
-        done: how much is done when it begins.
-        total: how much there is to do, where that is known; then there is a bar.
-        errors: standard error, where the caller prints lines meanwhile.
+    `first` is the line until then; `logs`: whether what is no terminal gets lines. Where `total` is known, there is a bar. `errors`
+    is standard error, where the caller prints lines meanwhile.
     """
     errors = errors or console(stderr=True)
     if hidden or not (errors.is_terminal or logs):

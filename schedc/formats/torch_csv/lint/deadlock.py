@@ -82,9 +82,7 @@ class _Graph:
 def check_deadlock(lists: Lists, *, queues: bool = True) -> Iterator[Finding]:
     """No action of a `compute_comms` CSV waits for itself, over any number of others.
 
-    Args:
-        lists: without duplicates, nothing missing.
-        queues: whether to look at levels 2 and 3, too.
+    Of `lists` without duplicates, from which nothing is missing; `queues`: whether to look at levels 2 and 3, too.
     """
     for level, where in enumerate(LEVELS if queues else LEVELS[:1]):
         graph = _with_messages(lists, level)
@@ -131,10 +129,8 @@ def _with_messages(lists: Lists, level: int) -> _Graph:
 def check_compute_deadlock(lists: Lists) -> Iterator[Finding]:
     """The compute of a `compute_only` CSV can be brought into one order; torch's lowering fails if not.
 
-    The actions of an OVERLAP_F_B cell start together there: torch adds it when all of them can run.
-
-    Args:
-        lists: without duplicates, nothing missing.
+    The actions of an OVERLAP_F_B cell start together there: torch adds it when all of them can run. The lists have no duplicates,
+    and nothing is missing.
     """
     graph = _Graph()
     node_of: dict[Key, int] = {}

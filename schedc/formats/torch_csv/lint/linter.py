@@ -37,10 +37,8 @@ _PLACE = re.compile(r"ranks\[(\d+)\]\.compute\[(\d+)\]")
 def verify_torch_csv(rows: Sequence[Sequence[str]], problem: Problem, layout: str) -> tuple[Finding, ...]:
     """Every rule that the CSV breaks, by row and cell; empty if it is sound.
 
-    Args:
-        rows: the file's cells.
-        problem: the job's; ranks, stages, microbatches and placement are what the CSV is checked against.
-        layout: what torch calls `format`, `compute_comms` or `compute_only`.
+    The problem is the job's: against its ranks, stages, microbatches and placement it is checked. `layout` is what torch calls
+    `format`.
 
     Raises:
         Unsupported: torch cannot run this job.
