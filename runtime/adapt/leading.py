@@ -187,12 +187,7 @@ class Leading:
     ) -> None:
         """Begin.
 
-        Args:
-            proposer: whom it asks.
-            plan_store: where it publishes.
-            hysteresis: when a move pays.
-            published: gets what is published, and why.
-            grace_s: conditions must stay what they are for this long before a plan for them is published.
+        `published` gets what is published, and why; conditions must stay what they are for `grace_s` before a plan for them is.
         """
         self.ended: str | None = None
         """Why there are no more proposals."""
@@ -213,12 +208,7 @@ class Leading:
         self._refusals = 0
 
     def go_on(self, settled: Settled | None, step: int) -> None:
-        """Do what there is to do now.
-
-        Args:
-            settled: what became of the last plan that was published.
-            step: how many steps there have been.
-        """
+        """Do what there is to do now, after so many steps; `settled` says what became of the last plan that was published."""
         if self._under_way is not None and settled is not None and settled.number == self._under_way.number:
             self._refusals = 0 if settled.moved else self._refusals + 1
             self._running = self._under_way.sha256 if settled.moved else self._running

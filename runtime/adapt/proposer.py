@@ -46,11 +46,7 @@ class Proposer:
     def __init__(self, plan: Plan, patience_s: float, known: Sequence[Plan] = (), replicas: int = 1) -> None:
         """Start the process.
 
-        Args:
-            plan: the job's.
-            patience_s: how long it may take to answer; then it is killed.
-            known: more plans to choose from, of the same job, verified.
-            replicas: how many pipelines the job has.
+        It is killed where it has not answered after `patience_s`. `known` are more plans of the job to choose from, verified.
         """
         self.ended: str | None = None
         """Why there are no more proposals; None: there may be."""

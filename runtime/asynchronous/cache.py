@@ -144,10 +144,7 @@ class VersionCache:
     def _make_room(self, size_bytes: int, needed: Sequence[_Entry], before: float) -> bool:
         """Send versions to the host until there is this much room, the farthest first; whether there is.
 
-        Args:
-            size_bytes: how much.
-            needed: what stays.
-            before: infinite: whatever is not needed may go; else only what is read later than this place.
+        What is `needed` stays. Of the rest all may go if `before` is infinite, else only what is read later than this place.
         """
         while self.device_bytes + size_bytes > min(self.limit_bytes, self.pressed_bytes):
             there = [entry for entry in self._entries.values() if entry.host is None and entry not in needed]

@@ -53,11 +53,6 @@ class _Origins(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def refusing_copies(stage: int, weights: Iterable[torch.Tensor], inputs: Iterable[torch.Tensor]) -> Iterator[None]:
     """A context for a stage's F, whose graph is there when it ends.
 
-    Args:
-        stage: for the message.
-        weights: of the stage.
-        inputs: what its forward takes.
-
     Raises:
         Unsupported: the graph holds something that was made of weights alone.
     """

@@ -113,12 +113,7 @@ class StageOptimizers:
 def check_updates(plan: Plan, modules: Mapping[int, nn.Module], optimizers: StageOptimizers | None) -> None:
     """Refuse a plan whose steps overlap where this rank cannot run it; in any thread, even while a run has the optimizers.
 
-    The plan need not be sound. What weights there are is for `check_weights`.
-
-    Args:
-        plan: the plan.
-        modules: what is trained on this rank, by stage.
-        optimizers: what `load` was given; None: nothing.
+    The plan need not be sound. What weights there are is for `check_weights`. `optimizers` is None where `load` was given none.
 
     Raises:
         SchedcError: says why.
@@ -149,10 +144,6 @@ def check_weights(modules: Mapping[int, nn.Module], optimizers: StageOptimizers)
 
     `load` does it, and each run before it begins: what a job replaces, freezes or unfreezes between two of them is not lost. An
     optimizer may have frozen weights, which it leaves as they are.
-
-    Args:
-        modules: what is trained on this rank, by stage.
-        optimizers: its own.
 
     Raises:
         SchedcError: says why.

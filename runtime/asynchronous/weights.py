@@ -55,14 +55,9 @@ class StageWeights:
     ) -> None:
         """Begin a run.
 
-        Args:
-            optimizers: of all weights of the stage that require grad, each of which has one; frozen ones have no gradient here.
-            updates: of the plan.
-            delay: of the stage, in updates; the parameter groups have it as `delay` until `end`.
-            corrections: of the delay.
-            number: of the run's first update.
-            stage: its number.
-            cache: which versions are on the device; None: all.
+        Each weight of the stage that requires grad has one of the optimizers; frozen ones have no gradient here. The delay is in
+        updates; the parameter groups have it as `delay` until `end`. `number` is of the run's first update. No cache: all versions
+        are on the device.
         """
         self._optimizers, self._updates, self._delay, self._corrections = optimizers, updates, delay, corrections
         self._number = number
@@ -150,12 +145,7 @@ class StageWeights:
         self._gradients[step] = [gradients[weight] for weight in self._weights]
 
     def update(self, step: int, factor: float | None) -> None:
-        """Make a version.
-
-        Args:
-            step: whose gradients are whole.
-            factor: what to multiply them by; None: the new version is like the one before.
-        """
+        """Make a version of a step whose gradients are whole, times the factor; None: it is like the one before."""
         gradients = [*self.take(step).values()]
         before, mode = self._versions[self._newest], self._updates.versions
         if mode is Versions.TWO_BUFFERED:

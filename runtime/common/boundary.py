@@ -29,10 +29,6 @@ Value: TypeAlias = tuple[torch.Tensor | None, ...]
 def tensors_of(value: object, what: str = "what a stage gives") -> tuple[torch.Tensor, ...]:
     """One tensor or a tuple (or list) of them, as a tuple.
 
-    Args:
-        value: the tensors.
-        what: what they are, for the message.
-
     Raises:
         InvalidInput: it is something else.
     """

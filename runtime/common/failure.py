@@ -52,11 +52,7 @@ def connection_lost(peer: int) -> str:
 def waiting_failed(waiting: str, error: Exception, timeout_s: float, peer: int) -> TransferFailed:
     """What to raise when a wait has failed.
 
-    Args:
-        waiting: who waits for what from whom, `rank 0: B0.3 waits for B1.3 from rank 1`.
-        error: what the transport has raised.
-        timeout_s: how long the wait was allowed to be.
-        peer: the rank at the other end.
+    `waiting` is who waits for what from whom: `rank 0: B0.3 waits for B1.3 from rank 1`.
     """
     if isinstance(error, NoAnswer):
         return TransferFailed(f"{waiting}: no answer in {timeout_s:g} s; it is stuck or slower than the timeout_s given to load")

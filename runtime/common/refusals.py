@@ -25,12 +25,7 @@ PATIENCE_S = 5.0
 
 
 def refusal_behind(groups: Groups, error: SchedcError) -> SchedcError | None:
-    """What to raise in place of an error that closes this rank's pipe, before it does; None: the error itself.
-
-    Args:
-        groups: of the pipe's ranks, and beside them those to other pipelines.
-        error: what a step, an evaluation or a gather has raised here.
-    """
+    """What to raise in place of an error that closes this rank's pipe, before it does; None: the error itself."""
     found: list[SchedcError] = []
     thread = Thread(target=_exchange_refusal, args=(groups, error, found), daemon=True)
     thread.start()

@@ -52,11 +52,7 @@ def own_parts(
 ) -> tuple[tuple[torch.Tensor | None, ...], list[Layout]]:
     """Of DTensors what this process has of them, and how outputs are laid out.
 
-    Args:
-        value: what a stage gives, or the gradients of it.
-        known: how its outputs are laid out; None: they are the first.
-        what: it is, for messages.
-        gradient: whether it is the gradients.
+    `known`: how the outputs are laid out; None: they are the first.
 
     Raises:
         Unsupported: one is made of other tensors and is no DTensor: gloo would end the process.
@@ -95,12 +91,7 @@ def arrived(tensor: torch.Tensor) -> torch.Tensor:
 def made_whole(part: torch.Tensor, layout: Layout, modules: Collection[nn.Module], what: str, *, gradient: bool) -> torch.Tensor:
     """The DTensor of which this process has got its part.
 
-    Args:
-        part: that part.
-        layout: as `layout_of` the value, also of its gradient.
-        modules: this rank's stages, whose weights are on the mesh.
-        what: it is, for messages.
-        gradient: whether it is the gradient.
+    `layout` is as `layout_of` the value, also of its gradient; the weights of `modules`, this rank's stages, are on the mesh.
 
     Raises:
         Unsupported: no weight is on such a mesh.

@@ -89,12 +89,8 @@ class StampedTransport:
     ) -> None:
         """Wrap an end.
 
-        Args:
-            ends: what carries messages, and their stamps.
-            delay: what they meet.
-            link: what they occupy; used by the sender alone.
-            queue: what all transfers of the rank go through, if it is one; on CPUs.
-            record: on a GPU, gives a mark in the compute's stream, after all that has been launched; None: on a CPU.
+        `ends` carry messages, and their stamps; the sender alone occupies the link. All transfers of the rank go through `queue`,
+        if it is one, on CPUs. On a GPU `record` gives a mark in the compute's stream, after all that has been launched.
         """
         self._data, self._control = ends.data, ends.control
         self._delay = delay
@@ -223,14 +219,7 @@ class SpunTransport:
     """The end of a wire for its tensors, between GPUs over NCCL."""
 
     def __init__(self, inner: NcclTransport, delay: DelayOfTransfers, device: torch.device, rate: float) -> None:
-        """Wrap an end.
-
-        Args:
-            inner: what carries the messages.
-            delay: what they meet; a trunk is not for this.
-            device: the GPU of this rank's stages.
-            rate: `cycles_per_ns` of it.
-        """
+        """Wrap an end of a GPU, the rate of which is its `cycles_per_ns`; a delay of a trunk is not for this."""
         self.send = inner.send
         self._inner = inner
         self._delay = delay
@@ -261,13 +250,7 @@ class SpunTransport:
 
 
 def spin(stream: torch.cuda.Stream, duration_ns: float, rate: float) -> None:
-    """Hold a stream with one thread of a kernel.
-
-    Args:
-        stream: which.
-        duration_ns: for how long.
-        rate: `cycles_per_ns` of its GPU.
-    """
+    """Hold a stream with one thread of a kernel; `rate` is `cycles_per_ns` of its GPU."""
     if duration_ns > 0:
         with torch.cuda.stream(stream):
             sleep: Any = torch.cuda._sleep  # PyTorch has no types for it

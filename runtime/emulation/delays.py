@@ -145,11 +145,7 @@ class Trunk:
 def delay_of(problem: Problem, wire: Wire, scale: float = 1.0, conditions: Conditions = AS_PLANNED) -> WireDelay:
     """The wire's delay by the problem's link and message sizes.
 
-    Args:
-        problem: whose costs count; its stages are those of the wire's plan.
-        wire: one of a plan's.
-        scale: what all times are multiplied by.
-        conditions: what of the link's costs is different.
+    The problem's stages are those of the wire's plan; `conditions` say what of the link's costs is different.
     """
     link = conditions.link(problem.link(wire.source, wire.destination))
     return WireDelay(
@@ -173,10 +169,7 @@ def traced_delay(problem: Problem, wire: Wire, scale: float, trace: LinkTrace, c
 def open_trunks(senders: Mapping[str, Sequence[int]], hosts: Sequence[str], groups: Groups) -> dict[str, Trunk]:
     """The trunks, by name. All ranks call it together; their file has no name any more when it returns.
 
-    Args:
-        senders: by trunk, the ranks that send on it.
-        hosts: by rank, its host.
-        groups: of the plan's ranks.
+    `senders` has, by trunk, the ranks that send on it.
 
     Raises:
         Unsupported: a trunk's senders are on several hosts, or cannot open one file.

@@ -168,14 +168,8 @@ def emulate_adapting(
 ) -> AdaptingRuns:
     """Run the plan as `emulate` does, with ranks that adapt (`schedc.runtime.adapt`); all of it but the compute is what a job runs.
 
-    Args:
-        plan: what is run first.
-        scale: what all of its times are multiplied by.
-        runs: how many runs are recorded; the link trace's clock starts with the first.
-        warm_up: how many go before them, with links as the plan has them: the monitor learns from these.
-        choose: whether each rank chooses its next op by what has come.
-        links: how the links change while the runs go on; its times, too, are multiplied by the scale.
-        report: called with how many of the recorded runs have ended.
+    Arguments are those of `emulate`, and `warm_up`: how many runs go before those that are recorded, with links as the plan has
+    them, so that the monitor learns.
 
     Raises:
         InvalidInput: the scale makes an op shorter than can be waited for, or a number is out of range.

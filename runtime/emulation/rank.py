@@ -139,10 +139,7 @@ class RankFailure:
 def run_rank(rank: int, request: RankRequest, ran: Callable[[int], None]) -> RankResult:
     """Run the plan as one of its ranks, in a process with a default group.
 
-    Args:
-        rank: this one.
-        request: what to run.
-        ran: called with the number of every recorded run that has ended here, after 0 for those before.
+    `ran` is called with the number of every recorded run that has ended here, after 0 for those before.
 
     Raises:
         TransferFailed: another rank has ended or does not answer.

@@ -73,11 +73,7 @@ class Waiting:
     def __init__(self, plan: Plan, rank: int, scale: float, trunk: Reservable | None) -> None:
         """Take the plan's costs.
 
-        Args:
-            plan: what is run.
-            rank: this one.
-            scale: what all times are multiplied by.
-            trunk: where the rank's collectives queue with transfers; None: on a resource of their own.
+        The rank's collectives queue with transfers on the trunk; None: on a resource of their own.
         """
         problem, schedule = plan.problem, plan.schedule()
         order = plan.ranks[rank].compute
@@ -149,13 +145,7 @@ class EmulatedPipe(Observer):
     ) -> None:
         """Take what runs the ops.
 
-        Args:
-            plan: the first plan.
-            groups: of its ranks.
-            runner: this rank's, with the wires of the first plan.
-            observer: is called with what happens.
-            scale: what all times are multiplied by.
-            trunk: where the rank's collectives queue with transfers; None: on a resource of their own.
+        The runner has the wires of the first plan. The rank's collectives queue with transfers on the trunk; None: on their own.
         """
         self.groups = groups
         self.hooks = ReplicaHooks()

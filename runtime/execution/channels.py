@@ -219,10 +219,6 @@ class Receiver(_End):
     def take(self, at: int, op: Op) -> Value:
         """Wait for transfer `at` and give its tensors; `()` where nothing comes, for outputs that have no gradients.
 
-        Args:
-            at: its place in the channel.
-            op: what needs it.
-
         Raises:
             TransferFailed: it does not come.
         """

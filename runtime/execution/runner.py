@@ -170,11 +170,7 @@ class PipelineRunner:
     """Of the plan that runs."""
 
     def __init__(self, wired: Callable[[Wrap | None], Wiring], wrap: Wrap | None = None) -> None:
-        """Connect the wires; all ranks do this together.
-
-        Args:
-            wired: connects them, with what is put around the ends of each.
-            wrap: that; None: nothing.
+        """Connect the wires by `wired`, with `wrap` around the ends of each; all ranks do this together.
 
         Raises:
             TransferFailed: another rank does not come.
@@ -182,11 +178,7 @@ class PipelineRunner:
         self.wiring = wired(wrap)
 
     def prepare(self, plan: Plan) -> None:
-        """Simulate a plan that is going to run, in any thread, so that the step's thread need not; nothing to do but online.
-
-        Args:
-            plan: one that has been verified.
-        """
+        """Simulate a plan that is going to run, in any thread, so that the step's thread need not; nothing to do but online."""
 
     def use(
         self,

@@ -54,13 +54,7 @@ class Wiring:
     ) -> None:
         """Connect the wires, each over the first of its channels. All ranks of the plan do this together.
 
-        Args:
-            plan: whose channels they are.
-            groups: makes the process groups.
-            timeout_s: how long an op waits for another rank.
-            channels: the ways to connect two ranks.
-            wrap: what is put around the ends of a wire, on both ranks; None: nothing.
-            device: where the stages are; None: the CPU.
+        `channels` are the ways to connect two ranks; `wrap` is put around the ends of a wire, on both. No device: the CPU.
 
         Raises:
             TransferFailed: another rank does not come.
@@ -85,11 +79,8 @@ class Wiring:
     def move(self, plan: Plan, boundaries: BoundaryMeta | None = None) -> None:
         """Lay the wires of a plan over the connections that there are, between two steps. All its ranks do this together.
 
-        Where it has a wire that no plan before it had, the two ranks connect it now.
-
-        Args:
-            plan: the plan.
-            boundaries: what is known of its boundaries; None: nothing, so that headers go again.
+        Where it has a wire that no plan before it had, the two ranks connect it now. Without `boundaries` nothing
+        is known of them, and headers go again.
 
         Raises:
             TransferFailed: another rank does not come.

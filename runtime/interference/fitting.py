@@ -71,10 +71,7 @@ def check_installed() -> None:
 def fit(samples: Sequence[InterferenceSample], *, trees: int = TREES, seed: int = 0) -> Fitted:
     """Fit a forest on all samples; say how well one fitted on three runs of four predicts the fourth, beside two others.
 
-    Args:
-        samples: in the order of time.
-        trees: of the forest.
-        seed: of its draws.
+    Samples are in the order of time.
 
     Raises:
         InvalidInput: fewer runs than folds, or no feature that all samples have.

@@ -69,11 +69,7 @@ class Forest:
     value: NDArray[np.float64]
 
     def predict(self, samples: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The mean of the trees for each sample.
-
-        Args:
-            samples: a row for each, a column for each feature.
-        """
+        """The mean of the trees for each sample, a row with a column for each feature."""
         compared = samples.astype(np.float32)
         rows = np.arange(len(samples))[:, None]
         node = np.broadcast_to(self.roots, (len(samples), len(self.roots)))

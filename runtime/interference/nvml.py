@@ -23,11 +23,7 @@ class Gpu:
     """One of the machine's GPUs."""
 
     def __init__(self, library: Any, index: int) -> None:
-        """Find it.
-
-        Args:
-            library: the loaded library.
-            index: of the GPU, as the library counts.
+        """Find the GPU with this index, as the loaded library counts.
 
         Raises:
             OSError: the library says that there is no such GPU.

@@ -135,10 +135,7 @@ class PairClock:
     def add(self, now_ns: int, here_ns: int, there_ns: int) -> None:
         """Take a step's shortest ways, each as arrival by the receiver's clock less sending by the sender's.
 
-        Args:
-            now_ns: about when, on this rank's clock.
-            here_ns: from the peer to this rank.
-            there_ns: from this rank to the peer.
+        `now_ns` is about when, on this rank's clock; `here_ns` is of the way from the peer to this rank.
         """
         point = _Point(now_ns, (here_ns - there_ns - self._unequal_ns) / 2, here_ns + there_ns)
         if len(self._points) >= FIRST and abs(self._off(point)) > self._gate_ns:

@@ -118,11 +118,7 @@ class Recorder(Observer):
             self._now.end_ns = now_ns
 
     def record(self, rank: int) -> RankRecord:
-        """What has been heard, between two steps.
-
-        Args:
-            rank: the rank of the plan that this process is.
-        """
+        """What this process, which is this rank of the plan, has heard, between two steps."""
         self._close()
         return RankRecord(rank=rank, steps=tuple(self._kept))
 

@@ -143,12 +143,7 @@ def by_name(found: object, names: Sequence[str]) -> dict[str, Boundary]:
 
 
 def measured_edges(model: Model, layers: Sequence[MeasuredLayer]) -> tuple[LayerEdge, ...]:
-    """The model's edges with their sizes.
-
-    Args:
-        model: with modules, or without edges.
-        layers: as measured, none together with others.
-    """
+    """The model's edges with their sizes."""
     if not model.edges:
         return ()
     nowhere = Location("")

@@ -239,10 +239,7 @@ def _structure(layer: nn.Module, inputs: Boundary, *, first: bool, with_loss: bo
 def block_of(work: Callable[..., object], inputs: Boundary, *, split: bool) -> StageBlock:
     """Run F of one layer.
 
-    Args:
-        work: the layer.
-        inputs: what it takes; the tensors stay the caller's, their memory is shared.
-        split: whether B and W will run apart.
+    The tensors of `inputs` stay the caller's, their memory is shared; `split`: whether B and W will run apart.
     """
     return StageBlock(work, [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in inputs], split=split)
 

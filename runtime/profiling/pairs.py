@@ -90,12 +90,8 @@ def measure_links(
 ) -> tuple[LinkMeasurement, ...]:
     """Measure all pairs in turn, both ways.
 
-    Args:
-        agenda: the same on all ranks.
-        control: all ranks over gloo, to take turns and to collect.
-        backend: `gloo` or `nccl`, for the messages.
-        device: where the messages are on this rank.
-        timeout_s: how long a rank may be silent.
+    All ranks have the same agenda, and are in `control` over gloo, to take turns and to collect. Messages are on `device`, and go
+    over the backend, `gloo` or `nccl`. A rank may be silent for `timeout_s`.
 
     Returns:
         On rank 0 the links, by pair; nothing on the others.
@@ -256,11 +252,7 @@ def measured(wires: Wires, sizes: Sequence[int], agenda: Agenda, *, leads: bool)
 def lead(wires: Wires, sizes: Sequence[int], repeats: int, warmup: int) -> list[Exchange]:
     """Send, get back, and note the times.
 
-    Args:
-        wires: to the follower.
-        sizes: multiples of 8 bytes.
-        repeats: exchanges of each size and way that are noted.
-        warmup: exchanges before them.
+    Sizes are multiples of 8 bytes; of each and both ways so many exchanges (`repeats`) are noted, after others (`warmup`).
     """
     message, buffer = (_numbers(max(NUMBER_BYTES, *sizes), wires.device) for _ in range(2))
     exchanges = []

@@ -99,10 +99,7 @@ def own_part(tensor: torch.Tensor) -> torch.Tensor:
 def check_known(modules: Mapping[int, nn.Module], known: Collection[nn.Parameter], among: Collection[int] = ()) -> None:
     """Before a step: refuse weights whose gradients nobody would sum, since they had none at `load`.
 
-    Args:
-        modules: by stage.
-        known: the weights that are summed.
-        among: the processes that sum them; what is spread over these is not their concern.
+    What is spread over the processes `among`, which sum them, is not their concern.
 
     Raises:
         Unsupported: one requires grad now.

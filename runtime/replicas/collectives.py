@@ -34,11 +34,7 @@ class ReplicaCollectives(ReplicaHooks):
     def __init__(self, plan: Plan, rank: int, stages: Mapping[int, nn.Module], pipelines: Pipelines) -> None:
         """Take the stages; for ZeRO 1, lay their weights out and take this replica's share.
 
-        Args:
-            plan: whose queue it is.
-            rank: this one.
-            stages: its stages.
-            pipelines: the connections to this rank of every pipeline, closed with this.
+        `pipelines` are the connections to this rank of every pipeline, closed with this.
         """
         parallel = plan.problem.data_parallel
         self._sharded = parallel is not None and parallel.zero_stage == 1

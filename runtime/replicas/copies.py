@@ -58,11 +58,6 @@ class ReplicaSums(ReplicaHooks):
 
         A weight that several of a rank's stages share (tied embeddings) is summed with the first set that has it.
 
-        Args:
-            problem: of the plan.
-            stages: this rank's.
-            groups: makes the process groups.
-
         Raises:
             CheckFailed: the replicas' stages do not share the same weights.
             TransferFailed: another rank does not come.
@@ -169,13 +164,7 @@ def tied(
 ) -> list[TiedSums]:
     """The sums with those of these weights; all ranks call it together. What is tied already stays as it is.
 
-    Args:
-        ties: what is tied already.
-        hooks: what is done between replicas.
-        plan: that runs.
-        stages: this rank's.
-        groups: of the plan's ranks.
-        weights: of this rank, by a name that all ranks with a copy give it; None: it is none any more.
+    `weights` are this rank's, by a name that all ranks with a copy give it; None: it is none any more.
 
     Raises:
         SchedcError: as `schedc.runtime.training.ties.tie_weights` says.

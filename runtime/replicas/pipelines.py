@@ -138,10 +138,7 @@ def check_same_collectives(old: Plan, new: Plan) -> None:
 def check_weights(stages: Mapping[int, nn.Module], among: Collection[int], *, sharded: bool) -> None:
     """Refuse weights that replicas cannot sum.
 
-    Args:
-        stages: of this rank.
-        among: the processes of the job that have replicas.
-        sharded: whether each of these is to own a share of the weights (ZeRO 1).
+    `among` are the processes that have replicas; `sharded`: whether each of them is to own a share of the weights (ZeRO 1).
 
     Raises:
         Unsupported: one is not of a floating type, or is spread over a part of these processes, or cannot be shared out.

@@ -65,15 +65,8 @@ def check_fit(
 ) -> None:
     """Refuse a sound plan that is not for this rank of this job.
 
-    Args:
-        plan: the plan.
-        stages: this rank's.
-        loss_fn: what the job gives as such.
-        groups: of the job's ranks.
-        replicas: the processes of the data_parallel_group; None: none was given.
-        own_hooks: whether the job sums gradients over replicas itself.
-        recompute: the stages that keep only their inputs.
-        optimizers: what makes updates in runs of steps that overlap; None: nothing does.
+    `replicas` are the processes of the data_parallel_group, None: none was given; `own_hooks`: whether the job sums gradients over
+    replicas itself; stages in `recompute` keep only their inputs; `optimizers` make updates in runs of steps that overlap.
 
     Raises:
         SchedcError: says why.

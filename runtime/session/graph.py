@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 def check_graph(plan: Plan, runner: type[PipelineRunner], training: type[Training], *, joint: bool) -> None:
     """Refuse what does not run with stages that are a graph, or microbatches in slices.
 
-    Args:
-        plan: a sound one.
-        runner: of the pipe.
-        training: of the pipe.
-        joint: whether what observes the steps changes plans with the other ranks.
+    `joint`: whether what observes the steps changes plans with the other ranks.
 
     Raises:
         Unsupported: says what.

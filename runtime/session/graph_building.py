@@ -36,11 +36,8 @@ class LayerGraph:
     def __init__(self, modules: Sequence[Any], edges: Sequence[Any], plan: Plan, bounds: Sequence[tuple[int, int]]) -> None:
         """Look at the graph.
 
-        Args:
-            modules: of the model, each a `ModuleEntry` or a dict with the keys of a job's `[[module]]`.
-            edges: likewise, of `[[edge]]`; their sizes do not matter.
-            plan: whose stages they become.
-            bounds: the layers of each stage, first and last + 1.
+        Modules are as a job's `[[module]]`, edges as its `[[edge]]`, or dicts with these keys; sizes do not matter. `bounds` has
+        the layers of each stage, first and last + 1.
 
         Raises:
             InvalidInput: a graph that cannot be, or another than that of the plan.
@@ -142,11 +139,7 @@ class GraphLayers(Layers):
     ) -> dict[int | str, Any]:
         """What its losses are computed of, by module, and its values by number.
 
-        Args:
-            taken: the tensors of each edge in, in the order of the edges.
-            inputs: of the modules that begin with the batch.
-            targets: for layers that take them.
-            kwargs: likewise, by name.
+        `taken` has the tensors of each edge in, in the order of the edges; `inputs` are of the modules that begin with the batch.
         """
         graph, known, found = self._graph, dict[Key, Any](), dict[int | str, Any]()
         for keys, tensors in zip(self._into, taken, strict=True):

@@ -123,11 +123,8 @@ class PlanSwapper:
     def __init__(self, groups: Groups, swap_group: SwapGroup | None, fits: Callable[[Plan], None], hooks: ReplicaHooks) -> None:
         """Take the ranks.
 
-        Args:
-            groups: of this pipeline.
-            swap_group: its peers in pipelines that move with it; all of them make their movers together.
-            fits: checks a plan for this rank, as `load` has checked the first.
-            hooks: which may not go from every plan to every other.
+        The peers in `swap_group`, in pipelines that move with it, make their movers together. `fits` checks a plan as `load` has
+        checked the first; `hooks` may not go from every plan to every other.
         """
         self._fits = fits
         self._hooks = hooks

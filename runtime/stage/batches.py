@@ -65,10 +65,8 @@ def _detached(output: Any) -> Any:
 def merged(outputs: Mapping[int, Any], slices: int = 1, sequence_dim: int = 1) -> Any:
     """What a last stage has given for a whole batch, of what it has given by microbatch.
 
-    Args:
-        outputs: tensors, or nests of them, of the same form for all microbatches; samples along dimension 0.
-        slices: of how many of them a microbatch is, one behind the other along `sequence_dim`.
-        sequence_dim: that dimension.
+    Outputs are tensors, or nests of them, of one form, samples along dimension 0; a microbatch is so many slices along
+    `sequence_dim`.
     """
 
     def joined(dim: int, *parts: Any) -> Any:
@@ -98,13 +96,8 @@ def cut(
 ) -> Sequence[Microbatch]:
     """The microbatches of a batch; `name` and `rank` say whose they are.
 
-    Args:
-        batch: all of them.
-        microbatches: how many the plan has.
-        name: what they are, for messages.
-        rank: this one.
-        samples: of which of the inputs' samples each is, as `samples_of`; None: as this batch has them.
-        even: whether all are to have as many.
+    `samples`: of which of the inputs' samples each is, as `samples_of`; None: as this batch has them. `even`: whether all are to
+    have as many.
 
     Raises:
         InvalidInput: there is none, or it cannot be cut so.

@@ -118,13 +118,7 @@ def cut_by_name(
 ) -> Microbatches:
     """A rank's microbatches, by the names of what takes them.
 
-    Args:
-        calls: of its stages.
-        inputs: a batch for all that begin with one, or a dict of batches by name.
-        targets: likewise.
-        microbatches: how many the plan has.
-        rank: this one.
-        bare: whether the targets may be missing.
+    `inputs` and `targets` are a batch for all that take one, or a dict of batches by name; `bare`: targets may be missing.
 
     Raises:
         InvalidInput: as `batches.cut`.

@@ -134,12 +134,8 @@ def non_finite(
 ) -> NonFiniteLoss:
     """What to raise for losses of which some are infinite or NaN, so that their mean is, too; it names the first.
 
-    Args:
-        losses: of all microbatches of this pipeline.
-        total: their mean, or that of all pipelines.
-        ending: of each rank that computes losses, the microbatches.
-        step: which it is, `step 3`.
-        remedy: what to do.
+    `total` is their mean, or that of all pipelines; `ending` has the microbatches of each rank that computes losses; `step` is as
+    `step 3`.
     """
     finite = torch.isfinite(losses)
     if bool(finite.all()):
@@ -165,11 +161,6 @@ class Seeds:
 
     def loss(self, loss_fn: Callable[[Any, Any], torch.Tensor], output: Any, targets: Any) -> tuple[torch.Tensor, float]:
         """A microbatch's loss, and the gradient from which its backward starts.
-
-        Args:
-            loss_fn: the loss function.
-            output: what the last stage gives.
-            targets: what goes with it.
 
         Raises:
             InvalidInput: the loss is no scalar.

@@ -173,13 +173,7 @@ class ForwardAgain:
     """What a second run of a forward needs, to be like the first."""
 
     def __init__(self, work: Callable[..., object], inputs: Sequence[torch.Tensor], buffers: Buffers) -> None:
-        """Take note, right before the first run.
-
-        Args:
-            work: the forward.
-            inputs: what it takes.
-            buffers: what it may change.
-        """
+        """Take note, right before the first run of the forward, of its inputs and the buffers that it may change."""
         self.work = work
         self._buffers = buffers
         self._kept: Sequence[KeptBuffer] = buffers.before()

@@ -36,11 +36,7 @@ BY_TOKEN = (nn.Embedding, nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Id
 def in_slices(whole: Microbatches, lengths: Sequence[int], dim: int, rank: int) -> Microbatches:
     """What a rank has of a batch, each microbatch in slices, in the order of the plan's microbatches.
 
-    Args:
-        whole: all tensors of which have the sequence.
-        lengths: of the slices, in tokens; equal ones divide a sequence of any length.
-        dim: the dimension of the sequence.
-        rank: this one, for messages.
+    All tensors have the sequence, along `dim`; lengths are in tokens, and equal ones divide a sequence of any length.
 
     Raises:
         InvalidInput: a tensor has not as many tokens.

@@ -67,11 +67,6 @@ def losses_of(problem: Problem, stages: Mapping[int, nn.Module]) -> Mapping[int,
 def with_loss(problem: Problem, stages: Mapping[int, nn.Module], loss_fn: LossFn | None) -> Mapping[int, nn.Module]:
     """A rank's stages, the last ones with the loss function, where that has weights or buffers: what is trained.
 
-    Args:
-        problem: of the plan.
-        stages: this rank's.
-        loss_fn: as given to `load`.
-
     Raises:
         InvalidInput: a module with weights is the function of several losses of this rank.
     """
@@ -161,10 +156,7 @@ class Training:
     def begin(self, batch: Microbatches, losses: Losses, shares: Sequence[float] | None = None) -> None:
         """Before a step.
 
-        Args:
-            batch: this rank's.
-            losses: what takes the microbatches' losses.
-            shares: of each in what is differentiated; None: they are even.
+        The shares are of each microbatch in what is differentiated; None: they are even.
 
         Raises:
             Unsupported: a stage has got something since `load` with which its gradients would be wrong.

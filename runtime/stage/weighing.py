@@ -61,13 +61,8 @@ def weigh(
 ) -> Shares:
     """The shares, on a rank with a last stage, of what `check_weights` has let pass.
 
-    Args:
-        weights: of this pipeline's microbatches; None: 1 each.
-        divide_by: what the weighted sum of all losses of all pipelines is divided by; None: the sum of all their weights.
-        scale: of the gradients.
-        rank: this one, for messages.
-        microbatches: how many the plan has.
-        hooks: which sum over pipelines.
+    No weights: 1 each. The weighted sum of all losses of all pipelines is divided by `divide_by`; None: by the sum of all weights.
+    `scale` is of the gradients.
 
     Raises:
         InvalidInput: the weights of all pipelines are 0.

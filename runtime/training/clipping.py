@@ -164,12 +164,7 @@ def _in_replicas(pipe: Pipe) -> set[nn.Parameter]:
 def over_ranks(pipe: Pipe, value: float, doing: str, *, sharded: bool, largest: bool = False) -> float:
     """The sum, or the largest, of a number that every rank of the pipeline gives; all ranks of all pipelines call it together.
 
-    Args:
-        pipe: of this rank.
-        value: this rank's.
-        doing: for messages: `sums the norms of gradients`.
-        sharded: whether those of the other pipelines are added as well.
-        largest: in place of the sum.
+    `doing` is for messages: `sums the norms of gradients`; `sharded`: whether those of the other pipelines are added as well.
 
     Raises:
         TransferFailed: another rank has ended, or does not answer.

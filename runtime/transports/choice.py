@@ -116,13 +116,7 @@ def ways(channels: Channels, source: Hardware, destination: Hardware) -> tuple[C
 
 
 def connection(requests: Sequence[TransportRequest], rank: int, device: torch.device) -> ChannelsOf:
-    """What connects a rank's wires; what each way needs is imported where it is used.
-
-    Args:
-        requests: of all ranks; `check_requests` has accepted them.
-        rank: which.
-        device: where its stages are.
-    """
+    """What connects a rank's wires, by requests that `check_requests` accepts; what a way needs is imported where it is used."""
 
     @cache
     def channel(way: Channels) -> P2PChannel:

@@ -65,11 +65,7 @@ def queues_needed(produced_per_s: float, carried_per_s: float) -> int:
 def connect_delegate(wire: Wire, groups: Groups, *, device: torch.device | None = None, queues: int = QUEUES) -> Ends:
     """Connect a wire through the host. Both of its ranks do this together, with as many queues.
 
-    Args:
-        wire: which.
-        groups: makes the queues' groups.
-        device: where this rank's stages are; None: the CPU.
-        queues: how many tensors travel at once.
+    No device: the CPU. `queues` says how many tensors travel at once.
     """
     control = groups.make((wire.source, wire.destination))
     lanes = [groups.make((wire.source, wire.destination)) for _ in range(queues)]
@@ -98,13 +94,7 @@ class _End:
     """One end of a wire: a thread for each queue."""
 
     def __init__(self, lanes: Sequence[dist.ProcessGroup], staging: HostStaging, name: str) -> None:
-        """Start the threads.
-
-        Args:
-            lanes: a group of this rank and its peer for each queue.
-            staging: where the tensors are, or go.
-            name: of the wire.
-        """
+        """Start the threads: `lanes` are groups of this rank and its peer, by queue; `staging` is where tensors are, or go."""
         self.staging = staging
         self._lanes = lanes
         self._names: Counter[int] = Counter()

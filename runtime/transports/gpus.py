@@ -82,10 +82,7 @@ def warn_of_settings(wires: int, *, stacklevel: int) -> None:
 def missing_settings(environment: Mapping[str, str], wires: int, *, job_has_nccl: bool) -> str | None:
     """What to set, in one line; None: nothing is missing.
 
-    Args:
-        environment: the process's.
-        wires: how many of its wires are over NCCL.
-        job_has_nccl: whether the job has made a process group over NCCL before.
+    `wires` of the process are over NCCL; `job_has_nccl`: whether the job has made a process group over NCCL before.
     """
     if not wires:
         return None

@@ -111,10 +111,7 @@ def connect_nccl(wire: Wire, groups: Groups, *, device: torch.device, watch: Hos
 def end_with_peer(end: NcclTransport, line: dist.ProcessGroup, name: str) -> None:
     """Let a thread close this end as soon as the peer hangs up, or ends.
 
-    Args:
-        end: of the wire.
-        line: a group over gloo of this rank and its peer that nothing is sent on.
-        name: of the wire.
+    Nothing is sent on `line`, a group over gloo of this rank and its peer.
     """
 
     def listen() -> None:

@@ -37,10 +37,8 @@ class Sampling:
     def __init__(self, store: Store, rank: int, least_gap_s: float) -> None:
         """Measure all steps at first.
 
-        Args:
-            store: that the plan's ranks, and they alone, share.
-            rank: this one; rank 0 finds n.
-            least_gap_s: how much time lies between two steps that are measured; 0: all are.
+        The plan's ranks, and they alone, share the store; rank 0 finds n. `least_gap_s` lies between two steps that are measured;
+        0: all are.
         """
         self.now = True
         """Whether the step that runs, or runs next, is measured."""

@@ -32,11 +32,8 @@ class Coming:
     ) -> None:
         """Nothing has come yet.
 
-        Args:
-            layers: the new modules, by number.
-            optimizer: one of this rank's, whose kind and settings are those of the other.
-            failed: called with the reason where they cannot come.
-            reached: called with the number of a boundary whose updates have been made.
+        `optimizer` is one of this rank's, whose kind and settings are those of the other. `failed` is called with the reason where
+        they cannot come, `reached` with the number of a boundary whose updates have been made.
         """
         self._layers, self._optimizer, self._failed, self._reached = layers, optimizer, failed, reached
         self.optimizers: dict[int, torch.optim.Optimizer] = {}

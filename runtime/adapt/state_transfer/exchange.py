@@ -220,14 +220,7 @@ class Route(NamedTuple):
 
 
 def routes_of(before: Places, after: Places, old: Mapping[int, int], new: Mapping[int, int]) -> list[Route]:
-    """Where every piece of every pipeline goes, in an order that is the same everywhere.
-
-    Args:
-        before: the places that processes have.
-        after: those that they take.
-        old: the rank of each piece.
-        new: the rank that it will have.
-    """
+    """Where every piece of every pipeline goes, in an order that is the same everywhere; `old` and `new` are ranks of pieces."""
     return [
         Route(before.process_at(first + old[piece]), after.process_at(first + new[piece]), piece)
         for first in range(0, len(before.of_process), before.ranks)
@@ -242,12 +235,6 @@ def carried(
     values: Mapping[tuple[int, str], torch.Tensor],
 ) -> Manifest:
     """What this process will have, once all of it has come; all processes do this together.
-
-    Args:
-        groups: of all processes.
-        routes: of all pieces.
-        manifests: of all processes.
-        values: this process's.
 
     Raises:
         ConnectionLost: another process has ended.

@@ -34,12 +34,7 @@ class Leaving:
     ) -> None:
         """Send a copy of them, and from now on what their optimizers see.
 
-        Args:
-            layers: by number.
-            outlet: where they go.
-            optimizers: of this rank's weights.
-            described: of each, what it has with all its layers.
-            failed: called with the reason where they cannot go.
+        `described` is what each optimizer has with all its layers; `failed` is called with the reason where they cannot go.
         """
         self._layers, self.outlet, self._optimizers, self._failed = layers, outlet, optimizers, failed
         self._weights = {(at, name): one for at, layer in layers.items() for name, one in layer.named_parameters()}

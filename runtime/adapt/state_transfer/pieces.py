@@ -134,10 +134,7 @@ def pieces_of(stages: Mapping[int, nn.Module], plan: Plan, *, layers: bool) -> d
 def describe(pieces: Mapping[int, nn.Module], optimizer: torch.optim.Optimizer, *, apart: bool) -> Manifest:
     """What a process has.
 
-    Args:
-        pieces: its pieces.
-        optimizer: of their weights.
-        apart: whether pieces of one process may go to several.
+    `apart`: whether pieces of one process may go to several.
 
     Raises:
         InvalidInput: there are gradients, or the optimizer has a weight of no piece.
@@ -177,11 +174,7 @@ def restore(
 ) -> None:
     """Give new modules and a new optimizer the values that have come; each value is let go as it is used.
 
-    Args:
-        pieces: the new ones, of a process.
-        optimizer: the new one.
-        state: what belongs to these pieces, with values.
-        before: the process's old optimizer, whose settings the new one gets.
+    `state` is what belongs to these pieces, with values; the new optimizer gets the settings of `before`, the old one.
 
     Raises:
         InvalidInput: modules or optimizer are not as the ones that were described.

@@ -73,11 +73,7 @@ def backward_of_inputs(
 ) -> tuple[list[torch.Tensor | None], list[WeightWork]]:
     """B: leave to W what is W's, and release what only B needed.
 
-    Args:
-        roots: where gradients of the outputs have arrived.
-        seeds: these.
-        sources: the inputs that get a gradient.
-        saved: what the forward has saved.
+    The gradients of the outputs, `seeds`, have arrived at the roots; `sources` are the inputs that get one.
 
     Returns:
         The gradients of the sources, and what is left for W.

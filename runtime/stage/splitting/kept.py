@@ -205,10 +205,7 @@ class GradientArrivals:
     ) -> None:
         """Take the places.
 
-        Args:
-            before: the nodes that lead to each, and the number of their edge.
-            roots: where the backward begins.
-            seeds: with these gradients.
+        `before` has the nodes that lead to each, and the number of their edge; the backward begins at the roots, with the seeds.
         """
         self._before = before
         self.found: dict[Place, torch.Tensor | None] = dict.fromkeys(before)
