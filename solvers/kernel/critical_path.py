@@ -1,8 +1,9 @@
 """Which ops decide when orders end: the critical path of the orders that were timed last; kernels, compiled.
 
 Orders and times are as of `order_evaluator`. The path ends with the op that ends last; each of its ops is what the next waits for:
-the one before on its rank, where that has only just ended, else the sender of what it needs. Orders end no sooner unless one of its
-ops leaves its block, a stretch of the path on one rank, or another op becomes the block's first or last.
+the one before on its rank, where that has only just ended, else the sender of what it needs. Where that message waits for its link,
+the senders of the messages before it come next, up to the one that found the link free. Orders end no sooner unless one of its ops
+leaves its block, a stretch of the path on one rank, or another op becomes the block's first or last.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from schedc.compiled.kernel import kernel
-from schedc.solvers.kernel.tables import BW, KINDS, B, F
+from schedc.solvers.kernel.tables import BW, KINDS, B, F, W
 
 if TYPE_CHECKING:
     from schedc.solvers.kernel.order_evaluator import Orders, ProblemArrays, Workspace
@@ -63,6 +64,23 @@ def trace(facts: ProblemArrays, duration: Any, orders: Orders, scratch: Workspac
                 if gives == F if forward else gives in (B, BW):
                     break
                 at -= 1
+            entry = (0 if kind == F else stages) + giver
+            link = facts.resource[entry] if giver != stage else -1
+            entered_ns = start_ns - facts.latency[entry] - facts.occupancy[entry]
+            while link >= 0 and at >= 0 and entered_ns > scratch.ends_ns[rank, at] and critical.count[0] < len(critical.place):
+                critical.place[critical.count[0]] = rank * width + at
+                critical.count[0] += 1
+                at -= 1
+                while at >= 0 and (codes[rank, at] % KINDS == W or facts.resource[_entry_of(codes[rank, at], stages)] != link):
+                    at -= 1
+                if at >= 0:
+                    entered_ns -= facts.occupancy[_entry_of(codes[rank, at], stages)]
+
+
+@kernel()
+def _entry_of(code: int, stages: int) -> Any:
+    """Of what an F or a backward sends: where it is in `ProblemArrays`."""
+    return (0 if code % KINDS == F else stages) + code // KINDS % stages
 
 
 @kernel(inline=True)

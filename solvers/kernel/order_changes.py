@@ -83,8 +83,8 @@ def change_at_random(
         saved: gets the ranks that change, as they were.
         critical: the critical path of the orders; where it has no ops, any op may be changed.
         numbering: the numbers of microbatches that are alike.
-        ranges: four numbers: 2; how many places an op may be moved; one in how many changes fuses or splits a backward; one in how
-            many moves may be followed on other ranks. 0: none does. They are arguments, the 2 included, as numba would compile
+        ranges: four numbers: 2; how many places an op may be moved; one in how many changes fuses or splits backwards; one in how
+            many changes may be followed on other ranks. 0: none does. They are arguments, the 2 included, as numba would compile
             `below` anew for each number that is written here.
         draws: random numbers.
         again: of `exchange`.
@@ -104,9 +104,8 @@ def change_at_random(
     if length < 2:
         return False
     save(orders, saved, rank)
-    exchanged = exchanges > 0 and below(exchanges, draws) == 0
-    if exchanged and exchange(orders, rank, source, below(two, draws), below(reach, draws), again):
-        return number_anew(facts, orders, rank, numbering)
+    if exchanges > 0 and below(exchanges, draws) == 0 and codes[rank, source] % KINDS != F:
+        return exchange_at_random(facts, orders, saved, numbering, ranges, draws, again, rank, source)
     distance = 1 + below(reach, draws)
     sooner = below(two, draws) == 0
     if sooner:  # before its block, or as its last op sooner
@@ -123,6 +122,45 @@ def change_at_random(
             if below(two, draws) == 0 and not follow(facts, orders, saved, numbering, rank, target, sooner, ahead == 0):
                 return False
     return True
+
+
+@kernel()
+def exchange_at_random(
+    facts: ProblemArrays,
+    orders: Orders,
+    saved: Undo,
+    numbering: Numbering,
+    ranges: Any,
+    draws: Draws,
+    again: int,
+    rank: int,
+    at: int,
+) -> bool:
+    """Fuse the backward that the rank has at this position, or split it; perhaps others of its stage, and on other stages.
+
+    Which of a stage are fused is decided for stretches of it, when it fills and when it drains, and one alone often only costs. One
+    change in four is of several of a stage (`exchange_some`). The same may be done from stage to stage, for the same microbatches,
+    until one of them is otherwise there, or by chance. Arguments and result as of `change_at_random`.
+    """
+    two, reach, _, follows = ranges
+    stages, code = len(facts.stage_rank), orders.codes[rank, at]
+    kind, stage = code % KINDS, code // KINDS % stages
+    first, side, apart, count = code // KINDS - stage, below(two, draws), below(reach, draws), 1
+    if below(two, draws) == 0 and below(two, draws) == 0:
+        count += below(facts.microbatches, draws)
+    along, ahead = follows > 0 and kind != W and below(follows, draws) == 0, below(two, draws) == 0
+    while exchange_some(orders, rank, at, stages, count, side, apart, again):
+        if not number_anew(facts, orders, rank, numbering):
+            return False
+        stage = facts.feeds[stage] if ahead else facts.fed_by[stage]
+        if not along or stage < 0 or below(reach, draws) == 0:
+            return True
+        rank = facts.stage_rank[stage]
+        at = place_of(orders, rank, first + stage, False)
+        if orders.codes[rank, at] % KINDS != kind:
+            return True
+        save(orders, saved, rank)
+    return False
 
 
 @kernel()
@@ -218,6 +256,20 @@ def exchange(orders: Orders, rank: int, at: int, side: int, apart: int, again: i
     move_op(codes, rank, leave, length - 1)
     lengths[rank] = length - 1
     return True
+
+
+@kernel()
+def exchange_some(orders: Orders, rank: int, at: int, stages: int, count: int, side: int, apart: int, again: int) -> bool:
+    """As `exchange`; then the next ones of the stage that are still as this one was, `count` in all, or as many as there are."""
+    codes, lengths = orders
+    stage, kind = codes[rank, at] // KINDS % stages, codes[rank, at] % KINDS
+    done = exchange(orders, rank, at, side, apart, again)
+    while done and count > 1 and at + 1 < lengths[rank]:
+        at += 1
+        if codes[rank, at] % KINDS == (BW if kind == BW else B) and codes[rank, at] // KINDS % stages == stage:
+            count -= 1
+            exchange(orders, rank, at, side, apart, again)
+    return done
 
 
 @kernel()

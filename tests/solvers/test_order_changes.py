@@ -18,7 +18,7 @@ from schedc.ir.schedule import Schedule
 from schedc.solvers.kernel.critical_path import critical_of
 from schedc.solvers.kernel.draws import draw
 from schedc.solvers.kernel.numbering import number_anew, numbering_of
-from schedc.solvers.kernel.order_changes import change_at_random, follow, move_op, save, saved_of, take_back
+from schedc.solvers.kernel.order_changes import change_at_random, exchange_some, follow, move_op, save, saved_of, take_back
 from schedc.solvers.kernel.order_evaluator import problem_arrays_of, time_orders, workspace_of
 from schedc.solvers.kernel.tables import KINDS, NEVER as STRANDED
 from schedc.solvers.search.polish import durations_ns_of, packed_orders, unpacked_schedule
@@ -52,6 +52,24 @@ def test_a_change_leaves_every_block_once_and_can_be_taken_back(seeds: range) ->
             take_back(orders, saved)
             assert unpacked_schedule(problem, orders) == before, seed
     assert min(seen.values()) > 5 and len(seen) == 4
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_several_backwards_of_a_stage_are_split_and_fused_again(side: int) -> None:
+    """Three of the second chunk's eight on rank 2, from its third; the first chunk's stay as they are, and the orders run."""
+    problem = make_problem(4, 8, placement="loop", chunks=2)
+    kinds = (Kind.F, 0), (Kind.F, 4), (Kind.BW, 4), (Kind.BW, 0)
+    start = Schedule(
+        orders=tuple(tuple(Op(kind, chunk + rank, each) for kind, chunk in kinds for each in range(8)) for rank in range(4))
+    )
+    facts, numbering = problem_arrays_of(problem), numbering_of(problem)
+    orders = packed_orders(problem, facts, start, exchanges=True)
+    for kind, splits in ((Kind.BW, {2, 3, 4}), (Kind.B, set[int]())):
+        at = unpacked_schedule(problem, orders).orders[2].index(Op(kind, 6, 2))
+        assert exchange_some(orders, 2, at, 8, 3, side, 2 - 2 * side, 8 * KINDS) and number_anew(facts, orders, 2, numbering)
+        made = unpacked_schedule(problem, orders)
+        assert {(op.stage, op.microbatch) for op in made.orders[2] if op.kind is Kind.B} == {(6, each) for each in splits}
+        assert not verify_schedule(problem, made)
 
 
 @pytest.mark.parametrize("sooner", [True, False])
