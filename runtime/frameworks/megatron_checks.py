@@ -35,12 +35,6 @@ _WITH_WEIGHTS = {"mlp", "moe", "shared_experts", "mla_up_proj"}
 def check_model(plan: Plan, chunks: Sequence[nn.Module], config: Any, rank: int) -> None:
     """Refuse a plan that cannot run these chunks of a model.
 
-    Args:
-        plan: the plan.
-        chunks: this rank's.
-        config: the model's configuration.
-        rank: of the pipeline.
-
     Raises:
         SchedcError: says why not.
     """
@@ -92,12 +86,6 @@ def check_model(plan: Plan, chunks: Sequence[nn.Module], config: Any, rank: int)
 def check_call(plan: Plan, chunks: int, iterators: Sequence[Any], num_microbatches: int) -> None:
     """Refuse a call that does not fit the plan.
 
-    Args:
-        plan: the plan.
-        chunks: how many this rank has.
-        iterators: the data iterators.
-        num_microbatches: how many microbatches the caller wants.
-
     Raises:
         InvalidInput: says why not.
     """
@@ -122,10 +110,7 @@ def splits(plan: Plan) -> bool:
 def warn_of_backwards(plan: Plan, config: Any, together: Sequence[str]) -> None:
     """Say where a plan that has B and W apart runs otherwise than it says.
 
-    Args:
-        plan: the plan.
-        config: the model's configuration.
-        together: the layers that compute all their gradients in one backward.
+    The layers `together` compute all their gradients in one backward.
     """
     selective = config.recompute_granularity == "selective"
     recomputed = _WITH_WEIGHTS.intersection(config.recompute_modules or ()) if selective else ()

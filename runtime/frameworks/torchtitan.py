@@ -79,11 +79,7 @@ def pipelining_fn_from(
 def check_job(plan: Plan, *, parallel_dims: Any, training: Any, parallelism: Any, **_: Any) -> None:
     """Refuse a plan that is not for a job of torchtitan.
 
-    Args:
-        plan: the plan.
-        parallel_dims: torchtitan's `ParallelDims`; the others are the sections of its configuration.
-        training: see there.
-        parallelism: see there.
+    `parallel_dims` is torchtitan's `ParallelDims`; the others are the sections of its configuration.
 
     Raises:
         SchedcError: says why.
@@ -137,11 +133,7 @@ def check_job(plan: Plan, *, parallel_dims: Any, training: Any, parallelism: Any
 def check_blocks(plan: Plan, modules: Sequence[Sequence[str]], *, parallel_dims: Any, parallelism: Any, **_: Any) -> None:
     """Refuse stages without a block where torchtitan's `parallelize_fn` would end in a traceback, on their ranks alone.
 
-    Args:
-        plan: the plan.
-        modules: of each stage, as `modules_of_stages` gives them.
-        parallel_dims: see `check_job`.
-        parallelism: see there.
+    `modules` are those of each stage, as `modules_of_stages` gives them; the others as of `check_job`.
 
     Raises:
         Unsupported: names the first.

@@ -44,13 +44,7 @@ class PlanSchedule:
     ) -> None:
         """Take what is loaded with the first step, once the weights are there.
 
-        Args:
-            plan: the plan.
-            parts: this rank's model parts by stage.
-            loss_fn: torchtitan's: takes the output, the labels and keywords; gives the loss and metrics.
-            group: the pipeline's processes, rank by rank.
-            timeout_s: as for `load`.
-            observe: as for `load`.
+        `loss_fn` is torchtitan's: it takes the output, the labels and keywords, and gives the loss and metrics.
         """
         self._plan = plan
         self._group = group

@@ -143,7 +143,7 @@ def by_name(found: object, names: Sequence[str]) -> dict[str, Boundary]:
 
 
 def measured_edges(model: Model, layers: Sequence[MeasuredLayer]) -> tuple[LayerEdge, ...]:
-    """The model's edges with their sizes."""
+    """The edges, with their sizes, of a model with modules or without edges; layers are as measured, none together with others."""
     if not model.edges:
         return ()
     nowhere = Location("")

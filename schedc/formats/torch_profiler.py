@@ -291,11 +291,7 @@ def stage_times(traces: Sequence[TorchTrace]) -> dict[int, StageTimes]:
 
 
 def stages_profile(traces: Sequence[TorchTrace], times: Mapping[int, StageTimes]) -> tuple[tuple[LayerEntry, ...], tuple[str, ...]]:
-    """One layer for each stage, and notes for people.
-
-    Args:
-        traces: of all ranks.
-        times: `stage_times` of them.
+    """One layer for each stage, and notes for people; of the traces of all ranks, and their `stage_times`.
 
     Raises:
         InvalidInput: a stage has no forward or no backward.

@@ -241,11 +241,8 @@ def _best(problem: Problem, schedules: Iterable[Schedule]) -> Schedule:
 def choose_rule(problem: Problem, n_sub: int, *, room: Room = NO_ROOM, **given: Any) -> tuple[GreedyRule, ListSchedule]:
     """The best of a few rules and what it makes of the problem; `greedy` without checks.
 
-    Args:
-        problem: any problem.
-        n_sub: into how many equal parts a W may be cut.
-        room: as of `scheduler_of`.
-        given: fields of `GreedyRule` that are not to be chosen.
+    A W may be cut into `n_sub` equal parts; `room` is as of `scheduler_of`; `given` are fields of `GreedyRule` that are not to be
+    chosen.
 
     Raises:
         Unsupported: a rank's memory limit does not hold one microbatch.

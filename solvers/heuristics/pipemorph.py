@@ -56,10 +56,7 @@ class PipeMorph(Constructive, frozen=True):
         return (*texts, *(text + FUSED for text in texts)) if may_pay else texts
 
     def construct(self, problem: Problem) -> Schedule:
-        """The schedule.
-
-        Args:
-            problem: one path, one stage on each rank, in any order of ranks.
+        """The schedule of a problem with one path, and one stage on each rank, in any order of ranks.
 
         Raises:
             InvalidInput: the warm-up counts do not fit the problem.

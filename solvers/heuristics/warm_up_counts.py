@@ -22,11 +22,8 @@ def round_trip_in_flight(problem: Problem, *, whole_period: bool) -> tuple[int, 
     to the end of its path and back. The period is the busiest rank's time per microbatch of the path. For equal stages and free
     links this is 1F1B's p - i; a slow link adds what PipeMorph's slackness adds (its section 4.2). Durations that differ by
     microbatch are averaged. Of slices the last one goes backward first, so one less than a microbatch has comes to it: for equal
-    stages this is the warm-up of Seq1F1B (Sun et al., 2024, section 3.2).
-
-    Args:
-        problem: any placement; a graph, too.
-        whole_period: whether the period has W in it.
+    stages this is the warm-up of Seq1F1B (Sun et al., 2024, section 3.2). It holds for any placement, a graph, too. `whole_period`:
+    whether the period has W in it.
     """
     backward = _backward(problem)
     kinds = (Kind.F, Kind.B, Kind.W) if whole_period and problem.split_backward else (Kind.F, backward)

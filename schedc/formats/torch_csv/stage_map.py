@@ -13,13 +13,7 @@ from schedc.units import format_duration_ns
 
 
 def stage_map(plan: Plan, csv_name: str, layout: str) -> dict[str, Any]:
-    """The map of a plan that torch can express.
-
-    Args:
-        plan: the plan.
-        csv_name: the CSV's file name, for the lines that load it.
-        layout: `compute_comms` or `compute_only`.
-    """
+    """The map of a plan that torch can express; `csv_name` is for the lines that load it, `layout` is torch's `format`."""
     problem = plan.problem
     stages_of_rank = [list(problem.stages_on(rank)) for rank in range(problem.ranks)]
     return {
