@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,14 +68,17 @@ def test_two_stages_on_each_rank(two: Ranks, mode: Versions) -> None:
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("size", [2, 4])
 def test_all_ways(two: Ranks, four: Ranks, mode: Versions, count: int, size: int, *, split: bool) -> None:
+    """Each plan with each optimizer, and the four plans of a size and mode with all ways of each."""
     ranks, plan = (two if size == 2 else four), period_plan(size, count, mode, split=split)
-    for optimizer, recompute, max_norm in product(OPTIMIZERS, (False, True), (float("inf"), 0.03)):
-        check(ranks, plan, Way(optimizer, max_norm, per_stage=mode is not TWO_BUFFERED, recompute=recompute), 4)
+    for number, optimizer in enumerate(OPTIMIZERS):
+        recompute, clips = divmod((number + 2 * split + (count == 3)) % 4, 2)
+        max_norm = 0.03 if clips else float("inf")
+        check(ranks, plan, Way(optimizer, max_norm, per_stage=mode is not TWO_BUFFERED, recompute=bool(recompute)), 4)
     check(ranks, period_plan(size, count, mode, split=split, recompute=True), Way(predicts=True, slow=3), 5)
 
 
 @BY_MODE
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 12))])
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 8))])
 def test_random_orders(two: Ranks, mode: Versions, seed: int) -> None:
     way = Way("adamw", 0.03, per_stage=mode is not TWO_BUFFERED) if seed % 2 else Way("momentum", recompute=seed % 4 == 2)
     check(two, random_plan(seed, 2, mode), way, 5)

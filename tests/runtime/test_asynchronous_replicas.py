@@ -61,14 +61,16 @@ def test_an_infinite_loss_of_one_pipeline_is_skipped_by_all(four: Ranks, mode: V
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("size", [1, 2])
 def test_all_ways(four: Ranks, mode: Versions, count: int, size: int) -> None:
+    """The two plans of a size and mode together with all ways of each optimizer."""
     plan = period_plan(size, count, mode, split=count == 3, wave=size == 1)
-    for optimizer, recompute, max_norm in product(OPTIMIZERS, (False, True), (float("inf"), 0.03)):
+    for number, (optimizer, recompute) in enumerate(product(OPTIMIZERS, (False, True))):
+        max_norm = 0.03 if (number + number // 2 + (count == 3)) % 2 else float("inf")
         check(four, plan, Way(optimizer, max_norm, per_stage=mode is not TWO_BUFFERED, recompute=recompute), 4, size=size)
 
 
 @pytest.mark.slow
 @BY_MODE
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_random_orders(four: Ranks, mode: Versions, seed: int) -> None:
     way = Way("adamw", 0.03, per_stage=mode is not TWO_BUFFERED) if seed % 2 else Way(recompute=seed % 4 == 2)
     check(four, random_plan(seed, 2, mode), way, 5, slow_s=0.003)

@@ -72,9 +72,7 @@ def test_it_trains_with_torchrun(of_two_ranks: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("job", "options"), [("two-pipelines.toml", []), ("two-sites.toml", []), ("two-sites.toml", ["--recompute"])], ids=str
-)
+@pytest.mark.parametrize(("job", "options"), [("two-pipelines.toml", []), ("two-sites.toml", ["--recompute"])], ids=str)
 def test_it_trains(tmp_path: Path, job: str, options: list[str]) -> None:
     done = run_on_ranks(str(EXAMPLE), ["--plan", str(compiled(job, tmp_path)), *TRAINING, *options], 4, tmp_path)
     assert [each.status for each in done] == [0] * 4, done

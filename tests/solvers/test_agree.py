@@ -74,9 +74,9 @@ def test_milp_equals_cpsat_on_trunks(seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_milp_equals_cpsat_on_200_problems() -> None:
+def test_milp_equals_cpsat_on_more_problems() -> None:
     """In small numbers, with those above; but for two on which HiGHS takes as long as on all others together."""
-    for seed in {*range(25, 202)} - {83, 101}:
+    for seed in {*range(25, 135)} - {83, 101}:
         agree(small_problem(seed, shared_trunks=seed % 2 == 1, may_be_odd=False))
 
 

@@ -55,15 +55,15 @@ def check(seed: int) -> bool:
 
 
 @pytest.mark.slow
-def test_equals_brute_force_on_three_hundred_tiny_problems() -> None:
+def test_equals_brute_force_on_two_hundred_tiny_problems() -> None:
     """Of some it is only known that the bound is one; these do not count."""
     compared = tried = 0
     for seed in count(1000):
         compared += check(seed)
         tried += 1
-        if compared == 300:
+        if compared == 200:
             break
-    assert tried < 1400
+    assert tried < 950
 
 
 @pytest.mark.slow

@@ -55,7 +55,7 @@ def _few(monkeypatch: pytest.MonkeyPatch) -> None:
     seek_few_layouts(monkeypatch)
 
 
-@pytest.mark.parametrize("number", range(24))
+@pytest.mark.parametrize("number", range(16))
 def test_the_bound_is_no_more_than_any_cut_takes(number: int) -> None:
     assert check_cuts(number, Counter()) == []
 

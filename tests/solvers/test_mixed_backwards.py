@@ -86,11 +86,11 @@ def test_equals_brute_force(seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_equals_brute_force_on_two_hundred_problems() -> None:
+def test_equals_brute_force_on_many_problems() -> None:
     """Cheap ones: brute force gives up on the others. The MILP solves more than half of them, too; many optima are mixtures."""
     results = (compared(seed, most_states=500) for seed in count(100))
-    taken = [mixed for mixed, _ in zip((each for each in results if each is not None), range(200), strict=False)]
-    assert sum(taken) >= 30
+    taken = [mixed for mixed, _ in zip((each for each in results if each is not None), range(140), strict=False)]
+    assert sum(taken) >= 21
 
 
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 30))])

@@ -336,7 +336,6 @@ def loss_request(
 @pytest.mark.parametrize(
     "sections",
     [
-        {},
         {"same": 1.9, "stages": 1.7, "tune": {"placements": ["unidirectional", "loop"]}},
         {"tune": {"versions": ["bounded", "2bw"], "most_delays": [0, 1], "step_microbatches": [2, "all"]}},
         {"loss": {"convergence": "convergence.json", "error": 0.1}, "memory": {"capacity": "900 MB"}},
