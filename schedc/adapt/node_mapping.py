@@ -96,16 +96,7 @@ def assign_plan(
 ) -> Assignment:
     """The assignment whose step is shortest.
 
-    Args:
-        plan: of one pipeline.
-        links: the file of a topology, by process number.
-        gradient_bytes: what the all-reduce of a rank sums: one number, or one for each rank.
-        replicas: how many pipelines there are; None: as the plan says.
-        buckets: in how many pieces, one after the other, each is summed.
-        order: how processes are numbered.
-        exact_links: do not take links as equal that are nearly so.
-        keep_orders: do not plan anew.
-        time_limit_s: of each search; None: a fixed amount of work, the same on every machine.
+    Arguments are those of `schedc.assign_plan`; the gradients' sizes are one for all ranks, or one for each.
 
     Raises:
         InvalidInput: the file cannot be used or has other processes, there is another number of sizes, or nothing says how many

@@ -89,19 +89,9 @@ def repartition(
 ) -> Repartition:
     """Other layers for the ranks, where that gains more than the move takes.
 
-    Args:
-        plan: that runs; one path.
-        workload: its job's (`Job.workload`): a plan knows the costs of stages only, this knows those of layers, and the memory of
-            ranks. Its layers are what can move: a job with costs by stage has none.
-        conditions: what differs from the job's costs.
-        steps: how many are to come under these conditions.
-        memory_limits: by rank, how many bytes it can hold then: of everything where the workload says its capacity, else of
-            activations. Ranks that are not named hold what the workload says.
-        pause_ns: what a move takes besides sending: agreeing, building stages, loading the plan.
-        bytes_per_parameter: of weights and optimizer state together; None: all that a layer holds all the time.
-        method: which search.
-        top_k: of `condensation`: a stage may end with each of this many layers, those that take the most time; None: as many as
-            make at most `MOST_LAYOUTS` layouts.
+    Arguments are those of `schedc.repartition_plan`, but for the job's workload (`Job.workload`): a plan knows the costs of stages
+    only, this knows those of layers, and the memory of ranks. Its layers are what can move: a job with costs by stage has none. No
+    `bytes_per_parameter`: all that a layer holds all the time counts. No `top_k`: as many as make at most `MOST_LAYOUTS` layouts.
 
     Raises:
         InvalidInput: the plan is none of the workload, a number is too small, there is no such method, `top_k` is another's or

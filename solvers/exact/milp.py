@@ -72,14 +72,8 @@ def solve_milp(
 ) -> Solved:
     """Improve the incumbent, or prove that nothing is better.
 
-    Args:
-        problem: what must be done.
-        incumbent: a valid schedule; the search starts from it and looks only below its objective.
-        limits: when to stop, and the seed; HiGHS takes no number of workers.
-        known_bound_ns: a lower bound that is known already; the search does not look below it.
-        on_schedule: is called with every better schedule.
-        on_bound: is called with every better bound, in nanoseconds.
-        weight_parts: into how many equal parts every W is cut.
+    Arguments are those of `solve_cpsat`, but HiGHS takes no number of workers; `weight_parts`: into how many equal parts every W is
+    cut.
 
     Raises:
         Unsupported: PuLP or HiGHS is not there.

@@ -74,13 +74,8 @@ def solve_modulo(
 ) -> Solved:
     """Find the least period, or prove that the known one is.
 
-    Args:
-        problem: one step of a run without end.
-        incumbent: a valid period; only shorter ones, and those of less delay, are better.
-        limits: when to stop, the seed and the workers; all questions share a limit.
-        known_bound_ns: a lower bound that is known already.
-        on_schedule: is called with every better schedule.
-        on_bound: is called with every better bound, in nanoseconds.
+    Arguments are those of `solve_cpsat`: the problem is one step of a run without end, the incumbent a valid period. Only shorter
+    ones, and those of less delay, are better. All questions share the limits.
 
     Raises:
         Unsupported: the problem's steps do not overlap.

@@ -123,18 +123,12 @@ def explain_plan(
     interruption: Interruption | None = None,
     clock: Clock | None = None,
 ) -> Explanation:
-    """Explain a plan.
+    """Explain a plan; arguments are those of `schedc.explain_plan`, and some besides.
 
-    Args:
-        plan: what is explained.
-        job: the plan's, to try other placements; None: they are not tried.
-        time_limit_s: of all of it. Changes are tried by the methods that make a schedule at once, then by searches, the most
-            promising first. Each search does a little work; unless the time ends it, the result is the same on every machine.
-        most: how many links, and how many ranks, are solved again; those that promise most; 0: nothing is.
-        allowed: by which share the step may be longer, for the delays.
-        on_work: is called with what is solved next.
-        interruption: what listens to signals, if something does. An interruption ends the searches; what was found stays.
-        clock: of the time limit, where it began before the call.
+    Changes are tried by the methods that make a schedule at once, then by searches, the most promising first. Each search does a
+    little work; unless the time ends it, the result is the same on every machine. With `most` 0 nothing is solved again. `on_work`
+    is called with what is solved next. An interruption, by what listens to signals, ends the searches; what was found stays. The
+    `clock` is of the time limit, where it began before the call.
 
     Raises:
         CheckFailed: the plan breaks a rule, or is not one of the job.
