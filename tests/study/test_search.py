@@ -336,7 +336,7 @@ def loss_request(
 @pytest.mark.parametrize(
     "sections",
     [
-        {"same": 1.9, "stages": 1.7, "tune": {"placements": ["unidirectional", "loop"]}},
+        {"same": 1.9, "stages": 1.7, "tune": {"placements": ["unidirectional", "loop"], "ranks": [2]}},
         {"tune": {"versions": ["bounded", "2bw"], "most_delays": [0, 1], "step_microbatches": [2, "all"]}},
         {"loss": {"convergence": "convergence.json", "error": 0.1}, "memory": {"capacity": "900 MB"}},
         {"sites": (2, 2), "topology": {"between": {"latency": "2 ms", "bandwidth": "1 GB/s"}}, "tune": {"ranks": [2, 4]}},
