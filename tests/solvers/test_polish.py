@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -243,6 +244,29 @@ def test_what_takes_longer_on_the_critical_path_makes_all_end_later(fused: bool,
                 else:
                     unnoticed += later_ns == end_ns
     assert unnoticed > 100 and (waiting > 20) == (slow_ns == 90)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_critical_path_begins_when_all_begins(shared: bool) -> None:
+    """A loop over two sites, where messages wait for slow links, or for trunks that two ranks share."""
+    pairs = {(1, 2): "out", (0, 3): "out", (2, 1): "back", (3, 0): "back"}
+    for microbatches, occupancy_ns in product((8, 12, 16), (20, 60, 110, 200)):
+        problem = make_problem(
+            4,
+            microbatches,
+            placement="loop",
+            chunks=2,
+            costs_ns=(30, 41, 17),
+            links=dict.fromkeys(pairs, (9, occupancy_ns)),
+            trunks=pairs if shared else None,
+        )
+        facts, room = problem_arrays_of(problem), workspace_of(problem_arrays_of(problem))
+        orders = packed_orders(problem, facts, constructive("greedy{n_sub=1}")(problem), exchanges=False)
+        time_orders(facts, durations_ns_of(problem), orders, room)
+        critical = critical_of(orders)
+        trace(facts, durations_ns_of(problem), orders, room, critical)
+        rank, at = divmod(int(critical.place[critical.count[0] - 1]), orders.codes.shape[1])
+        assert (rank, at, room.ends_ns[rank, at]) == (0, 0, 30) and facts.in_turn is shared
 
 
 def _slower(problem: Problem, op: Op) -> Problem:
