@@ -4,25 +4,31 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from itertools import pairwise
 from random import Random
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from inputs.all_layouts import all_layouts, best_of_all, tiny_workload
 from oracles.brute_force import optimum
 
-from schedc.analysis.bounds.layouts import one_stage, pieces
+from schedc.analysis.bounds.clock import never
+from schedc.analysis.bounds.layouts import one_stage, pieces, two_stages
 from schedc.analysis.bounds.layouts.layout_bound import layout_bound
 from schedc.analysis.bounds.layouts.pieces import rank_kinds
+from schedc.analysis.bounds.layouts.share_values import SIZE_OF
 from schedc.analysis.bounds.lower_bounds import best_bound
+from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Infeasible
 from schedc.ir.costs import MessageCost
-from schedc.ir.layout import OpenLayout, Placement
+from schedc.ir.layout import Layout, OpenLayout, Placement
 from schedc.ir.network import Link, Network
 from schedc.ir.problem import Objective
 from schedc.ir.workload import Device, Layer, Semantics, Workload
 from schedc.lower.placement import place
 from schedc.lower.problem import problem_of
+from schedc.solvers.heuristics.greedy import Greedy
 
 if TYPE_CHECKING:
     from schedc.ir.problem import Problem
@@ -173,6 +179,53 @@ def test_slow_links_are_crossed_where_they_are_cheapest() -> None:
     path_ns = 4 * (10 + 12)
     assert open_bound == path_ns + 2 * (1000 + 2 * 1) + 1000  # 0, 2, 1, 3: once there and back, two messages one after another
     assert given_bound == path_ns + 3 * 2 * 1000 + 1000
+
+
+def test_microbatches_come_as_far_apart_as_what_all_of_them_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = Network(site_of_rank=(0, 0, 1, 1), between=MessageCost(latency_ns=20, transfer_ns=40))
+    workload = replace(equal_layers(8, 4, 16, Device()), network=network)
+    bound_ns = bound_ns_of(workload, OpenLayout(chunks=2))
+    wave = place("wave", 4, 2)
+    layout = Layout(rank_of_stage=wave.rank_of_stage, paths=wave.paths, layers_of_stage=tuple((n, n + 1) for n in range(8)))
+    problem = problem_of(workload, layout)
+    monkeypatch.setattr(two_stages, "MOST_WORK_APART", 0)
+    without_ns = bound_ns_of(workload, OpenLayout(chunks=2))
+    assert bound_ns is not None
+    assert without_ns is not None
+    assert without_ns < bound_ns <= simulate(problem, Greedy(n_sub=1)(problem)).makespan_ns
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_ranks_have_in_known_schedules_is_no_share_that_is_refuted(seed: int) -> None:
+    random = Random(seed)
+    ranks = random.randint(2, 4)
+    workload = tiny_workload(random, layers=random.randint(ranks, 5), ranks=ranks, microbatches=random.choice([4, 9, 14]))
+    sites = tuple(random.randint(0, 1) for _ in range(ranks))
+    between = MessageCost(latency_ns=random.choice([0, 9]), transfer_ns=random.choice([0, 5, 11]))
+    workload = replace(workload, objective=Objective.MAKESPAN, network=Network(site_of_rank=sites, between=between))
+    layers, chains = len(workload.layers), [layer.forward_ns[0] for layer in workload.layers]
+    layouts = [each for each in all_layouts(workload, OpenLayout(chunks=2)) if has_room(problem_of(workload, each))]
+    for layout in random.sample(layouts, min(3, len(layouts))):
+        path, bounds = layout.rank_of_stage, layout.layers_of_stage
+        if any(a == b for a, b in pairwise(path)):
+            continue
+        problem = problem_of(workload, layout)
+        most_ns = simulate(problem, Greedy(n_sub=1)(problem)).makespan_ns
+        inside = tuple(rank for rank in range(ranks) if sites[rank] == sites[path[0]])
+        crossed = tuple(bounds[at + 1][0] for at, (a, b) in enumerate(pairwise(path)) if sites[a] != sites[b])
+        part = max(sum(chains[first:last]) for first, last in bounds) / sum(chains)
+        size = max(at for at, each in enumerate(SIZE_OF) if each <= part)
+        covers = two_stages._Covers(workload, OpenLayout(chunks=2), never)
+        covers.begin(are_apart=True)
+        for sizes in ((size, min(size + 1, len(SIZE_OF) - 1)), (0, len(SIZE_OF) - 1)):
+            crossings = two_stages._Crossings(inside, crossed, crossed, sizes=sizes)
+            for rank in set(path):
+                cuts = covers._shares(most_ns, workload.devices[rank], crossings, int(rank not in inside))
+                has = np.zeros((cuts.shape[1], layers), bool)
+                for share, (first, last, again, end) in enumerate(cuts.T):
+                    has[share, first:last] = has[share, again:end] = True
+                own = [layer for at, each in enumerate(path) if each == rank for layer in range(*bounds[at])]
+                assert has[:, own].all(axis=1).any()
 
 
 def test_too_many_kinds_of_ranks_count_as_one(monkeypatch: pytest.MonkeyPatch) -> None:

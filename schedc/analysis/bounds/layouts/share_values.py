@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
-from math import ceil
+from math import ceil, floor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,11 +30,13 @@ if TYPE_CHECKING:
 
 MOST_GAPS = 2**31
 """Above this many shares × microbatches × activations at once, idle gaps are not counted."""
-MOST_WORK, OF_GAPS = 2**24, 16
-"""At most this many shares are valued, which takes some seconds; one whose idle gaps are counted, too, is as many as the second."""
+OF_GAPS = 16
+"""Valuing a share with its idle gaps is as much work as valuing this many without."""
 AT_ONCE, GAPS_AT_ONCE = 2**14, 2**16
 """Shares are looked at in parts of this many, which fit a cache. Where idle gaps are counted, a part has this many pairs of a share
 and a microbatch at most."""
+SIZE_OF = (0.0, *(2 ** (part / 4 - 6) for part in range(1, 25)))
+"""Sizes of stages: at which the largest one is divided from the others."""
 EXACT = 1 - 1e-11
 """Floats are this exact."""
 
@@ -54,13 +56,18 @@ class CrossingWay:
     """There and back, behind all of its stages."""
     is_apart: bool = False
     """Its two stages are parted by crossings, so that hops beside them do not count."""
+    busy: tuple[tuple[int, int], ...] | None = None
+    """How long a message, and a gradient, takes the busiest link of the crossings before its stages, between and behind them.
+    None: how far apart microbatches come is not counted."""
+    largest: int = 0
+    """The forward of the largest stage takes at least this."""
 
 
 class SharedChain:
     """What is known of a workload's layers, ranks and shares."""
 
     def __init__(self, workload: Workload, open_layout: OpenLayout, until: Until) -> None:
-        self._until, self._work, again = until, 0, all(open_layout.recompute)
+        self._until, self._work, self._most_work, again = until, 0, 0, all(open_layout.recompute)
         if open_layout.recompute_is_open or any(open_layout.recompute):  # memory does not count then
             workload = replace(workload, devices=tuple(Device(speed=each.speed) for each in workload.devices))
         self.workload = replace(workload, static_bytes=(min(workload.static_bytes),))
@@ -75,6 +82,10 @@ class SharedChain:
         split = workload.split_backward
         gradient = [min(min(each[1], each[3]) if split else each[3] for each in of_layer) for of_layer in values]
         self._sums = [np.array([0, *accumulate(durations)], np.float64) for durations in (forward, gradient)]
+        self._longest = np.zeros((2, self.layers + 1, self.layers + 1))
+        for of_kind, durations in zip(self._longest, (forward, gradient), strict=True):
+            for layer, duration in enumerate(durations):
+                of_kind[: layer + 1, layer + 1 :] = np.maximum(of_kind[: layer + 1, layer + 1 :], duration)
         self._fastest = float(max(device.speed for device in workload.devices))
         self._slack = 0.0 if all(device.speed == 1 for device in workload.devices) else 0.5
         every = range(workload.ranks)
@@ -87,11 +98,15 @@ class SharedChain:
         self.one_by_one_ns = workload.microbatches * ceil(all_ns + 4 * self.ranks * (2 + hop_ns))
         """No less than the makespan of one microbatch after another, in any layout."""
 
+    def begin(self, most_work: int) -> None:
+        """Count work anew, up to this much."""
+        self._work, self._most_work = 0, most_work
+
     def spend(self, work: float) -> None:
-        """Count work, in shares that are valued; raises TimeUp where the time is up, or `MOST_WORK` is done."""
+        """Count work, in shares that are valued; raises TimeUp where the time is up, or all that may be is done."""
         check(self._until)
         self._work += ceil(work)
-        if self._work > MOST_WORK:
+        if self._work > self._most_work:
             raise TimeUp
 
     def passed_ns(self, kind: int, first: Cuts | int, last: Cuts | int) -> Vector:
@@ -100,6 +115,29 @@ class SharedChain:
         blocks = np.minimum(np.subtract(last, first), 2 * self.ranks)
         passed: Vector = np.maximum(0, (sums[last] - sums[first]) / self._fastest - self._slack * blocks)
         return passed
+
+    def size_ns(self, size: int) -> int:
+        """What a stage takes at least whose forwards are this size (`SIZE_OF`) of the whole chain's."""
+        return max(0, floor(float(self._sums[0][-1]) * SIZE_OF[size] * EXACT / self._fastest - self._slack))
+
+    def stages_within(self, size: int) -> Cuts:
+        """Per first layer, the end of the largest stage whose forwards are no more than this size of the whole chain's."""
+        sums = self._sums[0]
+        ends: Cuts = np.searchsorted(sums * EXACT, sums + sums[-1] * SIZE_OF[size], side="right") - 1
+        return ends
+
+    def longest_ns(self, kind: int, first: Cuts | int, last: Cuts | int) -> Vector:
+        """What the longest layer from the one to the other takes at least, of forwards (0) or gradient parts (1)."""
+        longest: Vector = np.maximum(0, self._longest[kind, first, last] / self._fastest - self._slack)
+        return longest
+
+    def busy_over(self, pairs: list[tuple[int, int]]) -> tuple[int, int]:
+        """How long any message takes its link at least, and any gradient the link back."""
+        network, layers = self.workload.network, self.workload.layers[:-1]
+        links = [(there, again) for a, b in pairs if (there := network.link(a, b)) and (again := network.link(b, a))]
+        on = [there.occupancy_ns(layer.message_bytes) for there, _ in links for layer in layers]
+        back = [again.occupancy_ns(layer.gradient_message_bytes) for _, again in links for layer in layers]
+        return min(on, default=0), min(back, default=0)
 
     def hops_over(self, pairs: list[tuple[int, int]]) -> Vector:
         """[2, layers + 1]: what a message behind n layers and its gradient take over the best of the links; 0 at the ends."""
@@ -134,9 +172,12 @@ class ShareValues:
     """Per share on a rank with this device, the least makespan that its rank leaves; what memory makes it idle, where it matters.
 
     Proof. The rank's steps for a microbatch are the forwards of its stages and their gradient parts in the other order; heads and
-    tails of these are the least times of the path, all other layers on the fastest rank. For steps p ≤ q, the work of all steps
-    between lies behind p's head and before q's tail (`one_machine`); with the rests of their backwards, no tail follows. Memory:
-    `residency_bound_of_rank`, and the idle time of gaps (`idle_ns`) besides the rank's work.
+    tails of these are the least times of the path, all other layers on the fastest rank. For steps p ≤ q, all work lies behind p's
+    head and before q's tail, but some of earlier steps before the one, and of later steps and of rests behind the other
+    (`one_machine`). Of earlier steps that is no more than what microbatches bring that have come by then: each passes, one by one
+    in any order, every layer and every crossing's link before the step, so that the j-th comes j − 1 times the longest of these
+    after the first one might. So, backwards in time, of later steps. Memory: `residency_bound_of_rank`, and the idle time of gaps
+    (`idle_ns`) besides the rank's work.
     """
 
     def __init__(self, chain: SharedChain, device: Device, way: CrossingWay, least: ShareValues | None = None) -> None:
@@ -212,13 +253,16 @@ class ShareValues:
     def _without_gaps_ns(self, share: _Share) -> Vector:
         number = self._chain.workload.microbatches
         work_ns, rests_ns, begin_ns, tail_ns = share.work_ns, share.rests_ns, share.begin_ns, share.tail_ns
-        found = np.zeros_like(share.away_ns)
+        found, whole_ns, all_rests_ns = np.zeros_like(share.away_ns), sum(work_ns) + sum(rests_ns), sum(rests_ns)
+        before_ns, after_ns = share.outside_ns(number)
         for p in range(4):
             counts = np.full(found.shape, True) if p in (0, 3) else share.has_two
+            rests_before_ns = rests_ns[0] if p == 3 else 0
+            idle_ns = np.zeros_like(found)
             for q in range(p, 4):
-                here = begin_ns[p] + sum(work_ns[p : q + 1]) + tail_ns[q]
-                found = np.where(counts & (share.has_two | (q in (0, 3))), np.maximum(found, here), found)
-            here = begin_ns[p] + sum(work_ns[p:]) + sum(rests_ns[max(0, p - 2) :])
+                here = tail_ns[q] - after_ns[q] - (all_rests_ns - rests_before_ns)
+                idle_ns = np.where(share.has_two | (q in (0, 3)), np.maximum(idle_ns, here), idle_ns)
+            here = begin_ns[p] + whole_ns - before_ns[p] - rests_before_ns + idle_ns
             found = np.where(counts, np.maximum(found, here), found)
         if self._is_limited:
             room, head_ns, after_ns = np.maximum(share.room_bytes, 1), begin_ns[0], tail_ns[3]
@@ -264,6 +308,7 @@ class _Share:
     def __init__(self, values: ShareValues, cuts: Cuts) -> None:
         chain, pieces, way = values._chain, values._pieces, values._way
         self._cuts = a, b, c, d = cuts
+        self._way, self._chain = way, chain
         self.has_two: NDArray[np.bool_] = c < d
         pick = self.pick
         (forward, forward_2), (gradient, gradient_2) = pick(pieces.forward_ns), pick(pieces.gradient_ns)
@@ -292,6 +337,7 @@ class _Share:
         forwards, gradients, backwards = (pick(each) for each in (pieces.forwards_ns, pieces.gradients_ns, pieces.backwards_ns))
         self.work_ns = [*forwards, *gradients[::-1]]
         self.rests_ns = [zero + whole - part for whole, part in zip(backwards[::-1], gradients[::-1], strict=True)]
+        self._most_ns = (*pick(pieces.most_forward_ns), *pick(pieces.most_gradient_ns)[::-1])
         self.by_rest_bytes = pick(pieces.by_rest_bytes)
         self.bytes = pick(pieces.activation_bytes)
         room, room_2 = (pieces.room_bytes[a, b], pieces.room_bytes[c, d])
@@ -304,6 +350,38 @@ class _Share:
             given = np.zeros((chain.layers + 1, chain.layers + 1), bool)
             given[tuple(zip(*chain.given, strict=True))] = True
             self.is_possible &= given[a, b] & (given[c, d] | ~self.has_two)
+
+    def outside_ns(self, number: int) -> tuple[list[Vector], list[Vector]]:
+        """Per step, the most work done of those before it when it first begins, and left of those after it when it last ends."""
+        work, way, longest_ns = self.work_ns, self._way, self._chain.longest_ns
+        zero = np.zeros_like(work[0])
+        if way.busy is None:
+            return [sum(work[:p], zero) for p in range(4)], [sum(work[q + 1 :], zero) for q in range(4)]
+        a, b, c, d = self._cuts
+        parts = ((0, a), (b, c), (np.where(self.has_two, d, b), self._chain.layers))
+        (to, over, on), (off, under, back) = (
+            [np.maximum(longest_ns(kind, *part), busy[kind]) for part, busy in zip(parts, way.busy, strict=True)] for kind in (0, 1)
+        )
+        over, under = (np.where(self.has_two, each, 0) for each in (over, under))
+        first, second, second_back, first_back = (end - begin for begin, end in zip(self.begin_ns, self.end_ns, strict=True))
+        turn = np.maximum(on, back)
+        come = (to, np.maximum(first, over), np.maximum(np.maximum(second, turn), way.largest), np.maximum(second_back, under))
+        go = (np.maximum(second, over), np.maximum(second_back, turn), np.maximum(first_back, under), off)
+        there, home = list(accumulate(come, np.maximum)), list(accumulate(go[::-1], np.maximum))[::-1]
+        begin_ns, tail_ns = self.begin_ns, self.tail_ns
+        before = [sum((self._within(begin_ns[p] - begin_ns[s], there[s], s, number) for s in range(p)), zero) for p in range(4)]
+        after = [sum((self._within(tail_ns[q] - tail_ns[s], home[s], s, number) for s in range(q + 1, 4)), zero) for q in range(4)]
+        return before, after
+
+    def _within(self, time_ns: Vector, apart_ns: Vector, step: int, number: int) -> Vector:
+        """The most work of a step in this time, of microbatches that come so far apart, the first of them at once."""
+        most_ns, apart_ns = self._most_ns[step], np.maximum(apart_ns, 1e-3)
+        come = np.clip(np.ceil(time_ns / apart_ns), 0, number)
+        whole = np.clip(np.floor((time_ns - most_ns) / apart_ns) + 1, 0, come)
+        cut = come - whole  # of these, only what lies between their coming and the end
+        part = cut * (time_ns - apart_ns * (whole + come - 1) / 2)
+        least: Vector = np.minimum(self.work_ns[step], whole * most_ns + part)
+        return least
 
     def pick(self, matrix: Matrix) -> tuple[Vector, Vector]:
         """Of the first stage and of the second one; 0 where there is none."""

@@ -8,7 +8,7 @@ cannot have all layers with what is left (`may_cover`), no layout has the object
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from schedc.analysis.bounds.clock import TimeUp, Until, never
 from schedc.analysis.bounds.layouts.cover import RankKind, may_cover
-from schedc.analysis.bounds.layouts.share_values import CrossingWay, SharedChain, ShareValues
+from schedc.analysis.bounds.layouts.share_values import SIZE_OF, CrossingWay, SharedChain, ShareValues
 from schedc.ir import Device, Objective, OpenLayout, Semantics, Workload
 
 if TYPE_CHECKING:
@@ -28,8 +28,11 @@ if TYPE_CHECKING:
 
 MOST_LAYERS = 160
 """With more layers, there is no such bound."""
-CELLS = 64
-"""Looking at this many cuts counts as valuing one share."""
+CELLS, OF_BOX = 64, 2**14
+"""Looking at this many cuts counts as valuing one share; a box of sizes, as this many more."""
+MOST_WORK, MOST_WORK_APART = 2**24, 2**22
+"""At most this many shares are valued, which takes some seconds; and this many where how far apart microbatches come counts."""
+SIZES = len(SIZE_OF) - 1
 CROSSINGS = 3
 """Costs of crossings count as at most this many different ones."""
 FIRST_STEP, PRECISION = 6, 10
@@ -56,29 +59,35 @@ def two_stages_bound(workload: Workload, open_layout: OpenLayout, least_ns: int,
     of each x; a box that is not refuted is halved. Before n crossings, it is asked whether n or more, wherever they lie, with any
     i, j and k, are refuted: if so, no larger n need be looked at.
 
+    A T that is not refuted is asked for again, with how far apart microbatches come. One stage is the largest, by the sum of
+    its layers' forwards. T is refuted if it is for each range of what this may be (`SIZE_OF`): shares with a larger stage are left
+    out, and that stage's forward takes no less. It is that of every microbatch, before any gradient part of it. A range that is not
+    refuted is halved where all crossings have one place.
+
     Args:
         workload: a chain of layers, without slices.
         open_layout: what may be chosen.
         least_ns: a lower bound that is known.
-        until: whether the time is up. What is proven by then is the result; so it is when `MOST_WORK` is done.
+        until: whether the time is up. What is proven by then is the result; so it is when the work that may be is done.
     """
     ranks = None if open_layout.placement is None else open_layout.placement.rank_of_stage
     chunks = open_layout.chunks if ranks is None else max(Counter(ranks).values())
     is_for = workload.objective is Objective.MAKESPAN and workload.semantics is not Semantics.TORCH
     if not is_for or chunks > 2 or len(workload.layers) > MOST_LAYERS:
         return least_ns
-    refuted_ns, step_ns = least_ns - 1, max(1, least_ns >> FIRST_STEP)
-    try:
-        covers = _Covers(workload, open_layout, until)
-        possible_ns = covers.one_by_one_ns
-        while covers.are_linked and possible_ns - refuted_ns > max(1, refuted_ns >> PRECISION):
-            middle_ns = min(refuted_ns + step_ns, (refuted_ns + possible_ns) // 2)
-            if covers.may_take(middle_ns):
-                possible_ns = middle_ns
-            else:
-                refuted_ns, step_ns = middle_ns, 2 * step_ns
-    except TimeUp:
-        pass
+    refuted_ns, covers = least_ns - 1, _Covers(workload, open_layout, until)
+    for are_apart in (False, True) if covers.are_linked else ():
+        covers.begin(are_apart=are_apart)
+        possible_ns, step_ns = covers.one_by_one_ns, max(1, least_ns >> (FIRST_STEP + 2 * are_apart))
+        try:
+            while possible_ns - refuted_ns > max(1, refuted_ns >> PRECISION):
+                middle_ns = min(refuted_ns + step_ns, (refuted_ns + possible_ns) // 2)
+                if covers.may_take(middle_ns):
+                    possible_ns = middle_ns
+                else:
+                    refuted_ns, step_ns = middle_ns, 2 * step_ns
+        except TimeUp:
+            pass
     return refuted_ns + 1
 
 
@@ -94,11 +103,18 @@ class _Crossings:
     """The same at most."""
     are_all: bool = True
     """False: there may be more crossings, and they may lie anywhere."""
+    sizes: tuple[int, int] | None = None
+    """The least and the most that the forward of the largest stage takes, as places in `SIZE_OF`. None: how far apart
+    microbatches come is not counted."""
 
     def halves(self) -> Iterator[_Crossings]:
         """The two boxes that this one has, halved where it is widest; none if each crossing has one place."""
         wide = max(range(len(self.first)), key=lambda at: self.last[at] - self.first[at], default=None)
         if wide is None or self.first[wide] == self.last[wide]:
+            if self.sizes is not None and self.sizes[1] - self.sizes[0] > 1:
+                least, most = self.sizes
+                yield replace(self, sizes=(least, (least + most) // 2))
+                yield replace(self, sizes=((least + most) // 2, most))
             return
         middle = (self.first[wide] + self.last[wide]) // 2
         for first, last in ((self.first[wide], middle), (middle + 1, self.last[wide])):
@@ -107,7 +123,7 @@ class _Crossings:
                 firsts[at] = max(firsts[at], firsts[at - 1] + 1)
             for at in reversed(range(wide)):
                 lasts[at] = min(lasts[at], lasts[at + 1] - 1)
-            yield _Crossings(self.inside, tuple(firsts), tuple(lasts))
+            yield replace(self, first=tuple(firsts), last=tuple(lasts))
 
 
 class _Covers:
@@ -126,32 +142,41 @@ class _Covers:
             sites.setdefault(site, []).append(rank)
         self._sites = [tuple(ranks) for ranks in sites.values()]
         self._hops: dict[tuple[int, ...], list[Vector]] = {}
+        every = [(a, b) for inside in self._sites for a in inside for b in range(workload.ranks) if b not in inside]
+        self._busy_ns = self._chain.busy_over(every)
         for inside in self._sites:
             pairs = [(a, b) for a in inside for b in range(workload.ranks) if b not in inside]
             ways = (self._chain.hops_over(pairs), self._chain.hops_over([(b, a) for a, b in pairs]))
             self._hops[inside] = [_classes(np.where(np.isfinite(hops), hops, self.one_by_one_ns)) for hops in ways]
         self._may: _Crossings | None = None  # what was not refuted last
+        self._sizes: tuple[int, int] | None = None
+
+    def begin(self, *, are_apart: bool) -> None:
+        """Ask anew, with how far apart microbatches come or without; work is counted anew, too."""
+        self._may, self._sizes = None, (0, SIZES) if are_apart else None
+        self._chain.begin(MOST_WORK_APART if are_apart else MOST_WORK)
 
     def may_take(self, most_ns: int) -> bool:
         """False only if no layout has a schedule of this makespan."""
         if self._may is not None and self._may_cross(most_ns, self._may):
             return True
         if len(self._sites) == 1:
-            return self._may_be(most_ns, _Crossings(self._sites[0]))
+            return self._may_be(most_ns, _Crossings(self._sites[0], sizes=self._sizes))
         return any(self._may_from(most_ns, inside) for inside in self._sites)
 
     def _may_from(self, most_ns: int, inside: tuple[int, ...]) -> bool:
         layers = self._chain.layers
         for number in range(1, self._most + 1):
             box = tuple(range(1, number + 1)), tuple(range(layers - number, layers))
-            if not self._may_cross(most_ns, _Crossings(inside, *box, are_all=False)):
+            if not self._may_cross(most_ns, _Crossings(inside, *box, are_all=False, sizes=self._sizes)):
                 return False
-            if self._may_be(most_ns, _Crossings(inside, *box)):
+            if self._may_be(most_ns, _Crossings(inside, *box, sizes=self._sizes)):
                 return True
         return False
 
     def _may_be(self, most_ns: int, crossings: _Crossings) -> bool:
         """Whether a layout may cross in some place of this box."""
+        self._chain.spend(0 if crossings.sizes is None else OF_BOX)
         if not self._may_cross(most_ns, crossings):
             return False
         halves = [*crossings.halves()]
@@ -184,12 +209,20 @@ class _Covers:
             ends[a, b, c] = np.maximum(ends[a, b, c], may)
             if not j:
                 ends[a, b, layers] = np.maximum(ends[a, b, layers], known[a, b, layers])
+        if crossings.sizes is not None:
+            fits = self._chain.stages_within(crossings.sizes[1])
+            ends = np.where(np.arange(layers + 1)[:, None] <= fits[:, None, None], np.minimum(ends, fits), 0)
         return _largest(ends)
 
     def _way(self, crossings: _Crossings, before: int, between: int) -> CrossingWay:
         """What a share waits for that has this many of the crossings before it, and between its stages."""
+        busy, least_ns = None, 0
+        if crossings.sizes is not None:
+            parts = (range(before), range(before, before + between), range(before + between, len(crossings.first)))
+            busy = tuple(self._busy_ns if part else (0, 0) for part in parts)
+            least_ns = self._chain.size_ns(crossings.sizes[0])
         if not crossings.first:
-            return CrossingWay()
+            return CrossingWay(busy=busy, largest=least_ns)
         costs = np.array(
             [
                 self._hops[crossings.inside][at % 2][:, first : last + 1].min(axis=1)
@@ -209,11 +242,15 @@ class _Covers:
             between_back=second_back_ns - before_back_ns,
             behind=all_ns - second_ns + all_back_ns - second_back_ns,
             is_apart=between > 0,
+            busy=busy,
+            largest=least_ns,
         )
 
     def _values_of(self, device: Device, way: CrossingWay) -> ShareValues:
         if (device, way) not in self._values:
-            least = None if way == CrossingWay() else self._values_of(device, CrossingWay())
+            least = None
+            if way != CrossingWay():
+                least = self._values_of(device, replace(way, busy=None, largest=0) if way.busy is not None else CrossingWay())
             self._values[device, way] = ShareValues(self._chain, device, way, least)
         return self._values[device, way]
 
