@@ -57,7 +57,10 @@ FOLLOWS = 2
 """Where microbatches are alike, one in this many moves may be followed on other ranks (`order_changes.follow`)."""
 HEAT, ALIKE_HEAT = 2e-4, 6e-4
 """How much worse orders may be that a climb goes on from, at its beginning, as a share of the objective. The second is for alike
-microbatches, where 1.2e-3 is better for some problems, and worse where rounds are few."""
+microbatches, where 1.2e-3 is better for some problems, and worse where rounds are few: see `WARMER`."""
+WARMER = 12, 3.0
+"""Of alike microbatches, where it can pay which backwards are fused: for each so many rounds it begins as warm again, up to so many
+times as warm."""
 ROUND_OPS = 15_000_000
 """About this many ops are timed for several conditions by each search in one round, where none of its orders is given up early."""
 
@@ -115,6 +118,8 @@ def polish_schedule(problem: Problem, starts: Sequence[Schedule], climbing: Clim
     ranges = REACH, exchanges, FOLLOWS if numbering.members.size else 0
     climbers = [OrderClimber(facts, alone, numbering, ranges) for _ in pool]
     heat, waits = ALIKE_HEAT if numbering.members.size else HEAT, values_wait(problem)
+    if exchanges and numbering.members.size:
+        heat *= min(WARMER[1], max(1.0, climbing.rounds / WARMER[0]))
     rounds = Rounds(climbing=climbing, evaluations=evaluations, heat=heat)
     best, best_ns = pool[0].copy(), int(STRANDED)
     for number, values in enumerate(rounds.run(climbers, pool)):
