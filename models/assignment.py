@@ -57,9 +57,14 @@ class AssignmentModel:
     ) -> None:
         """All constraints but those of `learn`.
 
-        Nodes and places are 0 to ranks × replicas - 1, place = replica × ranks + rank. `pairs` of ranks exchange messages; `kinds`
-        is what is between nodes, `weights` what each node weighs if it leaves the place of its own number, `least` when ranks end
-        if every link costs the least, `most_ns` an upper bound of the step.
+        Args:
+            ranks: of a pipeline.
+            replicas: this many pipelines; nodes and places are 0 to ranks × replicas - 1, place = replica × ranks + rank.
+            pairs: the pairs of ranks that exchange messages.
+            kinds: what is between nodes.
+            weights: of each node, what it weighs if it leaves the place of its own number.
+            least: when ranks end if every link costs the least.
+            most_ns: an upper bound of the step.
         """
         self.model = model = cp_model.CpModel()
         self._ranks, self._replicas = ranks, replicas

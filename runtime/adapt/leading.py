@@ -208,7 +208,7 @@ class Leading:
         self._refusals = 0
 
     def go_on(self, settled: Settled | None, step: int) -> None:
-        """Do what there is to do now, after so many steps; `settled` says what became of the last plan that was published."""
+        """Do what there is to do now, after `step` steps; `settled` says what became of the last plan that was published."""
         if self._under_way is not None and settled is not None and settled.number == self._under_way.number:
             self._refusals = 0 if settled.moved else self._refusals + 1
             self._running = self._under_way.sha256 if settled.moved else self._running

@@ -87,9 +87,14 @@ class GlobalNorms:
     ) -> None:
         """Take what is to be done.
 
-        `left` says, per step, how many blocks' backwards this rank has to run; `sums` gives those of this rank's stages of a step,
-        which are whole; `ties` sum the gradients of weights that other ranks have as well, after the replicas' sums; `norms`:
-        whether these are wanted, or the sums of ties alone.
+        Args:
+            groups: of the pipeline.
+            left: per step, how many blocks' backwards this rank has to run.
+            sums: gives the `StageSum` of each of this rank's stages in a step, which are whole.
+            ties: sum the gradients of weights that other ranks have as well, after the replicas' sums.
+            device: of the gradients.
+            replicas: whether there are any, with whom gradients are summed.
+            norms: whether norms are wanted, or the sums of ties alone.
         """
         self._groups = groups
         self._left = [*left]

@@ -55,9 +55,14 @@ class StageWeights:
     ) -> None:
         """Begin a run.
 
-        Each weight of the stage that requires grad has one of the optimizers; frozen ones have no gradient here. The delay is in
-        updates; the parameter groups have it as `delay` until `end`. `number` is of the run's first update. No cache: all versions
-        are on the device.
+        Args:
+            optimizers: of all weights of the stage that require grad, each of which has one; frozen ones have no gradient here.
+            updates: of the plan.
+            delay: of the stage, in updates; the parameter groups have it as `delay` until `end`.
+            corrections: of the delay.
+            number: of the run's first update.
+            stage: its number.
+            cache: which versions are on the device; None: all.
         """
         self._optimizers, self._updates, self._delay, self._corrections = optimizers, updates, delay, corrections
         self._number = number

@@ -169,7 +169,7 @@ def emulate_adapting(
     """Run the plan as `emulate` does, with ranks that adapt (`schedc.runtime.adapt`); all of it but the compute is what a job runs.
 
     Arguments are those of `emulate`, and `warm_up`: how many runs go before those that are recorded, with links as the plan has
-    them, so that the monitor learns.
+    them, so that the monitor learns. The link trace's clock starts with the first recorded run.
 
     Raises:
         InvalidInput: the scale makes an op shorter than can be waited for, or a number is out of range.

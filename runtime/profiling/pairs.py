@@ -252,7 +252,7 @@ def measured(wires: Wires, sizes: Sequence[int], agenda: Agenda, *, leads: bool)
 def lead(wires: Wires, sizes: Sequence[int], repeats: int, warmup: int) -> list[Exchange]:
     """Send, get back, and note the times.
 
-    Sizes are multiples of 8 bytes; of each and both ways so many exchanges (`repeats`) are noted, after others (`warmup`).
+    Sizes are multiples of 8 bytes; of each size and way `repeats` exchanges are noted, after `warmup` others.
     """
     message, buffer = (_numbers(max(NUMBER_BYTES, *sizes), wires.device) for _ in range(2))
     exchanges = []

@@ -65,8 +65,8 @@ def _detached(output: Any) -> Any:
 def merged(outputs: Mapping[int, Any], slices: int = 1, sequence_dim: int = 1) -> Any:
     """What a last stage has given for a whole batch, of what it has given by microbatch.
 
-    Outputs are tensors, or nests of them, of one form, samples along dimension 0; a microbatch is so many slices along
-    `sequence_dim`.
+    Outputs are tensors, or nests of them, of one form, samples along dimension 0; `slices` of them, one behind the other along
+    `sequence_dim`, are a microbatch.
     """
 
     def joined(dim: int, *parts: Any) -> Any:

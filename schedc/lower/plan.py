@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def lower(problem: Problem, schedule: Schedule, timeline: Timeline | None, *, certificate: Certificate, made_by: MadeBy) -> Plan:
     """The plan that executes the schedule; that of a period has compute queues alone (`schedc.lower.run` makes runs of it).
 
-    The certificate and `made_by` go into the plan as they are. No timeline: it is a period.
+    `schedc.verify.schedule.checks` accepts the schedule, and the simulator gave the timeline; None: it is a period. The certificate
+    and `made_by` go into the plan as they are.
     """
     channels = channels_of(timeline) if timeline is not None else [()] * problem.ranks
     collectives = schedule.collectives or [_collectives(problem, order) for order in schedule.orders]

@@ -152,7 +152,7 @@ class LayoutWork(BestKnown):
         return ops_of_two_chunks(self.workload, self.open_layout)
 
     def offer(self, found: ScheduledLayout, found_by: str, title: str) -> None:
-        """Take it if it is the best so far.
+        """Take what was found, which keeps memory, if it is the best so far; `title` names its candidate, for people.
 
         Raises:
             Defect: as of `take`.

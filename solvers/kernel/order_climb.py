@@ -71,10 +71,23 @@ def polish(
 
     Where there are samples, the random number that decides about a worse value is drawn before the timing. `value_of` then knows
     the largest value that would be kept, and stops where that is exceeded. Without samples it is drawn only where it decides.
-    `duration` is how long ops take; of samples, it and `facts` are changed to each of them. `orders` are the start, and the best at
-    the end; `current` to `critical` are room. `ranges` are those of `change_at_random`. `heat` is how much worse orders may be that
-    are kept, at first, as a share of the best value; it falls to 0. `stop[0]`, set to true by another thread, ends the search after
-    the change at hand.
+
+    Args:
+        facts: the problem; of samples, changed to each of them.
+        duration: how long ops take, [kind, stage, microbatch] as of `time_orders`, in ns; changed likewise.
+        sampled: the samples, or none.
+        orders: the start, and the best at the end.
+        current: room for orders, as is `best`.
+        best: see above.
+        scratch: room for the timing.
+        saved: room to undo a change.
+        critical: room for the critical path.
+        numbering: the numbers of microbatches that are alike.
+        ranges: of `change_at_random`.
+        evaluations: how many changes.
+        draws: random numbers.
+        heat: how much worse orders may be that are kept, at first, as a share of the best value; it falls to 0.
+        stop: one entry; set to true by another thread, it ends the search after the change at hand.
 
     Returns:
         The value of the best, `value_of`'s, in ns.

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def moves_of(workload: Workload, *, partition: bool, placement: bool, stages: bool, recompute: bool) -> tuple[Move, ...]:
     """The moves where these are open; what is more likely is there several times.
 
-    Open may be the boundaries (`partition`), the ranks of stages (`placement`), how many there are (`stages`), and which
-    `recompute`.
+    `partition`: boundaries may move; `placement`: stages may change ranks; `stages`: there may be more of them, or fewer;
+    `recompute`: whether a stage recomputes may change. The busiest rank is by what the workload's layers take.
     """
     found: list[Move] = []
     if partition:

@@ -51,7 +51,7 @@ class Nodes:
 def assign_nodes(given: Replicated, limits: Limits, *, exact_links: bool = False, keep_orders: bool = False) -> Nodes:
     """The assignment to carry out.
 
-    The limits are of each exact search. Links that are nearly equal count as equal but with `exact_links`; with `keep_orders`
+    The limits are of each exact search. Links that are nearly equal count as equal, unless `exact_links`; with `keep_orders`
     nothing is planned anew.
 
     Raises:

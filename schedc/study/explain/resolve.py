@@ -195,7 +195,8 @@ def resolved_delay(
 ) -> ResolvedDelay:
     """What latency can be added to the link if the problem is solved again, between what was found and what is impossible.
 
-    `delay` is with the plan's orders; one of the schedules is in time with `delay.allowed_ns`. The objective may be `target_ns`.
+    `delay` is with the plan's orders. The objective may be at most `target_ns`, which one of the schedules keeps to with
+    `delay.allowed_ns`.
     """
     link = (delay.source, delay.destination)
     low_ns, impossible_ns = delay.allowed_ns, target_ns + 1

@@ -57,7 +57,12 @@ def tried_degrees(
 ) -> tuple[Degrees, ...]:
     """What is tried: what the job says, or powers of two for what it leaves out; only groups that fill each site.
 
-    `sites` has the devices of each; fast links connect `node` of them, in which tensor parallelism stays; 0 experts: it has none.
+    Args:
+        model: what the job says.
+        sites: the number of devices of each.
+        sequence: its tokens; None: not known.
+        node: how many devices fast links connect; tensor parallelism stays among these.
+        experts: of a layer of the model; 0: it has none.
     """
     tensors = _given(model.tp) or _powers(min(node, max(sites)))
     contexts = _given(model.cp) or _powers(max(1, (sequence or 0) // LEAST_TOKENS))

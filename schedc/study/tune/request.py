@@ -81,8 +81,16 @@ def tune_table(
 ) -> dict[str, Any]:
     """The job of `tune` of what a person has: values by section and key.
 
-    The devices are of all sites, which share them; the batch is sequences of a training step. Paths lead from `folder`, where the
-    job is. Latency and bandwidth are between sites, the latter of all devices together.
+    Args:
+        model: a known name, or the path of a config.json.
+        device: a known name.
+        folder: where the job is, from which its paths lead.
+        devices: of all sites, which share them.
+        batch: sequences of a training step.
+        sites: how many there are.
+        sequence: its tokens; None: the default of `tune`.
+        latency: between sites, as text with a unit; None: 0.
+        bandwidth: likewise, of all devices together.
 
     Raises:
         InvalidInput: the devices are not a whole number for each site, or of the sites and the link between them one is missing.
