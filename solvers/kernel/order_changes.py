@@ -1,4 +1,4 @@
-"""Changes of orders, which can be taken back: an op moves, on one rank or on several, or a backward is fused or split; kernels.
+"""Changes of orders, which can be taken back: an op moves, on one rank or on several, or backwards are fused or split; kernels.
 
 Orders are those of `order_evaluator`; where microbatches are alike, their numbers follow from the orders (`numbering`). What one
 rank does sooner often helps only if other ranks do it sooner, too, and each of these changes alone makes things worse. So after two
@@ -73,7 +73,7 @@ def change_at_random(
     draws: Draws,
     again: int,
 ) -> bool:
-    """Move one op of one rank and perhaps what depends on it on other ranks, or fuse or split a backward; `take_back` undoes it.
+    """Move one op of one rank and perhaps what depends on it on other ranks, or fuse or split backwards; `take_back` undoes it.
 
     Half of the changes are of an op of the critical path, which leaves its block (`block_of`) or becomes its first or last op.
 
@@ -140,7 +140,8 @@ def exchange_at_random(
 
     Which of a stage are fused is decided for stretches of it, when it fills and when it drains, and one alone often only costs. One
     change in four is of several of a stage (`exchange_some`). The same may be done from stage to stage, for the same microbatches,
-    until one of them is otherwise there, or by chance. Arguments and result as of `change_at_random`.
+    up to a stage whose first of them is not as it was here, or by chance: one in `reach` goes no further. Arguments and result are
+    those of `change_at_random`.
     """
     two, reach, _, follows = ranges
     stages, code = len(facts.stage_rank), orders.codes[rank, at]

@@ -1,8 +1,8 @@
 """Local search over orders: from a schedule, single ops are moved within their ranks as long as nothing gets worse.
 
 A Problem and Schedules of whole blocks go in, a better Schedule or the best of them comes out. Where a fused backward takes less
-time than its halves, single backwards are fused and split, too. Each stage runs alike microbatches in one order (`numbering`). Each
-change is timed by a compiled pass over all ops, so tens of thousands of them are tried in a second. It finishes what rules and
+time than its halves, backwards are fused and split, too. Each stage runs alike microbatches in one order (`numbering`). Each change
+is timed by a compiled pass over all ops, so tens of thousands of them are tried in a second. It finishes what rules and
 templates leave undone. Which of their schedules leads furthest is known only afterwards: where BW is cheaper, a schedule of BW
 alone is often the worst to start from, and ends as the best.
 """
@@ -52,15 +52,15 @@ STARTS = 9
 REACH = 10
 """How far an op may be moved."""
 EXCHANGES = 4
-"""Where it can pay, one in this many changes fuses or splits a backward."""
+"""Where it can pay, one in this many changes fuses or splits backwards."""
 FOLLOWS = 2
-"""Where microbatches are alike, one in this many moves may be followed on other ranks (`order_changes.follow`)."""
+"""Where microbatches are alike, one in this many changes may be made on other ranks, too (`order_changes`)."""
 HEAT, ALIKE_HEAT = 2e-4, 6e-4
 """How much worse orders may be that a climb goes on from, at its beginning, as a share of the objective. The second is for alike
-microbatches, where 1.2e-3 is better for some problems, and worse where rounds are few: see `WARMER`."""
-WARMER = 12, 3.0
-"""Of alike microbatches, where it can pay which backwards are fused: for each so many rounds it begins as warm again, up to so many
-times as warm."""
+microbatches, where 1.2e-3 is better for some problems, and worse where rounds are few."""
+WARM_ROUNDS, WARMEST = 12, 3.0
+"""Where it can pay which backwards of alike microbatches are fused, that is multiplied by the number of rounds over the first of
+these; by the second at most, and by no less than 1."""
 ROUND_OPS = 15_000_000
 """About this many ops are timed for several conditions by each search in one round, where none of its orders is given up early."""
 
@@ -115,11 +115,12 @@ def polish_schedule(problem: Problem, starts: Sequence[Schedule], climbing: Clim
     mixtures = [mixture_of(start) if exchanges else str(start is starts[0]) for start in starts]
     evaluations = climbing.evaluations or min(40_000, max(200, 10_000_000 // int(pool[0].lengths.sum())))
     alone, numbering = unsampled(durations_ns_of(problem)), numbering_of(problem)
-    ranges = REACH, exchanges, FOLLOWS if numbering.members.size else 0
+    are_alike, waits = numbering.members.size > 0, values_wait(problem)
+    ranges = REACH, exchanges, FOLLOWS if are_alike else 0
     climbers = [OrderClimber(facts, alone, numbering, ranges) for _ in pool]
-    heat, waits = ALIKE_HEAT if numbering.members.size else HEAT, values_wait(problem)
-    if exchanges and numbering.members.size:
-        heat *= min(WARMER[1], max(1.0, climbing.rounds / WARMER[0]))
+    heat = ALIKE_HEAT if are_alike else HEAT
+    if exchanges and are_alike:
+        heat *= min(WARMEST, max(1.0, climbing.rounds / WARM_ROUNDS))
     rounds = Rounds(climbing=climbing, evaluations=evaluations, heat=heat)
     best, best_ns = pool[0].copy(), int(STRANDED)
     for number, values in enumerate(rounds.run(climbers, pool)):
@@ -197,7 +198,7 @@ def polish_sampled_schedules(
                 best, best_ns = each.copy(), value_ns
         if 2 * number >= climbing.rounds:
             pool[:] = [best.copy() for _ in range(CLIMBS)]
-    return Found(unpacked_schedule(problem, best), best_ns, rounds.ended_by is not None, starts_ns=tuple(first))
+    return Found(unpacked_schedule(problem, best), best_ns, isinstance(rounds.ended_by, TimeoutError), starts_ns=tuple(first))
 
 
 def packed_orders(problem: Problem, facts: ProblemArrays, schedule: Schedule, *, exchanges: bool) -> Orders:

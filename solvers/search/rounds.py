@@ -24,15 +24,15 @@ class Found:
 
     schedule: Schedule
     end_ns: float
-    """Its objective by the kernel's clock, which serves shared trunks in the order of starts; of samples, what counts of theirs."""
+    """Its objective by the kernel's clock, with shared trunks in the order of starts; of samples, their mean or percentile."""
     cut_short: bool
-    """Whether the clock ended it; of samples, or an interruption."""
+    """Whether the clock ended it."""
     ended_by: BaseException | None = None
-    """The interruption that ended it, to be raised once the schedule is kept."""
+    """The interruption that ended it, to be raised once the schedule is kept; None of a search over samples, which raises none."""
     paid: Mapping[str, int] = field(default_factory=dict)
     """By name of a move: how often a rule that it had a part in was better than all before it in its climb."""
     starts_ns: tuple[float, ...] = ()
-    """The same of the schedules that a search over samples began with."""
+    """As `end_ns`, of the schedules that a search over samples began with, in their order."""
 
 
 @dataclass(slots=True, kw_only=True)
