@@ -36,7 +36,7 @@ AT_ONCE, GAPS_AT_ONCE = 2**14, 2**16
 """Shares are looked at in parts of this many, which fit a cache. Where idle gaps are counted, a part has this many pairs of a share
 and a microbatch at most."""
 SIZE_OF = (0.0, *(2 ** (part / 4 - 6) for part in range(1, 25)))
-"""Sizes of stages: at which the largest one is divided from the others."""
+"""Ends of the ranges of sizes that the largest stage is looked for in: its forwards as a share of the whole chain's."""
 EXACT = 1 - 1e-11
 """Floats are this exact."""
 
@@ -57,7 +57,7 @@ class CrossingWay:
     is_apart: bool = False
     """Its two stages are parted by crossings, so that hops beside them do not count."""
     busy: tuple[tuple[int, int], ...] | None = None
-    """How long a message, and a gradient, takes the busiest link of the crossings before its stages, between and behind them.
+    """How long a message, and a gradient, takes its link at the crossings before its stages, between and behind them; at least.
     None: how far apart microbatches come is not counted."""
     largest: int = 0
     """The forward of the largest stage takes at least this."""
@@ -374,14 +374,14 @@ class _Share:
         return before, after
 
     def _within(self, time_ns: Vector, apart_ns: Vector, step: int, number: int) -> Vector:
-        """The most work of a step in this time, of microbatches that come so far apart, the first of them at once."""
-        most_ns, apart_ns = self._most_ns[step], np.maximum(apart_ns, 1e-3)
+        """The most work of a step in this time, of microbatches that come this far apart, the first of them at once."""
+        most_ns, apart_ns = self._most_ns[step], np.maximum(apart_ns, 1e-3)  # not 0: what comes together fills the time in any case
         come = np.clip(np.ceil(time_ns / apart_ns), 0, number)
         whole = np.clip(np.floor((time_ns - most_ns) / apart_ns) + 1, 0, come)
         cut = come - whole  # of these, only what lies between their coming and the end
         part = cut * (time_ns - apart_ns * (whole + come - 1) / 2)
-        least: Vector = np.minimum(self.work_ns[step], whole * most_ns + part)
-        return least
+        work_ns: Vector = np.minimum(self.work_ns[step], whole * most_ns + part)
+        return work_ns
 
     def pick(self, matrix: Matrix) -> tuple[Vector, Vector]:
         """Of the first stage and of the second one; 0 where there is none."""
