@@ -50,7 +50,8 @@ ROUND = [(name, NAMES[(at + 5) % len(NAMES)]) for at, name in enumerate(NAMES)]
 """Each plan once before and once after, and two that jobs do often."""
 ROUND += [("1f1b of 2", "zb-v of 2"), ("interleaved of 2", "one stage, twice, ZeRO 1")]
 OTHERS = [(one, other) for at, one in enumerate(NAMES) for other in NAMES[at % 3 :: 3] if (one, other) not in ROUND]
-"""A third of all others; each plan is before some of them and after some."""
+OTHERS += [("zb-v of 2, twice, FSDP2", "1f1b of 1, twice, FSDP2")]
+"""A third of all others, each plan before some of them and after some; and weights that stay spread, with other neighbours."""
 
 
 @cache
