@@ -79,8 +79,7 @@ class Wiring:
     def move(self, plan: Plan, boundaries: BoundaryMeta | None = None) -> None:
         """Lay the wires of a plan over the connections that there are, between two steps. All its ranks do this together.
 
-        Where it has a wire that no plan before it had, the two ranks connect it now. Without `boundaries` nothing
-        is known of them, and headers go again.
+        Where it has a wire that no plan before it had, the two ranks connect it now. Without `boundaries`, headers go again.
 
         Raises:
             TransferFailed: another rank does not come.

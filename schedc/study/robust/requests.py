@@ -102,8 +102,8 @@ def is_drawn(text: str) -> bool:
 def states_named(text: str, problem: Problem, *, samples: int, seed: int, option: str) -> Scenarios:
     """The states that the text names: distributions of the latencies of links, or the path of a link trace.
 
-    A distribution without ranks is that of all pairs which none names; without one, these are as planned. `samples`: this
-    many states of a distribution, and at most this many of a trace. `option` is what gave the text, for messages.
+    A distribution without ranks is that of all pairs which none names; without one, these are as planned. `samples`: this many
+    states of a distribution, and at most this many of a trace. `option` is what gave the text, for messages.
 
     Raises:
         InvalidInput: it is neither, or the file cannot be used, or the problem has no links.

@@ -2,7 +2,8 @@
 
 Takes a Workload, whose ranks are DynPipe's N identical workers in their order; gives for each number of stages the layers and the
 replicas of each stage, and W, its estimate of the time of an update (a minibatch of the paper is a microbatch here). With the
-constants of the theory (`convergence`) also how many updates each number of stages needs, and so Algorithm 1's choice.
+constants of the theory (`schedc.study.loss.convergence`) also how many updates each number of stages needs, and so Algorithm 1's
+choice.
 
 The dynamic program is over (layers, stages, replicas of the last stage, workers): W(l, s, r, i) from W(l', s − 1, r', i − r). It is
 exact, as W grows with the W that it is made of. What the paper leaves open, and where it slips:
@@ -15,7 +16,7 @@ exact, as W grows with the W that it is made of. What the paper leaves open, and
 - Equation 6 sums to l where M is meant. Its degree of tensor parallelism is 1 here, as a Workload has one time for each layer, and
   p_All-Gather, of tensor parallelism, is 0. p_All-Reduce is a ring over the stage's workers, twice (r − 1)/r of its gradients.
 - Equation 7 has no latency. Here one is added for each direction; the paper's case is a network without.
-- Equation 3 has 2 S³ for S = 1, too, where nothing is delayed; without `as_printed` D is (S − 1)², of the proof in `convergence`.
+- Equation 3 has 2 S³ for S = 1, too, where nothing is delayed; without `as_printed` D is (S − 1)², of the proof there.
 - Memory is not looked at, as in the paper.
 """
 
