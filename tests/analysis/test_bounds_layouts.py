@@ -181,6 +181,17 @@ def test_slow_links_are_crossed_where_they_are_cheapest() -> None:
     assert given_bound == path_ns + 3 * 2 * 1000 + 1000
 
 
+@pytest.mark.parametrize(("message_bytes", "gradient_message_bytes"), [(0, 100), (100, 0)])
+def test_a_crossing_that_costs_one_way_alone_counts_once(message_bytes: int, gradient_message_bytes: int) -> None:
+    workload = equal_layers(3, 2, 1, Device())
+    layers = tuple(
+        replace(each, message_bytes=message_bytes, gradient_message_bytes=gradient_message_bytes) for each in workload.layers
+    )
+    network = Network(site_of_rank=(0, 1), between=MessageCost(bytes_per_second=1_000_000_000))
+    workload, open_layout = replace(workload, layers=layers, network=network), OpenLayout(chunks=2)
+    assert bound_ns_of(workload, open_layout) == best_of_all(workload, open_layout, optimum) == 3 * (10 + 12) + 100 + 7
+
+
 def test_microbatches_come_as_far_apart_as_what_all_of_them_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     network = Network(site_of_rank=(0, 0, 1, 1), between=MessageCost(latency_ns=20, transfer_ns=40))
     workload = replace(equal_layers(8, 4, 16, Device()), network=network)

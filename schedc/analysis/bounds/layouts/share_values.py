@@ -316,7 +316,7 @@ class _Share:
         blocks = (forward, forward_2, gradient, gradient_2)
         forward, forward_2, gradient, gradient_2 = (np.where(self.is_possible, each, 0) for each in blocks)
         hop, hop_back = chain.hops
-        here = 0 if way.before else 1  # the hop to the first stage may be the crossing
+        here = 0 if way.before or way.before_back else 1  # the hop to the first stage may be the crossing
         head = chain.passed_ns(0, 0, a) + here * hop[a] + way.before
         after = chain.passed_ns(1, 0, a) + here * hop_back[a] + way.before_back
         leaves = (b < c) & (not way.is_apart)
