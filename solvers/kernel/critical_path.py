@@ -2,9 +2,9 @@
 
 Orders and times are as of `order_evaluator`. The path ends with the op that ends last; each of its ops is what the next waits for:
 the one before on its rank, where that has only just ended, else the sender of what it needs. Where that message waits for its link,
-the senders of the messages before it come next, up to the one that found the link free; not so on trunks that several ranks share.
-Orders end no sooner unless one of its ops leaves its block, a stretch of the path on one rank, or another op becomes the block's
-first or last.
+the senders of the messages before it may come next, up to the one that found the link free; not so on trunks that several ranks
+share. Orders end no sooner unless one of its ops leaves its block, a stretch of the path on one rank, or another op becomes the
+block's first or last.
 """
 
 from __future__ import annotations
@@ -35,8 +35,11 @@ def critical_of(orders: Orders) -> Critical:
 
 
 @kernel()
-def trace(facts: ProblemArrays, duration: Any, orders: Orders, scratch: Workspace, critical: Critical) -> None:
-    """Find the path of these orders, which `time_orders` timed last in `scratch`; of graphs and slices none."""
+def trace(facts: ProblemArrays, duration: Any, orders: Orders, scratch: Workspace, critical: Critical, over_links: bool) -> None:
+    """Find the path of these orders, which `time_orders` timed last in `scratch`; of graphs and slices none.
+
+    `over_links`: whether it goes on with the messages before one that waits; else with what its sender waited for.
+    """
     codes, lengths = orders
     stages, width = len(facts.stage_rank), codes.shape[1]
     critical.count[0], rank = 0, 0
@@ -66,7 +69,7 @@ def trace(facts: ProblemArrays, duration: Any, orders: Orders, scratch: Workspac
                     break
                 at -= 1
             entry = (0 if kind == F else stages) + giver
-            link = facts.resource[entry] if giver != stage and not facts.in_turn else -1
+            link = facts.resource[entry] if over_links and giver != stage and not facts.in_turn else -1
             entered_ns = start_ns - facts.latency[entry] - facts.occupancy[entry]
             while link >= 0 and at >= 0 and entered_ns > scratch.ends_ns[rank, at] and critical.count[0] < len(critical.place):
                 critical.place[critical.count[0]] = rank * width + at

@@ -107,7 +107,7 @@ def polish(
             best_ns = current_ns
             copy_orders(current, best)
     if samples == 0:
-        trace(facts, duration, current, scratch, critical)
+        trace(facts, duration, current, scratch, critical, True)
     for number in range(evaluations):
         if stop[0]:
             break
@@ -127,7 +127,8 @@ def polish(
         ):
             current_ns = moved_ns
             if samples == 0:
-                trace(facts, duration, current, scratch, critical)
+                # Where links are slow, now the one path leads further, now the other.
+                trace(facts, duration, current, scratch, critical, number % 2 == 0)
             if moved_ns < best_ns:
                 best_ns = moved_ns
                 copy_orders(current, best)

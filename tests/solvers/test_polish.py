@@ -230,7 +230,7 @@ def test_what_takes_longer_on_the_critical_path_makes_all_end_later(fused: bool,
         facts, room = problem_arrays_of(problem), workspace_of(problem_arrays_of(problem))
         orders = packed_orders(problem, facts, schedule, exchanges=False)
         end_ns, critical = time_orders(facts, durations_ns_of(problem), orders, room), critical_of(orders)
-        trace(facts, durations_ns_of(problem), orders, room, critical)
+        trace(facts, durations_ns_of(problem), orders, room, critical, over_links=True)
         places, timeline = critical.place[: critical.count[0]].tolist(), simulate(problem, schedule)
         late = set(timeline.sender[timeline.transfer_start_ns > timeline.ends_ns[timeline.sender]].tolist())
         for rank, order in enumerate(schedule.orders):
@@ -249,7 +249,7 @@ def test_what_takes_longer_on_the_critical_path_makes_all_end_later(fused: bool,
 @pytest.mark.parametrize("shared", [False, True])
 def test_the_critical_path_begins_when_all_begins(shared: bool) -> None:
     """A loop over two sites, where messages wait for slow links, or for trunks that two ranks share."""
-    pairs = {(1, 2): "out", (0, 3): "out", (2, 1): "back", (3, 0): "back"}
+    differ, pairs = 0, {(1, 2): "out", (0, 3): "out", (2, 1): "back", (3, 0): "back"}
     for microbatches, occupancy_ns in product((8, 12, 16), (20, 60, 110, 200)):
         problem = make_problem(
             4,
@@ -264,9 +264,13 @@ def test_the_critical_path_begins_when_all_begins(shared: bool) -> None:
         orders = packed_orders(problem, facts, constructive("greedy{n_sub=1}")(problem), exchanges=False)
         time_orders(facts, durations_ns_of(problem), orders, room)
         critical = critical_of(orders)
-        trace(facts, durations_ns_of(problem), orders, room, critical)
+        trace(facts, durations_ns_of(problem), orders, room, critical, over_links=True)
+        over_links = critical.count[0]
         rank, at = divmod(int(critical.place[critical.count[0] - 1]), orders.codes.shape[1])
         assert (rank, at, room.ends_ns[rank, at]) == (0, 0, 30) and facts.in_turn is shared
+        trace(facts, durations_ns_of(problem), orders, room, critical, over_links=False)
+        differ += critical.count[0] != over_links
+    assert (differ > 0) is not shared
 
 
 def _slower(problem: Problem, op: Op) -> Problem:
