@@ -96,6 +96,18 @@ def test_bound_is_not_above_the_best_of_all_layouts_whichever_stages_recompute(s
     assert given_ns is None or (bound_ns is not None and bound_ns <= given_ns)
 
 
+@pytest.mark.parametrize(
+    ("recompute", "device"), [((True, False, True), Device(limit_bytes=4)), ((True,), Device(capacity_bytes=6))]
+)
+def test_bound_is_not_above_the_best_of_layouts_some_of_whose_stages_recompute(recompute: tuple[bool, ...], device: Device) -> None:
+    """What stages hold that recompute, and whether ranks with two of them have room for both, is not known of a share."""
+    workload = equal_layers(3, 2, 1, device)
+    workload = replace(workload, layers=tuple(replace(layer, message_bytes=1) for layer in workload.layers))
+    open_layout = OpenLayout(chunks=2, recompute=recompute, layers_of_stage=((0, 1), (1, 2), (2, 3)))
+    bound_ns, best = bound_ns_of(workload, open_layout), best_of_all(workload, open_layout, optimum)
+    assert bound_ns is not None and best is not None and bound_ns <= best
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1000, 1012))
 def test_bound_is_not_above_the_best_of_all_larger_layouts(seed: int) -> None:

@@ -68,7 +68,7 @@ class SharedChain:
 
     def __init__(self, workload: Workload, open_layout: OpenLayout, until: Until) -> None:
         self._until, self._work, self._most_work, again = until, 0, 0, all(open_layout.recompute)
-        if open_layout.recompute_is_open or any(open_layout.recompute):  # memory does not count then
+        if any(open_layout.recompute):  # memory does not count then
             workload = replace(workload, devices=tuple(Device(speed=each.speed) for each in workload.devices))
         self.workload = replace(workload, static_bytes=(min(workload.static_bytes),))
         self.given = open_layout.layers_of_stage

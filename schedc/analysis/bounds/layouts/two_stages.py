@@ -43,7 +43,7 @@ than 2^-10."""
 def two_stages_bound(workload: Workload, open_layout: OpenLayout, least_ns: int, until: Until = never) -> int:
     """No layout whose ranks have at most two stages has a schedule with a smaller makespan; `least_ns` where it says no more.
 
-    Assumes: makespan; one path; at most two stages on each rank; memory counts unless a stage may recompute.
+    Assumes: makespan; one path; at most two stages on each rank; memory counts unless a stage is to recompute.
 
     Proof. Take a layout and a schedule of makespan T. Each rank has a share, and the shares have each layer once. The value of each
     share (`ShareValues`) is at most T. So if `may_cover` is given all shares with such values, and maybe more, it refutes nothing.
@@ -131,7 +131,7 @@ class _Covers:
 
     def __init__(self, workload: Workload, open_layout: OpenLayout, until: Until) -> None:
         self._chain = SharedChain(workload, open_layout, until)
-        self._devices = workload.devices
+        self._devices = self._chain.workload.devices
         self.one_by_one_ns = self._chain.one_by_one_ns
         self.are_linked = bool(np.isfinite(self._chain.hops).all())
         """Whether any two ranks have links both ways."""
