@@ -61,11 +61,44 @@ else:
         return getattr(import_module(_TYPES[name]), name)
 
 
-__all__ = ["Assignment", "Bound", "CheckFailed", "Compiled", "Conditions", "ConvergenceConstants", "Defect", "Improvement"]
-__all__ += ["Infeasible", "InvalidInput", "Job", "LossCandidate", "NoPlanFound", "Plan", "PlanDifference", "Repartition"]
-__all__ += ["SchedcError", "TimeToLoss", "Timeline", "Unsupported", "Violation", "assign_plan", "compile_job", "diff_plans"]
-__all__ += ["explain_plan", "lower_bounds", "make_job", "read_job", "read_plan", "repartition_plan", "simulate_plan"]
-__all__ += ["time_to_loss", "unroll_plan", "verify_plan", "write_plan", "write_profile"]
+__all__ = [
+    "Assignment",
+    "Bound",
+    "CheckFailed",
+    "Compiled",
+    "Conditions",
+    "ConvergenceConstants",
+    "Defect",
+    "Improvement",
+    "Infeasible",
+    "InvalidInput",
+    "Job",
+    "LossCandidate",
+    "NoPlanFound",
+    "Plan",
+    "PlanDifference",
+    "Repartition",
+    "SchedcError",
+    "TimeToLoss",
+    "Timeline",
+    "Unsupported",
+    "Violation",
+    "assign_plan",
+    "compile_job",
+    "diff_plans",
+    "explain_plan",
+    "lower_bounds",
+    "make_job",
+    "read_job",
+    "read_plan",
+    "repartition_plan",
+    "simulate_plan",
+    "time_to_loss",
+    "unroll_plan",
+    "verify_plan",
+    "write_plan",
+    "write_profile",
+]
 
 
 def read_job(path: StrPath, *, set: Mapping[str, Any] | None = None) -> Job:
