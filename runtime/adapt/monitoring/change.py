@@ -73,8 +73,8 @@ class ChangeTest:
     def __init__(self, rate: Rate, *, least: float, relative: float = 0.1, pool: Sequence[float] = ()) -> None:
         """Begin to learn.
 
-        A change by less than `least`, or by less than this share of the level (`relative`), does not count; the pool is known
-        before.
+        A change by less than `least`, or by less than this share of the level (`relative`), does not count.
+        `pool` is what is known before.
         """
         self._rate = rate
         self._least = least
