@@ -1,9 +1,10 @@
 """`auto` beside the peers' V schedules within the memory of p activations, on random problems: worse, equal or better?
 
-Of each problem all ranks cost the same, in odd nanoseconds, and so do all links, which is what the peers' schedulers can express:
-4 to 16 ranks, 2p to 4p microbatches, two stages on a rank as a V, F : B : W from 1 : 0.5 : 0.2 to 1 : 2 : 1.5, no latency in a
-third of them, else up to 0.3 F of a rank, or up to 3 F. The peers' best is that of ZB-V as torch has it, ZB-V's heuristic,
-V-Half and V-Min, rebuilt apart from ours (`tests/support/benches/peers_v.py`), that the verifier accepts; the simulator times all.
+Of each problem all ranks cost the same, in nanoseconds that are not round, and so do all links, which is what the peers'
+schedulers can express: 4 to 16 ranks, 2p to 4p microbatches, two stages on a rank as a V, F : B : W from 1 : 0.5 : 0.2 to 1 : 2 :
+1.5, no latency in a third of them, else up to 0.3 F of a rank, or up to 3 F. The peers' best is that of ZB-V as torch has it,
+which is our template, and of ZB-V's heuristic, V-Half and V-Min, rebuilt apart from ours (`tests/support/benches/peers_v.py`),
+that the verifier accepts; the simulator times all.
 
 Run it as `python benchmarks/schedules/peers_v.py [--problems 500] [--work 2] [--first 0]`: no result depends on the machine.
 Exits with 1 if `auto` is worse somewhere.

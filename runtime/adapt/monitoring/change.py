@@ -74,7 +74,7 @@ class ChangeTest:
         """Begin to learn.
 
         A change by less than `least`, or by less than this share of the level (`relative`), does not count.
-        `pool` is what is known before.
+        `pool` are values known before, of which the last `POOL` count.
         """
         self._rate = rate
         self._least = least
