@@ -2,10 +2,11 @@
 
 Takes a Problem with bounds from both sides; gives a better lower bound. The model is `build_relaxed`: links and needs, then the
 compute of the ranks that did several things at once in the best schedule so far, then the memory of one rank more each time, alone
-and with that compute, as far as that takes no longer than a share of the limits. Beside that, the memory of a few ranks is asked
-for one makespan after another, as windows are narrow then. What raised the bound most for its work goes on. It is CP-SAT's word,
-and speaks of schedules whose F, B and BW are whole, however they cut W: with what is left of a rank's compute, the order in which
-its W follow each other, the model is one of all these (`models.cpsat.cut_weights`).
+and with that compute, as far as that takes no longer than a share of the limits. Beside that, the memory of a few ranks counts
+alone. Each is asked for one makespan after another above the bound, as windows are narrow then, and by one worker. What raised the
+bound most for its work goes on. It is CP-SAT's word, and speaks of schedules whose F, B and BW are whole, however they cut W: with
+what is left of a rank's compute, the order in which its W follow each other, the model is one of all these
+(`models.cpsat.cut_weights`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from schedc.solvers.common.method import Search
 from schedc.solvers.exact.cpsat import asked_of, digest_of, run, solver_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
     from ortools.sat.python import cp_model
 
@@ -43,9 +44,8 @@ STEPS, MOST_STEPS = 100, 1600
 """Of narrow windows, the first step is the objective over the one, the least that is tried over the other."""
 LEAST_S = 0.25
 """No question gets less, where as much is left."""
-SHARE, FEW_SHARE, LAST_SHARE = 0.25, 0.05, 0.5
-"""Of what is left, at most: for a question over all makespans, for a narrow one with the memory of a few ranks, and for one with
-all that was settled."""
+SHARE, FEW_SHARE = 0.5, 0.05
+"""Of what is left, at most: for a question, and for one that counts the memory of a few ranks alone."""
 LEAST_WORK = 1e-3
 """No question counts as less."""
 RANKS = 3
@@ -177,7 +177,7 @@ class _Asker:
         lower, computing, limited = self.lower, counted.computing, counted.limited
         model = build_relaxed(self.problem, self.blocks, windows, lower, upper, computing=computing, limited=limited)
         limits = self.limits.left(self.begun, self.spent).part(share, least=LEAST_S)
-        solver = solver_of(replace(limits, gap=0.0))
+        solver = solver_of(replace(limits, gap=0.0, workers=1))  # several settle the same with more work
         code, ended_by = run(solver, model.model)
         status = SolverStatus(solver.status_name(code))
         self.spent += solver.response_proto.deterministic_time
@@ -189,10 +189,6 @@ class _Asker:
         if ended_by is not None:
             raise ended_by
         return status
-
-    def settles(self, counted: _Counted, upper: int) -> frozenset[int] | None:
-        """`crowded`, if its share of what is left settles the relaxation."""
-        return self.crowded if self.ask(counted, upper) is SolverStatus.OPTIMAL else None
 
     def _raise(
         self, lower: int, solver: cp_model.CpSolver, model: cp_model.CpModel, counted: _Counted, status: SolverStatus
@@ -228,44 +224,53 @@ def _grow(asker: _Asker, order: Sequence[int], path: int) -> Iterator[None]:
     """Let the relaxation count more and more, as long as it is settled; a question each time it goes on.
 
     At first the compute of ranks that did several things at once; then memory limits in the order given, alone and with that
-    compute: each alone is settled far sooner than both together. Where not all is counted then, narrow windows may settle more.
+    compute: each alone is settled far sooner than both together. Where not all is counted then, a longer try may settle more.
     """
-    upper, nothing = max(path, asker.enough - 1), _Counted()
-    settled = counted = nothing
-    more = crowded = asker.settles(nothing, upper)
-    yield
+    settled = counted = _Counted()
+    more = crowded = yield from _settle(asker, settled, path, SHARE)
     while more:
         tried = replace(settled, computing=settled.computing | more)
-        more = asker.settles(tried, upper)
-        yield
+        more = yield from _settle(asker, tried, path, SHARE)
         if more is not None:
             settled, crowded, more = tried, more, more - tried.computing
     if crowded is None:
         return
-    for counted in dict.fromkeys((nothing, settled)):
+    for counted in dict.fromkeys((_Counted(), settled)):
         for rank in order:
             tried = replace(counted, limited=counted.limited | {rank})
-            found = asker.settles(tried, upper)
-            yield
+            found = yield from _settle(asker, tried, path, SHARE)
             if found is None:
                 break
             counted, crowded = tried, found
     asker.counts_all = counted.limited.issuperset(order) and crowded <= counted.computing
     if not asker.counts_all:
-        yield from _narrow(asker, [_Counted(counted.computing | crowded, counted.limited | {*order[:RANKS]})], path, LAST_SHARE)
+        last = _Counted(counted.computing | crowded, counted.limited | {*order[:RANKS]})
+        yield from _settle(asker, last, path, SHARE)
 
 
 def _narrow(asker: _Asker, relaxations: Iterable[_Counted], path: int, share: float) -> Iterator[None]:
-    """Ask each for one makespan after another, a little above the last, until one is possible; a question each time it goes on."""
-    step, least = max(1, asker.enough // STEPS), max(1, asker.enough // MOST_STEPS)
+    """Settle one after another, as long as that succeeds; a question each time it goes on."""
     for counted in relaxations:
-        status = SolverStatus.INFEASIBLE
-        while status in (SolverStatus.INFEASIBLE, SolverStatus.UNKNOWN):
-            status = asker.ask(counted, max(path, min(asker.lower + step, asker.enough - 1)), share)
-            yield
-            step = step // 2 if status is SolverStatus.UNKNOWN else step
-            if step < least or status is SolverStatus.FEASIBLE:  # nor would one that counts more be settled
-                return
+        if (yield from _settle(asker, counted, path, share)) is None:  # nor would one that counts more be settled
+            return
+
+
+def _settle(asker: _Asker, counted: _Counted, path: int, share: float) -> Generator[None, None, frozenset[int] | None]:
+    """Ask for one makespan after another above the bound until one is possible; a question each time it goes on.
+
+    Start windows are narrow where a makespan is little above the bound, and answers soon there. After each that is refuted the
+    next is twice as far above it; after one without an answer half as far. Returns `crowded` of the relaxation's best, or None.
+    """
+    step, least = max(1, asker.enough // STEPS), max(1, asker.enough // MOST_STEPS)
+    while step >= least and asker.goes_on:
+        status = asker.ask(counted, max(path, min(asker.lower + step, asker.enough - 1)), share)
+        yield
+        if status is SolverStatus.OPTIMAL:
+            return asker.crowded
+        if status is SolverStatus.FEASIBLE:
+            return None
+        step = step // 2 if status is SolverStatus.UNKNOWN else 2 * step
+    return None
 
 
 def _crowded(problem: Problem, model: CpSatVariables, value: Callable[[cp_model.IntVar], int]) -> frozenset[int]:
