@@ -55,22 +55,23 @@ TURNS: dict[str, tuple[Turn, ...]] = {
     ),
     # With several chunks on a rank, bounds are weaker and good rules rarer: easy ones are proven soon, the others need the search.
     # Polishing comes first: from where the rules end it gets no further (of ten m70 cells five are proven in 30 s, not two).
+    # `refute` comes before the longest searches, which then end as soon as they meet its bound.
     "several stages on a rank, and BW cheaper than B and W": (
         Turn("polish{rounds=40}", 0.4, ORDERS),
         Turn("local{rounds=4}", 0.2, RULES),
         Turn("polish{rounds=8}", 0.3, ORDERS),
         Turn("cpsat", 0.15, PROOF),
-        Turn("polish{rounds=60}", 0.6, ORDERS),
-        Turn("refute", 0.95, PROOF),
+        Turn("refute", 0.35, PROOF),
+        Turn("polish{rounds=60}", 0.93, ORDERS),
         Turn("cpsat", 1.0, PROOF),
     ),
     "several stages on a rank": (
         Turn("polish{rounds=12}", 0.25, ORDERS),
         Turn("local{rounds=4}", 0.2, RULES),
         Turn("cpsat", 0.15, PROOF),
-        Turn("local{rounds=60}", 0.4, RULES),
-        Turn("polish{rounds=60}", 0.5, ORDERS),
-        Turn("refute", 0.95, PROOF),
+        Turn("refute", 0.28, PROOF),
+        Turn("local{rounds=60}", 0.56, RULES),
+        Turn("polish{rounds=60}", 0.94, ORDERS),
         Turn("cpsat", 1.0, PROOF),
     ),
 }

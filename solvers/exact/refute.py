@@ -259,7 +259,7 @@ def _settle(asker: _Asker, counted: _Counted, path: int, share: float) -> Genera
     """Ask for one makespan after another above the bound until one is possible; a question each time it goes on.
 
     Start windows are narrow where a makespan is little above the bound, and answers soon there. After each that is refuted the
-    next is twice as far above it; after one without an answer half as far. Returns `crowded` of the relaxation's best, or None.
+    next is as far above it; after one that is not settled half as far. Returns `crowded` of the relaxation's best, or None.
     """
     step, least = max(1, asker.enough // STEPS), max(1, asker.enough // MOST_STEPS)
     while step >= least and asker.goes_on:
@@ -267,9 +267,7 @@ def _settle(asker: _Asker, counted: _Counted, path: int, share: float) -> Genera
         yield
         if status is SolverStatus.OPTIMAL:
             return asker.crowded
-        if status is SolverStatus.FEASIBLE:
-            return None
-        step = step // 2 if status is SolverStatus.UNKNOWN else 2 * step
+        step = step if status is SolverStatus.INFEASIBLE else step // 2
     return None
 
 
