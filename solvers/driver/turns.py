@@ -55,7 +55,8 @@ TURNS: dict[str, tuple[Turn, ...]] = {
     ),
     # With several chunks on a rank, bounds are weaker and good rules rarer: easy ones are proven soon, the others need the search.
     # Polishing comes first: from where the rules end it gets no further (of ten m70 cells five are proven in 30 s, not two).
-    # `refute` comes before the longest searches, which then end as soon as they meet its bound.
+    # `refute` comes before the longest searches, which then end as soon as they meet its bound, and again for limits of work, of
+    # which these take nothing.
     "several stages on a rank, and BW cheaper than B and W": (
         Turn("polish{rounds=40}", 0.4, ORDERS),
         Turn("local{rounds=4}", 0.2, RULES),
@@ -63,6 +64,7 @@ TURNS: dict[str, tuple[Turn, ...]] = {
         Turn("cpsat", 0.15, PROOF),
         Turn("refute", 0.35, PROOF),
         Turn("polish{rounds=60}", 0.93, ORDERS),
+        Turn("refute", 0.9, PROOF),
         Turn("cpsat", 1.0, PROOF),
     ),
     "several stages on a rank": (
@@ -72,6 +74,7 @@ TURNS: dict[str, tuple[Turn, ...]] = {
         Turn("refute", 0.28, PROOF),
         Turn("local{rounds=60}", 0.56, RULES),
         Turn("polish{rounds=60}", 0.94, ORDERS),
+        Turn("refute", 0.9, PROOF),
         Turn("cpsat", 1.0, PROOF),
     ),
 }
