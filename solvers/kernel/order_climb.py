@@ -46,7 +46,7 @@ def _example() -> tuple[Any, ...]:
     orders, stop = Orders(np.zeros((1, 1), np.int64), row), np.zeros(1, np.bool_)
     given = facts, sampled.duration[0], sampled
     rooms = workspace_of(facts), saved_of(orders), critical_of(orders), unnumbered(1)
-    return *given, orders, orders, orders, *rooms, (0,) * 4, 0, draw(0, 1), 0.0, stop
+    return *given, orders, orders, orders, *rooms, (0,) * 4, 0, draw(0, 1), 0.0, 0.0, stop
 
 
 @kernel(_example, lean=True)
@@ -65,6 +65,7 @@ def polish(
     evaluations: int,
     draws: Draws,
     heat: float,
+    cooling: float,
     stop: Any,
 ) -> Any:
     """Change the orders this many times; `orders` becomes the best that is found.
@@ -77,8 +78,8 @@ def polish(
         duration: how long ops take, [kind, stage, microbatch] as of `time_orders`, in ns; changed likewise.
         sampled: the samples, or none.
         orders: the start, and the best at the end.
-        current: room for orders, as is `best`.
-        best: see above.
+        current: room for orders; at the end, those that it would go on from.
+        best: room for orders.
         scratch: room for the timing.
         saved: room to undo a change.
         critical: room for the critical path.
@@ -86,7 +87,8 @@ def polish(
         ranges: of `change_at_random`.
         evaluations: how many changes.
         draws: random numbers.
-        heat: how much worse orders may be that are kept, at first, as a share of the best value; it falls to 0.
+        heat: how much worse orders may be that are kept, at first, as a share of the best value.
+        cooling: how much that falls until the end.
         stop: one entry; set to true by another thread, it ends the search after the change at hand.
 
     Returns:
@@ -115,7 +117,7 @@ def polish(
             take_back(current, saved)
             continue
         limit_ns = current_ns
-        warm = heat * (1.0 - number / evaluations)
+        warm = heat - cooling * number / evaluations
         if samples > 0 and warm > 0:
             limit_ns = current_ns - warm * best_ns * math.log(1.0 - fraction(draws))
         moved_ns = value_of(facts, duration, sampled, current, scratch, limit_ns)
@@ -150,22 +152,31 @@ def polish_kernel(problem: Problem) -> Callable[..., Any]:
 class OrderClimber:
     """The compiled kernel at work on one problem, or on its samples, for one thread."""
 
-    def __init__(self, facts: ProblemArrays, sampled: Sampled, numbering: Numbering, ranges: tuple[int, int, int]) -> None:
+    def __init__(
+        self,
+        facts: ProblemArrays,
+        sampled: Sampled,
+        numbering: Numbering,
+        ranges: tuple[int, int, int],
+        warmth: float = 1.0,
+        cooling: float = math.inf,
+    ) -> None:
         """Waits until the kernel is compiled.
 
         The problem and its samples, or how long its ops take (`unsampled`), stay as they are; `ranges` are those of
-        `change_at_random`, without the 2.
+        `change_at_random`, without the 2; `warmth` multiplies every heat, which falls by `cooling` in each climb, at most to 0.
         """
         own = facts._replace(latency=facts.latency.copy(), occupancy=facts.occupancy.copy())
         self._given = own, sampled.duration[0].copy(), sampled._replace(ends_ns=sampled.ends_ns.copy())
         self._numbering = Numbering(*(each.copy() for each in numbering))
-        self._ranges, self._room = (2, *ranges), workspace_of(facts)
+        self._ranges, self._room, self._heat = (2, *ranges), workspace_of(facts), (warmth, cooling)
         self._polish = compiled(polish if facts.slices else polish_chain)
 
     def climb(self, orders: Orders, evaluations: int, seed: int, heat: float, stop: NDArray[np.bool_]) -> float:
         """Make that many changes of the orders, which become the best found; gives the value of these, in ns."""
         draws = draw(seed, DRAWS * evaluations)
-        rooms = orders.copy(), orders.copy(), self._room, saved_of(orders), critical_of(orders), self._numbering, self._ranges
-        given: tuple[Any, ...] = *self._given, orders, *rooms, evaluations, draws, heat, stop
+        self.reached, (warmth, cooling) = orders.copy(), self._heat
+        rooms = self.reached, orders.copy(), self._room, saved_of(orders), critical_of(orders), self._numbering, self._ranges
+        given: tuple[Any, ...] = *self._given, orders, *rooms, evaluations, draws, warmth * heat, min(warmth * heat, cooling), stop
         value_ns: float = self._polish(*given)
         return value_ns

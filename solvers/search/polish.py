@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 CLIMBS = 2
 """Searches beside each other in one round."""
 STARTS = 9
-"""At most this many schedules start the first round; then the best of each mixture of backwards goes on, then the best of all."""
+"""At most this many schedules start the first round; then the best of two mixtures of backwards go on, at last the best of all."""
 REACH = 10
 """How far an op may be moved."""
 EXCHANGES = 4
@@ -57,10 +57,11 @@ FOLLOWS = 2
 """Where microbatches are alike, one in this many changes may be made on other ranks, too (`order_changes`)."""
 HEAT, ALIKE_HEAT = 2e-4, 6e-4
 """How much worse orders may be that a climb goes on from, at its beginning, as a share of the objective. The second is for alike
-microbatches, where 1.2e-3 is better for some problems, and worse where rounds are few."""
-WARM_ROUNDS, WARMEST = 12, 3.0
-"""Where it can pay which backwards of alike microbatches are fused, that is multiplied by the number of rounds over the first of
-these; by the second at most, and by no less than 1."""
+microbatches."""
+WARMTHS = 0.5, 1.7
+"""By this that is multiplied in the one search and in the other: which is better differs from problem to problem."""
+ALONE = 0.8
+"""For this share of the rounds each search goes on by itself; then both from the best."""
 ROUND_OPS = 15_000_000
 """About this many ops are timed for several conditions by each search in one round, where none of its orders is given up early."""
 
@@ -96,8 +97,8 @@ class Polish(LocalSearch, frozen=True):
 def polish_schedule(problem: Problem, starts: Sequence[Schedule], climbing: Climbing) -> Found:
     """The best schedule found from these.
 
-    Each starts a climb of the first round, the first one two. The best of each mixture of backwards goes on by itself in the first
-    half of the rounds, the best of all in the second, each round from the best of the last.
+    Each starts a climb of the first round, the first one two. Then two go on, of unlike mixtures of backwards where there are such:
+    each as one annealing, from where its last round has ended, the one warmer than the other. At last both go on from the best.
 
     Args:
         problem: any placement, any memory limits.
@@ -112,27 +113,26 @@ def polish_schedule(problem: Problem, starts: Sequence[Schedule], climbing: Clim
     exchanges = EXCHANGES if fusing_saves_time(problem) else 0
     starts = starts[0], *starts
     pool = [packed_orders(problem, facts, start, exchanges=bool(exchanges)) for start in starts]
-    mixtures = [mixture_of(start) if exchanges else str(start is starts[0]) for start in starts]
+    mixtures = [mixture_of(start) if exchanges else str(at) for at, start in enumerate(starts)]
     evaluations = climbing.evaluations or min(40_000, max(200, 10_000_000 // int(pool[0].lengths.sum())))
     alone, numbering = unsampled(durations_ns_of(problem)), numbering_of(problem)
     are_alike, waits = numbering.members.size > 0, values_wait(problem)
     ranges = REACH, exchanges, FOLLOWS if are_alike else 0
-    climbers = [OrderClimber(facts, alone, numbering, ranges) for _ in pool]
     heat = ALIKE_HEAT if are_alike else HEAT
-    if exchanges and are_alike:
-        heat *= min(WARMEST, max(1.0, climbing.rounds / WARM_ROUNDS))
-    rounds = Rounds(climbing=climbing, evaluations=evaluations, heat=heat)
+    warmths = [heat * WARMTHS[at % CLIMBS] for at in range(len(pool))]
+    climbers = [OrderClimber(facts, alone, numbering, ranges, warmth, warmth / climbing.rounds) for warmth in warmths]
+    rounds = Rounds(climbing=climbing, evaluations=evaluations, heat=1.0)
     best, best_ns = pool[0].copy(), int(STRANDED)
     for number, values in enumerate(rounds.run(climbers, pool)):
-        leaders: dict[str, Orders] = {}
+        leaders: dict[str, Orders] = {}  # after the first round: where the best climb of each mixture has come to
         for at in sorted(range(len(pool)), key=values.__getitem__):
-            if not waits or exceeded_limit(problem, unpacked_schedule(problem, pool[at])) is None:
-                leaders.setdefault(mixtures[at], pool[at].copy())
-                if values[at] < best_ns:
-                    best, best_ns = pool[at].copy(), int(values[at])
-        if 2 * (number + 1) >= climbing.rounds or len(leaders) < CLIMBS:
-            leaders = {f"best {copy}": best.copy() for copy in range(CLIMBS)}
-        mixtures[:], pool[:], climbers[:] = leaders, leaders.values(), climbers[: len(leaders)]
+            if values[at] < best_ns and not (waits and exceeded_limit(problem, unpacked_schedule(problem, pool[at]))):
+                best, best_ns = pool[at].copy(), int(values[at])
+            leaders.setdefault(mixtures[at], climbers[at].reached)
+        pool[:] = list(leaders.values())[:CLIMBS] if number == 0 else [climber.reached for climber in climbers]
+        if number + 1 == int(ALONE * climbing.rounds) or len(pool) < CLIMBS:
+            pool[:] = [best.copy() for _ in range(CLIMBS)]
+        del climbers[CLIMBS:]
     return Found(unpacked_schedule(problem, best), best_ns, rounds.cut_short, rounds.ended_by)
 
 
