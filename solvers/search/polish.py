@@ -13,6 +13,7 @@ import time
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from itertools import chain
+from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -62,6 +63,8 @@ WARMTHS = 0.5, 1.7
 """By this that is multiplied in the one search and in the other: which is better differs from problem to problem."""
 ALONE = 0.8
 """For this share of the rounds each search goes on by itself; then both from the best."""
+ROUNDS_PER_S = 4
+"""Where a clock ends the search, it plans no more rounds than these for a second, which about fit: one cut short is still hot."""
 ROUND_OPS = 15_000_000
 """About this many ops are timed for several conditions by each search in one round, where none of its orders is given up early."""
 
@@ -87,7 +90,10 @@ class Polish(LocalSearch, frozen=True):
         starts = incumbent.starts(STARTS if saves_time else 1)  # where all are split, other starts cost more than they find
         if problem.split_backward and not saves_time:
             starts = [_split(start) for start in starts]
-        found = polish_schedule(problem, starts, self.climbing(incumbent, limits))
+        climbing = self.climbing(incumbent, limits)
+        if climbing.time_s is not None and not climbing.evaluations:
+            climbing = replace(climbing, rounds=min(climbing.rounds, ceil(max(1, ROUNDS_PER_S * climbing.time_s))))
+        found = polish_schedule(problem, starts, climbing)
         incumbent.offer_valid(found.schedule, self.name)
         incumbent.cut_short |= found.cut_short
         if found.ended_by is not None:

@@ -21,15 +21,17 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.ir.index import tables_of
 from schedc.ir.ops import BLOCKS, Kind, Op
+from schedc.ir.plan import BoundName
 from schedc.ir.problem import Objective
 from schedc.ir.schedule import Parts, Schedule
-from schedc.solvers.common.base import Climbing
-from schedc.solvers.common.incumbent import mixture_of
+from schedc.solvers.common.base import Climbing, Limits, SearchSettings
+from schedc.solvers.common.incumbent import Incumbent, mixture_of
 from schedc.solvers.driver.registry import constructive
 from schedc.solvers.kernel.critical_path import critical_of, trace
 from schedc.solvers.kernel.order_evaluator import problem_arrays_of, time_orders, value_of, workspace_of
 from schedc.solvers.kernel.tables import NEVER as STRANDED
-from schedc.solvers.search.polish import durations_ns_of, packed_orders, polish_schedule, sampled_of
+from schedc.solvers.search.polish import ROUNDS_PER_S, Polish, durations_ns_of, packed_orders, polish_schedule, sampled_of
+from schedc.solvers.search.rounds import Found
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
@@ -110,6 +112,23 @@ def test_the_same_seed_gives_the_same_schedule() -> None:
     start = constructive("greedy{n_sub=1}")(problem)
     climbing = Climbing(rounds=2, seed=4)
     assert polish_schedule(problem, [start], climbing) == polish_schedule(problem, [start], climbing)
+
+
+def test_where_a_clock_ends_it_it_cools_in_the_rounds_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = make_problem(2, 4)
+    incumbent = Incumbent(problem=problem, bound_ns=0, bound_by=BoundName.WORK, settings=SearchSettings())
+    incumbent.offer(constructive("gpipe")(problem), "gpipe")
+    planned: list[int] = []
+
+    def polished(problem: Problem, starts: list[Schedule], climbing: Climbing) -> Found:
+        planned.append(climbing.rounds)
+        return Found(starts[0], 0, cut_short=False)
+
+    monkeypatch.setattr("schedc.solvers.search.polish.polish_schedule", polished)
+    for limits in (Limits(time_s=2), Limits(time_s=0.01), Limits(time_s=1_000), Limits(deterministic=3), Limits()):
+        Polish(rounds=30).improve(incumbent, limits)
+    Polish(rounds=30, evaluations=50).improve(incumbent, Limits(time_s=0.01))
+    assert planned == [2 * ROUNDS_PER_S, 1, 30, 3, 30, 30]
 
 
 @examples(60)
