@@ -37,6 +37,10 @@ from schedc.solvers.common.method import Search
 from schedc.solvers.exact.cpsat import asked_of, digest_of, run, solver_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ortools.sat.python import cp_model
+
     from schedc.analysis.bounds.clock import Until
     from schedc.solvers.common.base import Limits
     from schedc.solvers.common.incumbent import Incumbent
@@ -49,9 +53,10 @@ MOST_TICKS = 20_000
 """A round trip has about this many ticks at most; durations are rounded down to ticks."""
 MOST_SLOTS = 12
 """The first rank's memory holds at most this many microbatches: the model grows with the square of how many it holds."""
-LEAST_AHEAD, ROUNDS_AHEAD = 16, 4
-"""`ahead` is the larger of the first, and the second times what the first rank holds. What was ready before the first of them helps
-only once. With more microbatches that is less for each, so a higher pace is refuted."""
+LEAST_AHEAD, ROUNDS_AHEAD = 16, (4, 6, 8)
+"""`ahead` is the larger of the first, and one of the second times what the first rank holds: the last two of these with fewer than
+the step's microbatches, the larger where the smaller gives no answer. What was ready before the first of them helps only once. With
+more microbatches that is less for each, so a higher pace is refuted, but later."""
 
 
 class Pace(Search, frozen=True):
@@ -72,10 +77,10 @@ class Pace(Search, frozen=True):
             return f"{cls.name} needs microbatches that take the same time"
         rank = problem.stages[problem.paths[0][0]].rank
         slots = _slots(without_recomputed_bytes(beside_gathered(problem)), rank)
-        if not 0 < slots <= MOST_SLOTS or problem.microbatches <= _ahead(slots):
+        if not 0 < slots <= MOST_SLOTS or problem.microbatches <= max(LEAST_AHEAD, ROUNDS_AHEAD[0] * slots):
             return (
                 f"{cls.name} needs a memory limit by which 1 to {MOST_SLOTS} microbatches fit the first rank, and a step of more"
-                f" than {LEAST_AHEAD}, and of more than {ROUNDS_AHEAD} times as many"
+                f" than {LEAST_AHEAD}, and of more than {ROUNDS_AHEAD[0]} times as many"
             )
         return ""
 
@@ -86,31 +91,42 @@ class Pace(Search, frozen=True):
         begun_s, spent, clock = time.perf_counter(), 0.0, None if limits.clock_s is None else Clock(SHARE * limits.clock_s)
         paces = Paces(without_recomputed_bytes(beside_gathered(incumbent.problem)), until=clock or never)
         incumbent.cut_short |= clock is not None and clock.has_cut
-        low, high = (paces.pace(value_ns) for value_ns in (incumbent.bound_ns, incumbent.objective_ns))
+        aheads = list(paces.aheads)
+        low, high = (paces.pace(value_ns, aheads[0]) for value_ns in (incumbent.bound_ns, incumbent.objective_ns))
         while high - low > max(1, high // FINEST) and incumbent.gap > limits.gap:
-            left = limits.left(begun_s, spent)
-            if left.least <= 0:
-                incumbent.cut_short |= left.clock_s is not None
-                return
-            asked = low + max(1, (high - low) // 4)  # below the middle: a no comes soon, all else takes the whole share
-            model = build_pace(paces.chain, paces.ahead, asked)
-            solver = solver_of(replace(limits.left(begun_s, spent).part(SHARE, least=LEAST_S), gap=0.0))
-            code, ended_by = run(solver, model)
-            taken = solver.response_proto.deterministic_time
-            spent, incumbent.work = spent + taken, incumbent.work + taken
-            if ended_by is not None:
-                raise ended_by
-            if SolverStatus(solver.status_name(code)) is not SolverStatus.INFEASIBLE:
+            asked = low + max(1, (high - low) // 4)  # below the middle: a no comes soon, all else may take the whole share
+            for more, ahead in enumerate(aheads):
+                left = limits.left(begun_s, spent)
+                if left.least <= 0:
+                    incumbent.cut_short |= left.clock_s is not None
+                    return
+                model, solver = build_pace(paces.chain, ahead, asked), _solver_of(left.part(SHARE, least=LEAST_S))
+                code, ended_by = run(solver, model)
+                taken = solver.response_proto.deterministic_time
+                spent, incumbent.work = spent + taken, incumbent.work + taken
+                if ended_by is not None:
+                    raise ended_by
+                if SolverStatus(solver.status_name(code)) is SolverStatus.INFEASIBLE:
+                    low, bound_ns = asked, paces.bound_ns(asked, ahead)
+                    del aheads[:more]
+                    log = (
+                        *asked_of(solver),
+                        f"pace: none is followed by {ahead} others at less than {asked * paces.tick_ns / PARTS:.15g} ns for each",
+                        digest_of(model),
+                        f"status {SolverStatus.INFEASIBLE}, at least {bound_ns} ns",
+                    )
+                    incumbent.raise_bound(bound_ns, BoundName.CPSAT_CUT, log)
+                    break
+            else:
                 high = asked - 1
-                continue
-            low, bound_ns = asked, paces.bound_ns(asked)
-            log = (
-                *asked_of(solver),
-                f"pace: none is followed by {paces.ahead} others at less than {asked * paces.tick_ns / PARTS:.15g} ns for each",
-                digest_of(model),
-                f"status {SolverStatus.INFEASIBLE}, at least {bound_ns} ns",
-            )
-            incumbent.raise_bound(bound_ns, BoundName.CPSAT_CUT, log)
+
+
+def _solver_of(limits: Limits) -> cp_model.CpSolver:
+    """CP-SAT as it answers these questions soonest, some in a tenth of the time: one search, of the model as it is."""
+    solver = solver_of(replace(limits, workers=1, gap=0.0))
+    parameters = solver.parameters
+    parameters.linearization_level, parameters.cp_model_presolve, parameters.interleave_search = 0, False, False
+    return solver
 
 
 class Paces:
@@ -119,11 +135,12 @@ class Paces:
     Paces are whole numbers, in 1/`PARTS` ticks per microbatch.
     """
 
-    def __init__(self, problem: Problem, ahead: int | None = None, until: Until = never) -> None:
+    def __init__(self, problem: Problem, aheads: Sequence[int] = (), until: Until = never) -> None:
         """Of a problem that is no misfit, whose ranks hold nothing but activations.
 
-        `ahead` is how many microbatches must keep ahead; None: as many as the memory suggests (`ROUNDS_AHEAD`). The bounds of the
-        last microbatches (2 of the proof) take ten seconds for 64 ranks; where the time is up before (`until`) they are weaker.
+        `aheads` are how many microbatches must keep ahead, in ascending order; none: as many as the memory suggests
+        (`ROUNDS_AHEAD`). The bounds of the last microbatches (2 of the proof) take ten seconds for 64 ranks; where the time is up
+        before (`until`) they are weaker.
         """
         (each,) = frames_of(problem)[0].classes
         costs, hops = each.microbatches.costs, (each.microbatches.forward, each.microbatches.backward)
@@ -132,8 +149,7 @@ class Paces:
         taken_ns = [time_ns for cost in costs for time_ns in (cost.forward_ns, cost.gradient_ns, cost.backward_ns)]
         taken_ns += [time_ns for there in hops for hop in there for time_ns in (hop.occupancy_ns, hop.latency_ns)]
         self.tick_ns = max(1, math.gcd(*taken_ns), each.microbatches.round_trip_ns[0] // MOST_TICKS)
-        self.ahead, self._problem, self._until = ahead or _ahead(slots), problem, until
-        self._mark_ns = each.gradient_head_ns[0]
+        self._microbatches, self._mark_ns = problem.microbatches, each.gradient_head_ns[0]
         kept_bytes, limit_bytes = first.activation_after_input_bytes, problem.memory_limit_bytes[first.rank]
         rest_ns, kept = cost.backward_ns - cost.gradient_ns, list[int]()
         if problem.split_backward and kept_bytes and rest_ns and limit_bytes is not None:
@@ -148,25 +164,25 @@ class Paces:
             slots=tuple(min(slots, _slots(problem, stage.rank) or slots) for stage in stages),
             kept=tuple(kept),
         )
-        self._last_ns = [count * cost.backward_ns for count in range(1, self.ahead + 1)]
+        least = (max(LEAST_AHEAD, rounds * slots) for rounds in ROUNDS_AHEAD)
+        self.aheads = aheads or tuple(dict.fromkeys(ahead for ahead in least if ahead < problem.microbatches))[-2:]
+        self._last_ns = [count * cost.backward_ns for count in range(1, self.aheads[-1] + 1)]
         """For the last 1, 2, … microbatches, least time from the mark of the first of them to the end (2 of the proof)."""
-        for index in range(slots, self.ahead):
-            self._last_ns[index] = max(self._last_ns[index], cost.gradient_ns + self._alone_ns(index + 1 - slots))
+        for index in range(slots, self.aheads[-1]):
+            step = replace(problem, microbatches=index + 1 - slots, path_of=(0,) * (index + 1 - slots), data_parallel=None)
+            alone_ns = max(bound.value_ns for bound in bounds_in_time(step, until))
+            self._last_ns[index] = max(self._last_ns[index], cost.gradient_ns + alone_ns)
 
-    def _alone_ns(self, count: int) -> int:
-        """The lower bound of a step of this many microbatches, without collectives."""
-        step = replace(self._problem, microbatches=count, path_of=(0,) * count, data_parallel=None)
-        return max(bound.value_ns for bound in bounds_in_time(step, self._until))
-
-    def bound_ns(self, pace: int) -> int:
-        """The lower bound on the makespan if the pace is refuted."""
-        before = range(self._problem.microbatches - 1, 0, -1)
-        rows = zip(before, self._last_ns, strict=False)
+    def bound_ns(self, pace: int, ahead: int) -> int:
+        """The lower bound on the makespan if no microbatch is followed by `ahead` others that keep ahead of the pace."""
+        before = range(self._microbatches - 1, 0, -1)
+        rows = zip(before, self._last_ns[:ahead], strict=False)
         return self._mark_ns + min(-(-count * pace * self.tick_ns // PARTS) + last_ns for count, last_ns in rows)
 
-    def pace(self, value_ns: int) -> int:
+    def pace(self, value_ns: int, ahead: int) -> int:
         """The largest pace that, if it is refuted, bounds the makespan by no more than this; 0 if there is none."""
-        return max(0, bisect_right(range(PARTS * value_ns // self.tick_ns), value_ns, key=self.bound_ns) - 1)
+        paces = range(PARTS * value_ns // self.tick_ns)
+        return max(0, bisect_right(paces, value_ns, key=lambda pace: self.bound_ns(pace, ahead)) - 1)
 
 
 def _slots(problem: Problem, rank: int) -> int:
@@ -174,7 +190,3 @@ def _slots(problem: Problem, rank: int) -> int:
     (stage,) = problem.stages_on(rank)
     limit_bytes, activation_bytes = problem.memory_limit_bytes[rank], problem.stages[stage].activation_bytes
     return 0 if limit_bytes is None or not activation_bytes else limit_bytes // activation_bytes
-
-
-def _ahead(slots: int) -> int:
-    return max(LEAST_AHEAD, ROUNDS_AHEAD * slots)

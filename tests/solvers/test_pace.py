@@ -16,7 +16,7 @@ from schedc.models.cpsat.pace import PARTS, build_pace
 from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.driver.portfolio import solve
 from schedc.solvers.exact.cpsat import run, solver_of
-from schedc.solvers.exact.pace import MOST_TICKS, Pace, Paces
+from schedc.solvers.exact.pace import LEAST_AHEAD, MOST_TICKS, Pace, Paces
 from schedc.solvers.heuristics.greedy import Greedy
 from schedc.study.bench.pipelines import LinkTimes, both_ways, pipeline
 from schedc.verify.schedule.checks import verify_schedule
@@ -61,23 +61,23 @@ def drawn(seed: int, microbatches: int) -> Problem:
 
 def refuted(paces: Paces, pace: int) -> bool:
     solver = solver_of(LIMITS)
-    return solver.status_name(run(solver, build_pace(paces.chain, paces.ahead, pace))[0]) == "INFEASIBLE"
+    return solver.status_name(run(solver, build_pace(paces.chain, AHEAD, pace))[0]) == "INFEASIBLE"
 
 
 def bound_ns(problem: Problem, objective_ns: int) -> int:
     """The largest bound that a few questions prove."""
-    paces = Paces(problem, AHEAD)
-    low, high = 0, paces.pace(2 * objective_ns)
+    paces = Paces(problem, (AHEAD,))
+    low, high = 0, paces.pace(2 * objective_ns, AHEAD)
     for _ in range(5):
         asked = (low + high + 1) // 2
         low, high = (asked, high) if refuted(paces, asked) else (low, asked - 1)
-    return paces.bound_ns(low)
+    return paces.bound_ns(low, AHEAD)
 
 
 def check(seed: int) -> int:
     """A long step keeps the pace that its schedules have; a short one takes no less than its bound."""
     problem = drawn(seed, 30)
-    paces, compared = Paces(problem, AHEAD), 0
+    paces, compared = Paces(problem, (AHEAD,)), 0
     for method in (Greedy(n_sub=1), Greedy(n_sub=4)):
         schedule = method(problem)
         if verify_schedule(problem, schedule):
@@ -137,7 +137,7 @@ def test_bounds_of_the_last_are_weaker_without_time_and_never_missing() -> None:
         problem = drawn(seed, 30)
         hurried, paces = Paces(problem, until=lambda: True), Paces(problem)
         assert hurried.chain == paces.chain
-        pairs.append((hurried.bound_ns(MOST_TICKS), paces.bound_ns(MOST_TICKS)))
+        pairs.append((hurried.bound_ns(MOST_TICKS, LEAST_AHEAD), paces.bound_ns(MOST_TICKS, LEAST_AHEAD)))
     assert all(0 < less <= most for less, most in pairs) and any(less < most for less, most in pairs)
 
 
