@@ -68,7 +68,7 @@ TURNS: dict[str, tuple[Turn, ...]] = {
         Turn("cpsat", 1.0, PROOF),
     ),
     "several stages on a rank": (
-        Turn("polish{rounds=12}", 0.25, ORDERS),
+        Turn("polish{rounds=36}", 0.25, ORDERS),
         Turn("local{rounds=4}", 0.2, RULES),
         Turn("cpsat", 0.15, PROOF),
         Turn("refute", 0.28, PROOF),
