@@ -243,7 +243,7 @@ def _seek(work: LayoutWork, number: int, open_layout: OpenLayout, part: float) -
     with work.region():
         try:
             workers = WALKS if work.ops_of_two_chunks >= WALKS_OPS else 1
-            climb = LayoutClimb(workload, open_layout, seed=work.limits.seed + number, workers=workers, starts=work.starts)
+            climb = LayoutClimb(workload, open_layout, seed=work.limits.seed + number, workers=workers)
         except Unsupported as reason:
             work.tried("layouts", time.perf_counter() - begun, why_not=str(reason))
             return

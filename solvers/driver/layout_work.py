@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from schedc.errors import Unsupported
-    from schedc.solvers.layout.layout_arrays import LayoutArrays, ScheduledLayout
+    from schedc.solvers.layout.layout_arrays import ScheduledLayout
 
 LITTLE = 0.0001
 """A gain of less than this share is next to nothing."""
@@ -102,8 +102,6 @@ class LayoutWork(BestKnown):
     """Whether the time is up; then bounds that take long are left out, and an option says less of what it can be worth."""
     options: dict[tuple[object, ...], LayoutOption] = field(default_factory=dict)
     """The layouts that may be handed to a method, by what makes them different."""
-    starts: tuple[LayoutArrays, ...] = ()
-    """Layouts that the bound leaves possible, for searches to start with."""
     best: ScheduledLayout | None = None
     """The layout of the best schedule."""
     layouts: int = 0

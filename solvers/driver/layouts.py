@@ -5,8 +5,7 @@ A Workload and an OpenLayout go in; the best layout with its schedule comes out,
 1. The baselines (`schedc.solvers.layout.baselines`).
 2. With `auto`, where there are few layouts, of few ops: the exact search for a small share of the time.
 3. The method that was asked for, on the balanced partitions in the known placements.
-4. Annealing over layouts (`LayoutClimb`), from named ones and some that the bound leaves possible, begun again from other seeds;
-   where 2 was possible, the exact search once more.
+4. Annealing over layouts (`LayoutClimb`), begun again from other seeds; where 2 was possible, the exact search once more.
 5. The method on the best layouts by successive halving: all of them for a short time, then the better half, until one has the rest.
 
 While time is left, 4 and 5 are repeated with other seeds. A constructive method alone makes the schedule of the plan, on all named
@@ -30,8 +29,7 @@ from schedc.solvers.common.incumbent import Candidate, Ended
 from schedc.solvers.driver.layout_search import evaluated_by, run_layout_method, search_exactly, seek_layouts, try_baselines
 from schedc.solvers.driver.layout_work import LayoutWork
 from schedc.solvers.driver.portfolio import CONSTRUCTIVE_S, solve
-from schedc.solvers.driver.registry import chooses_layout, is_auto
-from schedc.solvers.layout.covered import covered_layouts
+from schedc.solvers.driver.registry import chooses_layout
 from schedc.solvers.layout.layout_arrays import ScheduledLayout
 
 if TYPE_CHECKING:
@@ -40,8 +38,6 @@ if TYPE_CHECKING:
 
 BOUND_SHARE = 0.2
 """Of the time, the bound over layouts gets this share."""
-COVERED_SHARE = 0.1
-"""Of the time, layouts that this bound leaves possible are sought for this share."""
 MOST_BARREN = 3
 """After this many searches in a row that find no layout that may be better, nothing is left to try."""
 NAMED_SHARE = 0.35
@@ -83,9 +79,6 @@ def solve_layouts(workload: Workload, open_layout: OpenLayout, settings: SearchS
         bound_by=bound.name,
         until=until,
     )
-    if is_auto(work.method):
-        in_time = never if clock_s is None else Clock(COVERED_SHARE * clock_s)
-        work.starts = tuple(covered_layouts(workload, open_layout, bound.value_ns, in_time))
     _run(work)
     _check_found(work)
     by_itself = work.is_constructive or (chooses_layout(work.method) and work.exhausted)

@@ -67,7 +67,6 @@ class LayoutClimb:
         seed: int = 0,
         plain: bool | None = None,
         workers: int = 1,
-        starts: Sequence[LayoutArrays] = (),
     ) -> None:
         """Prepare; times the named layouts.
 
@@ -77,7 +76,6 @@ class LayoutClimb:
             seed: of the random numbers.
             plain: see `LayoutEvaluator`.
             workers: this many walks beside each other, each in a thread.
-            starts: more layouts to start with.
 
         Raises:
             Unsupported: the numbers are too large.
@@ -97,14 +95,14 @@ class LayoutClimb:
         ]
         first = self._walks[0]
         rules = range(len(first.screen.whole.rules))
-        drafts = [*map(layout_arrays_of, named_layouts(workload, open_layout).values()), *starts]
+        drafts = list(dict.fromkeys(layout_arrays_of(layout) for layout in named_layouts(workload, open_layout).values()))
         some = rules[:: max(1, len(rules) // START_RULES)]
-        rated = sorted((first.start(draft, some) for draft in dict.fromkeys(drafts)), key=lambda each: each.value_ns)
-        tuned = [first.start(start.draft, rules) for start in rated[:ALL_RULES]]
+        starts = sorted((first.start(draft, some) for draft in drafts), key=lambda each: each.value_ns)
+        tuned = [first.start(start.draft, rules) for start in starts[:ALL_RULES]]
         for start in tuned:
             first.keep(start)
         self._named = first.best
-        self._starts = sorted((*tuned, *rated[ALL_RULES:]), key=lambda each: each.value_ns)
+        self._starts = sorted((*tuned, *starts[ALL_RULES:]), key=lambda each: each.value_ns)
         self._reported_ns = self.best[0].value_ns if self.best else NEVER
 
     @property

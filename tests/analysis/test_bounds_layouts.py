@@ -238,7 +238,7 @@ def test_what_ranks_have_in_known_schedules_is_no_share_that_is_refuted(seed: in
         crossed = tuple(bounds[at + 1][0] for at, (a, b) in enumerate(pairwise(path)) if sites[a] != sites[b])
         part = max(sum(chains[first:last]) for first, last in bounds) / sum(chains)
         size = max(at for at, each in enumerate(SIZE_OF) if each <= part)
-        covers = two_stages.Covers(workload, OpenLayout(chunks=2), never)
+        covers = two_stages._Covers(workload, OpenLayout(chunks=2), never)
         covers.begin(are_apart=True)
         for sizes in ((size, min(size + 1, len(SIZE_OF) - 1)), (0, len(SIZE_OF) - 1)):
             crossings = two_stages._Crossings(inside, crossed, crossed, sizes=sizes)

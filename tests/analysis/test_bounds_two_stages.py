@@ -12,7 +12,7 @@ import pytest
 from inputs.all_layouts import best_of_all, tiny_workload
 from oracles.brute_force import SearchTooLarge, optimum
 
-from schedc.analysis.bounds.layouts.cover import RankKind, cover_of, may_cover
+from schedc.analysis.bounds.layouts.cover import RankKind, may_cover
 from schedc.analysis.bounds.layouts.shared_ranks import shared_ranks_bound
 from schedc.analysis.bounds.layouts.two_stages import _Crossings, two_stages_bound
 from schedc.analysis.simulation.simulate import simulate
@@ -124,8 +124,8 @@ def can_cover(layer: int, layers: int, left: Sequence[tuple[int, list[frozenset[
     return False
 
 
-def test_what_prices_refute_cannot_be_covered_and_what_is_found_covers() -> None:
-    refuted = possible = found = 0
+def test_what_prices_refute_cannot_be_covered() -> None:
+    refuted = possible = 0
     for seed in range(300):
         random, layers = Random(seed), 6
         kinds, sets = [], []
@@ -141,13 +141,7 @@ def test_what_prices_refute_cannot_be_covered_and_what_is_found_covers() -> None
         is_possible = can_cover(0, layers, sets, frozenset())
         possible += is_possible
         if all(shares for _, shares in sets):
-            may = may_cover(np.ones(layers, bool), kinds)
+            may = may_cover(layers, kinds)
             assert may or not is_possible
             refuted += not may
-            chosen = cover_of(np.ones(layers), kinds, lambda _: None)
-            if chosen is not None:
-                found += 1
-                layers_had = {layer for _, (a, b, c, d) in chosen for layer in (*range(a, b), *range(c, d))}
-                assert layers_had == set(range(layers))
-                assert all(sum(at == kind for at, _ in chosen) <= ranks for kind, (ranks, _) in enumerate(kinds))
-    assert possible > 30 and refuted > 0.6 * (300 - possible) and found >= possible
+    assert possible > 30 and refuted > 0.6 * (300 - possible)

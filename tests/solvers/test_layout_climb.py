@@ -11,18 +11,15 @@ from inputs.all_layouts import tiny_workload
 
 from schedc.analysis.bounds.layouts.layout_bound import layout_bound
 from schedc.analysis.bounds.residency import minimum_limit_bytes
-from schedc.errors import Infeasible
 from schedc.ir.costs import MessageCost
 from schedc.ir.layout import OpenLayout
 from schedc.ir.network import Network
-from schedc.ir.problem import Objective
 from schedc.ir.workload import Device, Layer, Workload
 from schedc.lower.placement import place
 from schedc.lower.problem import problem_of
 from schedc.solvers.heuristics import rule_table
 from schedc.solvers.layout.baselines import MIST_LIKE, baselines, named_layouts
 from schedc.solvers.layout.climb import LayoutClimb
-from schedc.solvers.layout.covered import covered_layouts
 from schedc.solvers.layout.layout_arrays import LayoutArrays
 from schedc.verify.layout import verify_layout
 
@@ -209,32 +206,3 @@ def test_an_interruption_leaves_what_was_found() -> None:
     search.run(seconds=0.01)
     with pytest.raises(ValueError, match="expected a number"):
         search.run()
-
-
-def test_layouts_that_the_bound_leaves_possible_are_layouts_and_begin_a_search() -> None:
-    found = 0
-    for seed in range(40):
-        random = Random(seed)
-        ranks = random.randint(2, 4)
-        workload = replace(
-            tiny_workload(random, layers=random.randint(5, 9), ranks=ranks, microbatches=5), objective=Objective.MAKESPAN
-        )
-        if seed % 2:
-            sites = (0, 1, *(random.randint(0, 1) for _ in range(ranks)))[:ranks]
-            workload = replace(workload, network=Network(site_of_rank=sites, between=MessageCost(latency_ns=7, transfer_ns=3)))
-        try:
-            bound_ns = layout_bound(workload, OpenLayout(chunks=2)).value_ns
-        except Infeasible:
-            continue
-        drafts = [*covered_layouts(workload, OpenLayout(), bound_ns, lambda: False)]
-        found += bool(drafts)
-        for draft in drafts:
-            assert not verify_layout(workload, draft.layout())
-            assert max(map(draft.ranks.count, draft.ranks)) <= 2
-        assert not [*covered_layouts(workload, OpenLayout(), bound_ns, lambda: True)]
-        of_spans = replace(workload, objective=Objective.STAGE_SPAN)
-        assert not [*covered_layouts(of_spans, OpenLayout(), bound_ns, lambda: False)]
-    assert found > 10
-    drafts = [*covered_layouts(UNEVEN, OpenLayout(), layout_bound(UNEVEN, OpenLayout(chunks=2)).value_ns, lambda: False)]
-    assert drafts
-    assert LayoutClimb(UNEVEN, OpenLayout(), starts=drafts).best[0].value_ns <= LayoutClimb(UNEVEN, OpenLayout()).best[0].value_ns

@@ -1,6 +1,6 @@
-"""Whether some ranks can have all layers between them, each rank one of its shares: refuted by prices of layers, or found.
+"""Whether some ranks can have all layers between them, each rank one of its shares: refuted by prices of layers.
 
-Takes shares as arrays; gives a yes or a no. A no is proven in whole numbers; a yes says nothing. Or a choice of shares.
+Takes shares as arrays; gives a yes or a no. A no is proven in whole numbers; a yes says nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -25,13 +25,6 @@ UNEVEN = 1e-7
 """By how much right-hand sides differ, so that no two steps tie; what is proven does not depend on them."""
 
 
-BRANCHES, MOST_DIVES = 4, 48
-"""For a layer this many shares are tried, and in all this many choices, where a choice of shares is sought."""
-
-FEWER = 7 / 8
-"""Prices of layers, for a choice of shares, are those which refute that this part of the ranks is enough."""
-
-
 class RankKind(NamedTuple):
     """Ranks that may have the same shares."""
 
@@ -40,75 +33,23 @@ class RankKind(NamedTuple):
     """[4, shares]: a share has the layers [cuts[0], cuts[1]) and [cuts[2], cuts[3]). Sorted by cuts[0]."""
 
 
-def cover_of(work: Vector, kinds: Sequence[RankKind], spend: Callable[[int], None]) -> list[tuple[int, Cuts]] | None:
-    """Shares that have all layers between them, with the number of each one's kind; they may overlap. None: none is found.
+def may_cover(layers: int, kinds: Sequence[RankKind]) -> bool:
+    """False only if no choice of a share for each rank has every layer once.
 
-    A layer is given to one of the shares whose layers that are left are the dearest, at prices at which fewer ranks could not have
-    all, or else by their work; and so on. What cannot be completed is taken back.
-
-    Args:
-        work: of each layer, in any unit.
-        kinds: of ranks, with their shares.
-        spend: is called before every choice, with how many shares there are; may raise.
-    """
-    choices = 0
-
-    def completed(left: NDArray[np.bool_], counts: tuple[int, ...]) -> list[tuple[int, Cuts]] | None:
-        nonlocal choices
-        if not left.any():
-            return []
-        spend(sum(kind.cuts.shape[1] for kind in kinds))
-        choices += 1
-        ranks = [kind._replace(ranks=count) for kind, count in zip(kinds, counts, strict=True) if count]
-        if choices > MOST_DIVES or not ranks or not may_cover(left, ranks):
-            return None
-        having = np.zeros(left.size + 1, np.int64)
-        for kind in ranks:
-            for at, sign in enumerate((1, -1, 1, -1)):
-                np.add.at(having, kind.cuts[at], sign)
-        layer = int(np.where(left, having.cumsum()[:-1], np.iinfo(np.int64).max).argmin())
-        prices = _refuting_prices(left, ranks, FEWER)
-        sums = np.concatenate([[0.0], np.cumsum(work * left if prices is None else prices)])
-        found: dict[tuple[int, float], tuple[float, int, Cuts]] = {}
-        for at, kind in enumerate(kinds):
-            (a, b, c, d), of_shares = kind.cuts, _of_shares(sums, kind)
-            has = np.flatnonzero(((a <= layer) & (layer < b)) | ((c <= layer) & (layer < d))) if counts[at] else np.array([], int)
-            for share in has[np.argsort(-of_shares[has], kind="stable")[: 8 * BRANCHES]]:
-                found.setdefault((at, of_shares[share]), (of_shares[share], at, kind.cuts[:, share]))
-        for _, at, cuts in sorted(found.values(), key=lambda each: -each[0])[:BRANCHES]:
-            others = left.copy()
-            others[cuts[0] : cuts[1]] = others[cuts[2] : cuts[3]] = False
-            rest = completed(others, tuple(count - (at == kind) for kind, count in enumerate(counts)))
-            if rest is not None:
-                return [(at, cuts), *rest]
-        return None
-
-    return completed(np.ones(work.size, bool), tuple(kind.ranks for kind in kinds))
-
-
-def may_cover(needed: NDArray[np.bool_], kinds: Sequence[RankKind]) -> bool:
-    """False only if no choice of a share for each rank has every layer that is needed.
-
-    Proof of a no: let each layer have a price ≥ 0, which is 0 where it is not needed, and no share of kind k cost more than p_k. If
-    all prices together are more than the sum of ranks × p_k, whatever the ranks have, some layer is left over.
+    Proof of a no: let each layer have a price ≥ 0, and no share of kind k cost more than p_k. If all prices together are more than
+    the sum of ranks × p_k, whatever the ranks have, some layer is left over.
 
     Prices are the duals of a linear program: cover the most of the layers with shares that may be divided among ranks. The simplex
     method begins without shares, and adds the dearest ones when those it has give no better prices. How prices are found proves
     nothing: only the check of them, in whole numbers, counts.
     """
-    return _refuting_prices(needed, kinds, 1.0) is None
-
-
-def _refuting_prices(needed: NDArray[np.bool_], kinds: Sequence[RankKind], part: float) -> Vector | None:
-    """Prices which refute that this part of the ranks can have all that is needed; None: there are none, or none are found."""
     if any(kind.cuts.shape[1] == 0 for kind in kinds):
-        return np.zeros(needed.size)
-    layers = needed.size
+        return False
     size = layers + len(kinds)
-    counts = part * np.array([kind.ranks for kind in kinds], np.float64)
+    counts = np.array([kind.ranks for kind in kinds], np.float64)
     inverse = np.eye(size)  # rows: layers that are not covered, ranks that have nothing yet
     values = np.concatenate([np.ones(layers), counts]) + UNEVEN * np.linspace(1, 2, size)
-    costs = np.concatenate([needed, np.zeros(len(kinds))])
+    costs = np.concatenate([np.ones(layers), np.zeros(len(kinds))])
     # Columns: this layer may be left over, or this rank have nothing; two ranks may have this layer; shares.
     columns, of_column = np.concatenate([np.eye(size), -np.eye(size)[:, :layers]], axis=1), np.append(costs, np.zeros(layers))
     for _ in range(MOST_PIVOTS):
@@ -120,15 +61,15 @@ def _refuting_prices(needed: NDArray[np.bool_], kinds: Sequence[RankKind], part:
             sums = np.concatenate([[0.0], np.cumsum(prices)])
             dearest = [_dearest(sums, kind) for kind in kinds]
             most = np.array([cost.max() for cost, _ in dearest])
-            if prices.sum() - counts @ most > NOTHING and _is_proof(prices, kinds, part):
-                return prices
+            if prices.sum() - counts @ most > NOTHING and _is_proof(prices, kinds):
+                return False
             found = [
                 _column(size, layers + at, kind.cuts[:, share])
                 for at, (kind, (cost, shares)) in enumerate(zip(kinds, dearest, strict=True))
                 for share in shares[cost + duals[layers + at] > NOTHING]
             ]
             if not found or costs @ values <= layers * size * UNEVEN:
-                return None  # these are the best prices
+                return True  # these are the best prices
             columns = np.concatenate([columns, np.transpose(found)], axis=1)
             of_column = np.append(of_column, np.zeros(len(found)))
             continue
@@ -136,7 +77,7 @@ def _refuting_prices(needed: NDArray[np.bool_], kinds: Sequence[RankKind], part:
         ratios = np.divide(values, step, out=np.full(size, np.inf), where=step > NOTHING)
         leaves = int(ratios.argmin())
         if np.isinf(ratios[leaves]):
-            return None
+            return True
         pivot = inverse[leaves] / step[leaves]
         values[leaves], step[leaves] = ratios[leaves], 0
         others = np.arange(size) != leaves
@@ -144,7 +85,7 @@ def _refuting_prices(needed: NDArray[np.bool_], kinds: Sequence[RankKind], part:
         inverse -= np.outer(step, pivot)
         inverse[leaves] = pivot
         costs[leaves] = of_column[enters]
-    return None
+    return True
 
 
 def _dearest(sums: Vector, kind: RankKind) -> tuple[Vector, NDArray[np.int64]]:
@@ -169,8 +110,8 @@ def _of_shares(sums: NDArray[Any], kind: RankKind) -> NDArray[Any]:
     return cost
 
 
-def _is_proof(prices: Vector, kinds: Sequence[RankKind], part: float) -> bool:
+def _is_proof(prices: Vector, kinds: Sequence[RankKind]) -> bool:
     """Whether these prices, rounded down, leave a layer over."""
     whole = np.floor(prices * SCALE).astype(np.int64)
     sums = np.concatenate([[0], np.cumsum(whole)])
-    return int(sums[-1]) > part * sum(int(_of_shares(sums, kind).max()) * kind.ranks for kind in kinds)
+    return int(sums[-1]) > sum(int(_of_shares(sums, kind).max()) * kind.ranks for kind in kinds)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from schedc.analysis.bounds.clock import TimeUp, Until, never
-from schedc.analysis.bounds.layouts.cover import RankKind, cover_of, may_cover
+from schedc.analysis.bounds.layouts.cover import RankKind, may_cover
 from schedc.analysis.bounds.layouts.share_values import SIZE_OF, CrossingWay, SharedChain, ShareValues
 from schedc.ir import Device, Objective, OpenLayout, Semantics, Workload
 
@@ -32,8 +32,6 @@ CELLS, OF_BOX = 64, 2**14
 """Looking at this many cuts counts as valuing one share; a box of sizes, as this many more."""
 MOST_WORK, MOST_WORK_APART = 2**24, 2**22
 """At most this many shares are valued, which takes some seconds; and this many where how far apart microbatches come counts."""
-OF_CHOICE = 2
-"""Choosing among shares for a cover is as much work as valuing this many times as many."""
 SIZES = len(SIZE_OF) - 1
 CROSSINGS = 3
 """Costs of crossings count as at most this many different ones."""
@@ -77,7 +75,7 @@ def two_stages_bound(workload: Workload, open_layout: OpenLayout, least_ns: int,
     is_for = workload.objective is Objective.MAKESPAN and workload.semantics is not Semantics.TORCH
     if not is_for or chunks > 2 or len(workload.layers) > MOST_LAYERS:
         return least_ns
-    refuted_ns, covers = least_ns - 1, Covers(workload, open_layout, until)
+    refuted_ns, covers = least_ns - 1, _Covers(workload, open_layout, until)
     for are_apart in (False, True) if covers.are_linked else ():
         covers.begin(are_apart=are_apart)
         possible_ns, step_ns = covers.one_by_one_ns, max(1, least_ns >> (FIRST_STEP + 2 * are_apart))
@@ -128,7 +126,7 @@ class _Crossings:
             yield replace(self, first=tuple(firsts), last=tuple(lasts))
 
 
-class Covers:
+class _Covers:
     """The crossings that layouts may have, and the shares that ranks may have with each."""
 
     def __init__(self, workload: Workload, open_layout: OpenLayout, until: Until) -> None:
@@ -186,31 +184,13 @@ class Covers:
             self._may = crossings
         return not halves or any(self._may_be(most_ns, half) for half in halves)
 
-    def shares_within(self, most_ns: int) -> list[tuple[int, NDArray[np.int64]]] | None:
-        """Ranks with cuts of shares that leave each of them this makespan, as far as shares know; None: none are found.
-
-        They have all layers between them, some perhaps twice. Raises TimeUp.
-        """
-        if not self.may_take(most_ns) or self._may is None:
-            return None
-        kinds, layers = self._kinds(most_ns, self._may), self._chain.workload.layers
-        work = np.array([layer.forward_ns[0] + layer.backward_ns[0] for layer in layers], np.float64)
-        found = cover_of(work, [kind for _, kind in kinds], lambda shares: self._chain.spend(OF_BOX + OF_CHOICE * shares))
-        return None if found is None else [(kinds[at][0].pop(), cuts) for at, cuts in found]
-
     def _may_cross(self, most_ns: int, crossings: _Crossings) -> bool:
-        return may_cover(np.ones(self._chain.layers, bool), [kind for _, kind in self._kinds(most_ns, crossings)])
-
-    def _kinds(self, most_ns: int, crossings: _Crossings) -> list[tuple[list[int], RankKind]]:
-        """Ranks, with the shares that each of them may have."""
         kinds = []
         for is_inside in (True, False):
-            inside = [rank for rank in range(len(self._devices)) if (rank in crossings.inside) == is_inside]
-            for device in dict.fromkeys(self._devices[rank] for rank in inside):
-                ranks = [rank for rank in inside if self._devices[rank] == device]
-                shares = self._shares(most_ns, device, crossings, 0 if is_inside else 1)
-                kinds.append((ranks, RankKind(len(ranks), shares)))
-        return kinds
+            ranks = [rank for rank in range(len(self._devices)) if (rank in crossings.inside) == is_inside]
+            for device, number in Counter(self._devices[rank] for rank in ranks).items():
+                kinds.append(RankKind(number, self._shares(most_ns, device, crossings, 0 if is_inside else 1)))
+        return may_cover(self._chain.layers, kinds)
 
     def _shares(self, most_ns: int, device: Device, crossings: _Crossings, odd: int) -> NDArray[np.int64]:
         """The largest shares that ranks with this device may have; `odd` is 0 for ranks of the first site, 1 for others."""
