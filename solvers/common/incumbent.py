@@ -303,13 +303,17 @@ class Incumbent(BestKnown):
             raise Unsupported("no schedule of whole blocks is known to start from")
         return self.whole
 
-    def starts(self, most: int) -> list[Schedule]:
-        """Up to `most` schedules of whole blocks: the best; the best of each mixture; their second best; and so on."""
-        found, mixtures = [self.start], Counter[str]()
-        turns: list[tuple[int, int, Schedule]] = []
-        for (_, mixture), (objective_ns, schedule) in sorted(self.families.items(), key=lambda each: each[1][0]):
-            turns.append((mixtures[mixture], objective_ns, schedule))
-            mixtures[mixture] += 1
+    def starts(self, most: int, besides: str = "") -> list[Schedule]:
+        """Up to `most` schedules of whole blocks: the best; the best of each mixture; their second best; and so on.
+
+        Where other methods than `besides` found any, only theirs.
+        """
+        mixtures, turns = Counter[str](), list[tuple[int, int, Schedule]]()
+        for (name, mixture), (objective_ns, schedule) in sorted(self.families.items(), key=lambda each: each[1][0]):
+            if name != besides:
+                turns.append((mixtures[mixture], objective_ns, schedule))
+                mixtures[mixture] += 1
+        found = [] if besides and turns else [self.start]
         for _, _, schedule in sorted(turns, key=lambda each: each[:2]):
             if len(found) < most and schedule not in found:
                 found.append(schedule)

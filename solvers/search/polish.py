@@ -75,6 +75,8 @@ class Polish(LocalSearch, frozen=True):
     Where nothing is gained by fusing, every backward is split.
     """
 
+    anew: bool = False
+    """Start from what other methods found, not from what `polish` found before."""
     name, place, graphs, slices = "polish", 230, True, True
 
     @classmethod
@@ -87,7 +89,8 @@ class Polish(LocalSearch, frozen=True):
     def improve(self, incumbent: Incumbent, limits: Limits) -> None:
         """Offer the best schedule of many changes."""
         problem, saves_time = incumbent.problem, fusing_saves_time(incumbent.problem)
-        starts = incumbent.starts(STARTS if saves_time else 1)  # where all are split, other starts cost more than they find
+        most = STARTS if saves_time else 1  # where all are split, other starts cost more than they find
+        starts = incumbent.starts(most, besides=self.name if self.anew else "")
         if problem.split_backward and not saves_time:
             starts = [_split(start) for start in starts]
         climbing = self.climbing(incumbent, limits)
