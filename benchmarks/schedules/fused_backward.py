@@ -166,7 +166,7 @@ def _instances(set_name: str, share: str) -> tuple[Instance, ...]:
 
 def _odd(instance: Instance) -> Instance:
     """The same in odd nanoseconds and bytes: BW is the same share of B + W, memory holds as many activations."""
-    problem, random = instance.problem, Random(instance.name)
+    problem, random = instance.problem, Random(instance.name.partition("-bw")[0])
     more_bytes = random.randrange(1, 2 * MIB, 2)
     limits_bytes, stages, links = list(problem.memory_limit_bytes), [], []
     for stage in problem.stages:

@@ -54,9 +54,9 @@ MOST_TICKS = 20_000
 MOST_SLOTS = 12
 """The first rank's memory holds at most this many microbatches: the model grows with the square of how many it holds."""
 LEAST_AHEAD, ROUNDS_AHEAD = 16, (4, 6, 8)
-"""`ahead` is the larger of the first, and one of the second times what the first rank holds: the last two of these with fewer than
-the step's microbatches, the larger where the smaller gives no answer. What was ready before the first of them helps only once. With
-more microbatches that is less for each, so a higher pace is refuted, but later."""
+"""`ahead` is at least the first. Of the second, times what the first rank holds, the two largest below the step's microbatches are
+asked: the smaller first, the larger where that refutes nothing. What was ready before the first of them helps only once; with more
+microbatches that is less for each, so a higher pace is refuted, but later."""
 
 
 class Pace(Search, frozen=True):
@@ -92,15 +92,17 @@ class Pace(Search, frozen=True):
         paces = Paces(without_recomputed_bytes(beside_gathered(incumbent.problem)), until=clock or never)
         incumbent.cut_short |= clock is not None and clock.has_cut
         aheads = list(paces.aheads)
-        low, high = (paces.pace(value_ns, aheads[0]) for value_ns in (incumbent.bound_ns, incumbent.objective_ns))
+        low, high = paces.pace(incumbent.bound_ns, aheads[0]), paces.pace(incumbent.objective_ns, aheads[-1])
         while high - low > max(1, high // FINEST) and incumbent.gap > limits.gap:
             asked = low + max(1, (high - low) // 4)  # below the middle: a no comes soon, all else may take the whole share
             for more, ahead in enumerate(aheads):
+                if paces.bound_ns(asked, ahead) <= incumbent.bound_ns:
+                    continue
                 left = limits.left(begun_s, spent)
                 if left.least <= 0:
                     incumbent.cut_short |= left.clock_s is not None
                     return
-                model, solver = build_pace(paces.chain, ahead, asked), _solver_of(left.part(SHARE, least=LEAST_S))
+                model, solver = build_pace(paces.chain, ahead, asked), pace_solver(left.part(SHARE, least=LEAST_S))
                 code, ended_by = run(solver, model)
                 taken = solver.response_proto.deterministic_time
                 spent, incumbent.work = spent + taken, incumbent.work + taken
@@ -113,7 +115,7 @@ class Pace(Search, frozen=True):
                         *asked_of(solver),
                         f"pace: none is followed by {ahead} others at less than {asked * paces.tick_ns / PARTS:.15g} ns for each",
                         digest_of(model),
-                        f"status {SolverStatus.INFEASIBLE}, at least {bound_ns} ns",
+                        f"status {SolverStatus.INFEASIBLE} without presolve, at least {bound_ns} ns",
                     )
                     incumbent.raise_bound(bound_ns, BoundName.CPSAT_CUT, log)
                     break
@@ -121,7 +123,7 @@ class Pace(Search, frozen=True):
                 high = asked - 1
 
 
-def _solver_of(limits: Limits) -> cp_model.CpSolver:
+def pace_solver(limits: Limits) -> cp_model.CpSolver:
     """CP-SAT as it answers these questions soonest, some in a tenth of the time: one search, of the model as it is."""
     solver = solver_of(replace(limits, workers=1, gap=0.0))
     parameters = solver.parameters
@@ -138,9 +140,9 @@ class Paces:
     def __init__(self, problem: Problem, aheads: Sequence[int] = (), until: Until = never) -> None:
         """Of a problem that is no misfit, whose ranks hold nothing but activations.
 
-        `aheads` are how many microbatches must keep ahead, in ascending order; none: as many as the memory suggests
-        (`ROUNDS_AHEAD`). The bounds of the last microbatches (2 of the proof) take ten seconds for 64 ranks; where the time is up
-        before (`until`) they are weaker.
+        `aheads` are how many microbatches must keep ahead, each fewer than there are, in ascending order; none: as many as the
+        memory suggests (`ROUNDS_AHEAD`). The bounds of the last microbatches (2 of the proof) take ten seconds for 64 ranks; where
+        the time is up before (`until`) they are weaker.
         """
         (each,) = frames_of(problem)[0].classes
         costs, hops = each.microbatches.costs, (each.microbatches.forward, each.microbatches.backward)

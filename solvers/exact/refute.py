@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from schedc.solvers.common.incumbent import Incumbent
 
 STEPS, MOST_STEPS = 100, 1600
-"""Of narrow windows, the first step is the objective over the one, the least that is tried over the other."""
+"""The first makespan asked for is above the bound by the objective over the one; the least step is the objective over the other."""
 LEAST_S = 0.25
 """No question gets less, where as much is left."""
 SHARE, FEW_SHARE = 0.5, 0.05
@@ -49,7 +49,7 @@ SHARE, FEW_SHARE = 0.5, 0.05
 LEAST_WORK = 1e-3
 """No question counts as less."""
 RANKS = 3
-"""Narrow makespans count the memory of this many ranks at first: those where it causes the longest waits."""
+"""Models without compute count the memory of this many ranks at first: those where it causes the longest waits."""
 RANKS_SHARE = 0.1
 """Finding them takes at most this share of a time limit."""
 
@@ -104,7 +104,7 @@ def refute(
         problem: what must be done.
         bound_ns: a lower bound that is known already.
         objective_ns: the makespan of a schedule that is known.
-        limits: when to stop, the seed and the workers; in deterministic time all steps share the limit.
+        limits: when to stop, and the seed (one worker answers); in deterministic time all steps share the limit.
         on_bound: is called with each better bound, and what it rests on.
 
     Raises:
@@ -120,7 +120,7 @@ def refute(
     asker = _Asker(problem, grid, blocks, objective_ns, limits, on_bound, time.perf_counter(), bound_ns, grid.ticks(bound_ns))
     path, order = windows_of(problem, blocks, asker.enough).least, _ranks(problem, clock) if asker.goes_on else ()
     memories = (_Counted(limited=frozenset(order[:count])) for count in range(min(RANKS, len(order)), len(order) + 1))
-    _by_gain(asker, [_grow(asker, order, path), _narrow(asker, memories, path, FEW_SHARE)])
+    _by_gain(asker, [_grow(asker, order, path), _by_memory(asker, memories, path, FEW_SHARE)])
     cut_short = clock.has_cut or not (asker.counts_all or asker.is_good_enough)
     return Refuted(lower_bound_ns=asker.bound_ns, cut_short=cut_short, work=asker.spent)
 
@@ -171,7 +171,7 @@ class _Asker:
         """Whether there is something to ask, and a limit allows it."""
         return not self.is_good_enough and self.limits.left(self.begun, self.spent).least > 0
 
-    def ask(self, counted: _Counted, upper: int, share: float = SHARE) -> SolverStatus:
+    def ask(self, counted: _Counted, upper: int, share: float) -> SolverStatus:
         """For the best relaxed schedule of at most `upper` ticks, in a share of what is left."""
         windows = windows_of(self.problem, self.blocks, upper)
         lower, computing, limited = self.lower, counted.computing, counted.limited
@@ -224,7 +224,8 @@ def _grow(asker: _Asker, order: Sequence[int], path: int) -> Iterator[None]:
     """Let the relaxation count more and more, as long as it is settled; a question each time it goes on.
 
     At first the compute of ranks that did several things at once; then memory limits in the order given, alone and with that
-    compute: each alone is settled far sooner than both together. Where not all is counted then, a longer try may settle more.
+    compute: each alone is settled far sooner than both together. Where not all is counted then, the first ranks' memory is tried
+    with all that compute.
     """
     settled = counted = _Counted()
     more = crowded = yield from _settle(asker, settled, path, SHARE)
@@ -248,7 +249,7 @@ def _grow(asker: _Asker, order: Sequence[int], path: int) -> Iterator[None]:
         yield from _settle(asker, last, path, SHARE)
 
 
-def _narrow(asker: _Asker, relaxations: Iterable[_Counted], path: int, share: float) -> Iterator[None]:
+def _by_memory(asker: _Asker, relaxations: Iterable[_Counted], path: int, share: float) -> Iterator[None]:
     """Settle one after another, as long as that succeeds; a question each time it goes on."""
     for counted in relaxations:
         if (yield from _settle(asker, counted, path, share)) is None:  # nor would one that counts more be settled

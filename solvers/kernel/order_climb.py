@@ -171,6 +171,7 @@ class OrderClimber:
         self._numbering = Numbering(*(each.copy() for each in numbering))
         self._ranges, self._room, self._heat = (2, *ranges), workspace_of(facts), (warmth, cooling)
         self._polish = compiled(polish if facts.slices else polish_chain)
+        self.reached: Orders  # where the last climb ended, which may be later than its best
 
     def climb(self, orders: Orders, evaluations: int, seed: int, heat: float, stop: NDArray[np.bool_]) -> float:
         """Make that many changes of the orders, which become the best found; gives the value of these, in ns."""

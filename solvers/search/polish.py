@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 CLIMBS = 2
 """Searches beside each other in one round."""
 STARTS = 9
-"""At most this many schedules start the first round; then the best of two mixtures of backwards go on, at last the best of all."""
+"""At most this many start the first round; then the best of each of two mixtures of backwards goes on, at last the best of all."""
 REACH = 10
 """How far an op may be moved."""
 EXCHANGES = 4
@@ -60,11 +60,13 @@ HEAT, ALIKE_HEAT = 2e-4, 6e-4
 """How much worse orders may be that a climb goes on from, at its beginning, as a share of the objective. The second is for alike
 microbatches."""
 WARMTHS = 0.5, 1.7
-"""By this that is multiplied in the one search and in the other: which is better differs from problem to problem."""
+"""The heat of the first and of the second search is multiplied by these: which is better differs from problem to problem."""
 ALONE = 0.8
 """For this share of the rounds each search goes on by itself; then both from the best."""
+LEAST_CHANGES, TIMED_OPS = 200, 10_000_000
+"""Each search tries at least the first number of changes in a round, and as many as time about the second number of ops."""
 ROUNDS_PER_S = 4
-"""Where a clock ends the search, it plans no more rounds than these for a second, which about fit: one cut short is still hot."""
+"""Where a clock ends it, a search plans at most these rounds for a second, of large problems fewer: one cut short is still hot."""
 ROUND_OPS = 15_000_000
 """About this many ops are timed for several conditions by each search in one round, where none of its orders is given up early."""
 
@@ -95,7 +97,9 @@ class Polish(LocalSearch, frozen=True):
             starts = [_split(start) for start in starts]
         climbing = self.climbing(incumbent, limits)
         if climbing.time_s is not None and not climbing.evaluations:
-            climbing = replace(climbing, rounds=min(climbing.rounds, ceil(max(1, ROUNDS_PER_S * climbing.time_s))))
+            fitting = ROUNDS_PER_S * climbing.time_s / max(1.0, LEAST_CHANGES * problem.num_ops / TIMED_OPS) - len(starts) // CLIMBS
+            incumbent.cut_short |= fitting < climbing.rounds
+            climbing = replace(climbing, rounds=min(climbing.rounds, max(1, ceil(fitting))))
         found = polish_schedule(problem, starts, climbing)
         incumbent.offer_valid(found.schedule, self.name)
         incumbent.cut_short |= found.cut_short
@@ -122,8 +126,10 @@ def polish_schedule(problem: Problem, starts: Sequence[Schedule], climbing: Clim
     exchanges = EXCHANGES if fusing_saves_time(problem) else 0
     starts = starts[0], *starts
     pool = [packed_orders(problem, facts, start, exchanges=bool(exchanges)) for start in starts]
-    mixtures = [mixture_of(start) if exchanges else str(at) for at, start in enumerate(starts)]
-    evaluations = climbing.evaluations or min(40_000, max(200, 10_000_000 // int(pool[0].lengths.sum())))
+    mixtures = [mixture_of(start) if exchanges else "" for start in starts]
+    if len(set(mixtures)) == 1:
+        mixtures = [str(at) for at in range(len(starts))]
+    evaluations = climbing.evaluations or min(40_000, max(LEAST_CHANGES, TIMED_OPS // int(pool[0].lengths.sum())))
     alone, numbering = unsampled(durations_ns_of(problem)), numbering_of(problem)
     are_alike, waits = numbering.members.size > 0, values_wait(problem)
     ranges = REACH, exchanges, FOLLOWS if are_alike else 0
@@ -132,15 +138,20 @@ def polish_schedule(problem: Problem, starts: Sequence[Schedule], climbing: Clim
     climbers = [OrderClimber(facts, alone, numbering, ranges, warmth, warmth / climbing.rounds) for warmth in warmths]
     rounds = Rounds(climbing=climbing, evaluations=evaluations, heat=1.0)
     best, best_ns = pool[0].copy(), int(STRANDED)
+
+    def exceeds(orders: Orders) -> bool:
+        return waits and exceeded_limit(problem, unpacked_schedule(problem, orders)) is not None
+
     for number, values in enumerate(rounds.run(climbers, pool)):
         leaders: dict[str, Orders] = {}  # after the first round: where the best climb of each mixture has come to
         for at in sorted(range(len(pool)), key=values.__getitem__):
-            if values[at] < best_ns and not (waits and exceeded_limit(problem, unpacked_schedule(problem, pool[at]))):
+            if values[at] < best_ns and not exceeds(pool[at]):
                 best, best_ns = pool[at].copy(), int(values[at])
             leaders.setdefault(mixtures[at], climbers[at].reached)
         pool[:] = list(leaders.values())[:CLIMBS] if number == 0 else [climber.reached for climber in climbers]
         if number + 1 == int(ALONE * climbing.rounds) or len(pool) < CLIMBS:
-            pool[:] = [best.copy() for _ in range(CLIMBS)]
+            pool[:] = [best] * CLIMBS
+        pool[:] = [(best if exceeds(orders) else orders).copy() for orders in pool]
         del climbers[CLIMBS:]
     return Found(unpacked_schedule(problem, best), best_ns, rounds.cut_short, rounds.ended_by)
 

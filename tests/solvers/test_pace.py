@@ -15,8 +15,8 @@ from schedc.ir import BoundName, Kind, Objective
 from schedc.models.cpsat.pace import PARTS, build_pace
 from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.driver.portfolio import solve
-from schedc.solvers.exact.cpsat import run, solver_of
-from schedc.solvers.exact.pace import LEAST_AHEAD, MOST_TICKS, Pace, Paces
+from schedc.solvers.exact.cpsat import run
+from schedc.solvers.exact.pace import LEAST_AHEAD, MOST_TICKS, Pace, Paces, pace_solver
 from schedc.solvers.heuristics.greedy import Greedy
 from schedc.study.bench.pipelines import LinkTimes, both_ways, pipeline
 from schedc.verify.schedule.checks import verify_schedule
@@ -60,7 +60,7 @@ def drawn(seed: int, microbatches: int) -> Problem:
 
 
 def refuted(paces: Paces, pace: int) -> bool:
-    solver = solver_of(LIMITS)
+    solver = pace_solver(LIMITS)
     return solver.status_name(run(solver, build_pace(paces.chain, AHEAD, pace))[0]) == "INFEASIBLE"
 
 

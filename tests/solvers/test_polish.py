@@ -129,6 +129,7 @@ def test_where_a_clock_ends_it_it_cools_in_the_rounds_that_fit(monkeypatch: pyte
         Polish(rounds=30).improve(incumbent, limits)
     Polish(rounds=30, evaluations=50).improve(incumbent, Limits(time_s=0.01))
     assert planned == [2 * ROUNDS_PER_S, 1, 30, 3, 30, 30]
+    assert incumbent.cut_short
 
 
 @examples(60)
