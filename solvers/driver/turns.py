@@ -57,7 +57,7 @@ TURNS: dict[str, tuple[Turn, ...]] = {
     ),
     # With several chunks on a rank, bounds are weaker and good rules rarer: easy ones are proven soon, the others need the search.
     # Polishing comes first: from where the rules end it gets no further (of ten m70 cells five are proven in 30 s, not two).
-    # `refute` comes before the longest searches, so that they can end at its bound; again for limits of work, which they do not use.
+    # `refute` comes before the longest searches, so that they can end at its bound; again for limits of work, which they ignore.
     "several stages on a rank, and BW cheaper than B and W": (
         Turn("polish{rounds=40}", 0.4, ORDERS),
         Turn("local{rounds=4}", 0.2, RULES),
