@@ -9,7 +9,7 @@ Run it as
 `python benchmarks/schedules/fused_backward.py ROWS.csv [--sets m70:60,m70-wave:10] [--shares 1,0.95,0.9,0.85]
 [--only-print | --bounds 20]`.
 After a set's name comes its time limit, in seconds for each cell; `m70-wave:10:3` runs every third cell only, `m70-wave-odd:10` all
-in odd numbers: a drawn number of nanoseconds, up to 1 ms, is added to each F, B, W and latency, and up to 2 MiB to activations.
+in odd numbers, as measured: each time has some nanoseconds more, and each size some bytes.
 
 With `--bounds WORK` it runs no method: it bounds the rows of the file anew, by the analytic bounds and by `refute` with this much
 work, and prints the gaps to the same makespans, then and now.
@@ -27,6 +27,9 @@ from resource import RUSAGE_CHILDREN, getrusage
 from statistics import mean, median
 from typing import TYPE_CHECKING, NamedTuple
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
+
+from inputs.odd_numbers import odd
 from rich.console import Console
 from rich.table import Table
 
@@ -58,7 +61,6 @@ KERNELS: tuple[Callable[..., object], ...] = (
 """What the searches run is compiled, or found in the cache, before anything is timed."""
 
 
-MS, MIB = 1_000_000, 1 << 20
 ODD = "-odd"
 """Ends the name of a set whose numbers are made odd."""
 
@@ -160,39 +162,19 @@ def _row(set_name: str, cell: str, share: str, instance: Instance, limit_s: floa
 
 
 def _instances(set_name: str, share: str) -> tuple[Instance, ...]:
-    shipped = instances(set_name.removesuffix(ODD), None if float(share) == 1 else float(share))
-    return tuple(map(_odd, shipped)) if set_name.endswith(ODD) else shipped
+    if set_name.endswith(ODD):
+        return tuple(_odd(instance, float(share)) for instance in instances(set_name.removesuffix(ODD)))
+    return instances(set_name, None if float(share) == 1 else float(share))
 
 
-def _odd(instance: Instance) -> Instance:
-    """The same in odd nanoseconds and bytes: BW is the same share of B + W, memory holds as many activations."""
-    problem, random = instance.problem, Random(instance.name.partition("-bw")[0])
-    more_bytes = random.randrange(1, 2 * MIB, 2)
-    limits_bytes, stages, links = list(problem.memory_limit_bytes), [], []
-    for stage in problem.stages:
-        (forward_ns,), (input_ns,), (weight_ns,) = stage.forward_ns, stage.backward_input_ns, stage.backward_weight_ns
-        share = stage.backward_ns[0] / (input_ns + weight_ns)
-        forward_ns, input_ns, weight_ns = (each_ns + random.randrange(1, MS, 2) for each_ns in (forward_ns, input_ns, weight_ns))
-        limit_bytes = problem.memory_limit_bytes[stage.rank]
-        if limit_bytes is not None and stage.activation_bytes:
-            limits_bytes[stage.rank] = limit_bytes + (limit_bytes // stage.activation_bytes + 1) * more_bytes
-        odd_stage = replace(
-            stage,
-            forward_ns=(forward_ns,),
-            backward_input_ns=(input_ns,),
-            backward_weight_ns=(weight_ns,),
-            backward_ns=(round(share * (input_ns + weight_ns)),),
-            activation_bytes=stage.activation_bytes + more_bytes,
-            activation_after_input_bytes=stage.activation_after_input_bytes + more_bytes // 2,
-        )
-        stages.append(odd_stage)
-    for link in problem.links:
-        more_ns = random.randrange(1, MS, 2)
-        links.append(replace(link, latency_ns=link.latency_ns + more_ns) if link.latency_ns else link)
-    changed = replace(
-        problem, name=problem.name + ODD, stages=tuple(stages), links=tuple(links), memory_limit_bytes=tuple(limits_bytes)
+def _odd(instance: Instance, share: float) -> Instance:
+    """The instance in odd nanoseconds and bytes, the same for each share of BW."""
+    problem = odd(instance.problem, Random(instance.name), scaled=False).problem
+    stages = tuple(
+        replace(stage, backward_ns=(round(share * (stage.backward_input_ns[0] + stage.backward_weight_ns[0])),))
+        for stage in problem.stages
     )
-    return replace(instance, problem=changed)
+    return replace(instance, problem=replace(problem, name=problem.name + ODD, stages=stages))
 
 
 def _print_bounds(rows: Sequence[Row], set_names: Sequence[str], limits: Limits) -> None:

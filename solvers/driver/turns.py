@@ -27,7 +27,7 @@ class Turn(NamedTuple):
 
 RULES, ORDERS, PROOF = "rules of a list scheduler", "single ops of known schedules", "the optimum, or a bound"
 ANEW = (Turn("polish{rounds=40,anew=true}", 0.4, ORDERS),) * 3
-"""Where it ends depends on its seed by up to a percent or two, and from its best it seldom gets further."""
+"""Where `polish` ends depends on its seed, by up to a percent or two; from its best it seldom gets further."""
 TURNS: dict[str, tuple[Turn, ...]] = {
     "steps overlap": (Turn("modulo", 1.0, PROOF),),
     # The order decides most. CP-SAT has it open, too; it finds less than the searches, which go on after it, but proves more.

@@ -120,7 +120,7 @@ def refute(
     asker = _Asker(problem, grid, blocks, objective_ns, limits, on_bound, time.perf_counter(), bound_ns, grid.ticks(bound_ns))
     path, order = windows_of(problem, blocks, asker.enough).least, _ranks(problem, clock) if asker.goes_on else ()
     memories = (_Counted(limited=frozenset(order[:count])) for count in range(min(RANKS, len(order)), len(order) + 1))
-    _by_gain(asker, [_grow(asker, order, path), _by_memory(asker, memories, path, FEW_SHARE)])
+    _by_gain(asker, [_grow(asker, order, path), _by_memory(asker, memories, path)])
     cut_short = clock.has_cut or not (asker.counts_all or asker.is_good_enough)
     return Refuted(lower_bound_ns=asker.bound_ns, cut_short=cut_short, work=asker.spent)
 
@@ -249,10 +249,10 @@ def _grow(asker: _Asker, order: Sequence[int], path: int) -> Iterator[None]:
         yield from _settle(asker, last, path, SHARE)
 
 
-def _by_memory(asker: _Asker, relaxations: Iterable[_Counted], path: int, share: float) -> Iterator[None]:
+def _by_memory(asker: _Asker, relaxations: Iterable[_Counted], path: int) -> Iterator[None]:
     """Settle one after another, as long as that succeeds; a question each time it goes on."""
     for counted in relaxations:
-        if (yield from _settle(asker, counted, path, share)) is None:  # nor would one that counts more be settled
+        if (yield from _settle(asker, counted, path, FEW_SHARE)) is None:  # nor would one that counts more be settled
             return
 
 

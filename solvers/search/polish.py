@@ -126,8 +126,8 @@ def polish_schedule(problem: Problem, starts: Sequence[Schedule], climbing: Clim
     exchanges = EXCHANGES if fusing_saves_time(problem) else 0
     starts = starts[0], *starts
     pool = [packed_orders(problem, facts, start, exchanges=bool(exchanges)) for start in starts]
-    mixtures = [mixture_of(start) if exchanges else "" for start in starts]
-    if len(set(mixtures)) == 1:
+    mixtures = [mixture_of(start) for start in starts]
+    if not exchanges or len(set(mixtures)) == 1:
         mixtures = [str(at) for at in range(len(starts))]
     evaluations = climbing.evaluations or min(40_000, max(LEAST_CHANGES, TIMED_OPS // int(pool[0].lengths.sum())))
     alone, numbering = unsampled(durations_ns_of(problem)), numbering_of(problem)

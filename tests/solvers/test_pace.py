@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from schedc.ir import Problem
 
 LIMITS = Limits(workers=1, deterministic=0.05)
-AHEAD = 4
+AHEAD, MORE_AHEAD = 4, 7
 
 
 def drawn(seed: int, microbatches: int) -> Problem:
@@ -59,9 +59,9 @@ def drawn(seed: int, microbatches: int) -> Problem:
     return problem
 
 
-def refuted(paces: Paces, pace: int) -> bool:
+def refuted(paces: Paces, pace: int, ahead: int) -> bool:
     solver = pace_solver(LIMITS)
-    return solver.status_name(run(solver, build_pace(paces.chain, AHEAD, pace))[0]) == "INFEASIBLE"
+    return solver.status_name(run(solver, build_pace(paces.chain, ahead, pace))[0]) == "INFEASIBLE"
 
 
 def bound_ns(problem: Problem, objective_ns: int) -> int:
@@ -70,14 +70,14 @@ def bound_ns(problem: Problem, objective_ns: int) -> int:
     low, high = 0, paces.pace(2 * objective_ns, AHEAD)
     for _ in range(5):
         asked = (low + high + 1) // 2
-        low, high = (asked, high) if refuted(paces, asked) else (low, asked - 1)
+        low, high = (asked, high) if refuted(paces, asked, AHEAD) else (low, asked - 1)
     return paces.bound_ns(low, AHEAD)
 
 
 def check(seed: int) -> int:
-    """A long step keeps the pace that its schedules have; a short one takes no less than its bound."""
+    """A long step keeps the pace that its schedules have, whether few or more must keep it."""
     problem = drawn(seed, 30)
-    paces, compared = Paces(problem, (AHEAD,)), 0
+    paces, compared = Paces(problem, (AHEAD, MORE_AHEAD)), 0
     for method in (Greedy(n_sub=1), Greedy(n_sub=4)):
         schedule = method(problem)
         if verify_schedule(problem, schedule):
@@ -87,8 +87,11 @@ def check(seed: int) -> int:
         marks = sorted(
             start_ns for (kind, stage, _, _), start_ns in ops if stage == problem.paths[0][0] and kind in (Kind.B, Kind.BW)
         )
-        kept_ns = min(max((marks[k + more] - marks[k]) / more for more in range(1, AHEAD + 1)) for k in range(len(marks) - AHEAD))
-        assert not refuted(paces, int(kept_ns * PARTS / paces.tick_ns) + 1), seed
+        for ahead in paces.aheads:
+            kept_ns = min(
+                max((marks[k + more] - marks[k]) / more for more in range(1, ahead + 1)) for k in range(len(marks) - ahead)
+            )
+            assert not refuted(paces, int(kept_ns * PARTS / paces.tick_ns) + 1, ahead), seed
         compared += 1
     return compared
 
@@ -123,6 +126,7 @@ REPEATS = pipeline("repeats", 3, 40, (76, 93, 41), in_flight=3, slow=both_ways((
 
 
 def test_raises_the_bound_of_many_microbatches() -> None:
+    assert Paces(REPEATS).aheads == (18, 24)
     known, before = Greedy(n_sub=4)(REPEATS), best_bound(REPEATS)
     settings = SearchSettings(method="pace", limits=LIMITS)
     found = solve(REPEATS, settings, bound_ns=before.value_ns, bound_by=before.name, known=[(known, "greedy")])

@@ -132,6 +132,17 @@ def test_where_a_clock_ends_it_it_cools_in_the_rounds_that_fit(monkeypatch: pyte
     assert incumbent.cut_short
 
 
+def test_anew_it_starts_from_what_other_methods_found() -> None:
+    problem = make_problem(2, 6, in_flight=2)
+    incumbent = Incumbent(problem=problem, bound_ns=0, bound_by=BoundName.WORK, settings=SearchSettings())
+    best, other = constructive("greedy")(problem), constructive("1f1b")(problem)
+    incumbent.offer(best, "polish{rounds=8}")
+    assert incumbent.starts(1, besides="polish") == [best]  # nothing else is known
+    incumbent.offer(other, "1f1b")
+    assert incumbent.starts(1) == [best] != [other]
+    assert incumbent.starts(9, besides="polish") == [other]
+
+
 @examples(60)
 @given(st.data())
 def test_a_mixture_is_timed_right_and_its_memory_kept(data: st.DataObject) -> None:

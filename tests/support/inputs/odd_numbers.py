@@ -27,16 +27,17 @@ class Odd:
     """What is added to all times together: the optimum is that of the small one × `unit_ns`, and at most this more."""
 
 
-def odd(problem: Problem, random: Random) -> Odd:
+def odd(problem: Problem, random: Random, *, scaled: bool = True) -> Odd:
     """The problem with times some 10^7 and sizes some 10^9 times as large, each with an odd rest of its own.
 
     The same schedules fit the memory: limits grow by what all rests together come to, which is less than one old byte has become.
-    A time or a size of 0 stays 0. Links must say what they cost in nanoseconds.
+    A time or a size of 0 stays 0. Links must say what they cost in nanoseconds. A problem that is large already is not `scaled`: it
+    only gets the rests.
 
     *The optimum.* A schedule of the one is a schedule of the other in the same order. Start times of the odd problem, with shorter
     ops, suit the small one; those of the small one suit the odd one if each start is put off by the rests before it.
     """
-    unit_ns, unit_bytes = random.randrange(10**7 + 1, 3 * 10**7, 2), random.randrange(2**29 + 1, 2**31, 2)
+    unit_ns, unit_bytes = (random.randrange(10**7 + 1, 3 * 10**7, 2), random.randrange(2**29 + 1, 2**31, 2)) if scaled else (1, 1)
     slack_ns = slack_bytes = 0
 
     def time(value: int, often: int = 1) -> int:
