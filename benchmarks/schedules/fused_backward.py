@@ -7,9 +7,10 @@ set, how many are proven, and the mean gap.
 
 Run it as
 `python benchmarks/schedules/fused_backward.py ROWS.csv [--sets m70:60,m70-wave:10] [--shares 1,0.95,0.9,0.85]
-[--only-print | --bounds 20]`.
+[--cells loop,V] [--only-print | --bounds 20]`.
 After a set's name comes its time limit, in seconds for each cell; `m70-wave:10:3` runs every third cell only, `m70-wave-odd:10` all
-in odd numbers, as measured: each time has some nanoseconds more, and each size some bytes.
+in odd numbers, as measured: each time has some nanoseconds more, and each size some bytes. `--cells` keeps cells with one of these
+texts in their names, before every third is chosen.
 
 With `--bounds WORK` it runs no method: it bounds the rows of the file anew, by the analytic bounds and by `refute` with this much
 work, and prints the gaps to the same makespans, then and now.
@@ -100,6 +101,7 @@ def main() -> None:
     parser.add_argument("rows", type=Path, help="the CSV file that finished cells are appended to")
     parser.add_argument("--sets", default=SETS, help="sets with their time limits for each cell in seconds, and which cells")
     parser.add_argument("--shares", default="1,0.95,0.9,0.85", help="BW as shares of B + W")
+    parser.add_argument("--cells", default="", help="texts of which a cell's name has one")
     parser.add_argument("--bounds", type=float, metavar="WORK", help="run nothing; bound the rows anew, refute with this much work")
     parser.add_argument("--only-print", action="store_true", help="run nothing; print what the file has")
     options = parser.parse_args()
@@ -110,7 +112,7 @@ def main() -> None:
         _print_bounds(list(rows.values()), [chosen.name for chosen in sets], Limits(deterministic=options.bounds, workers=8))
         return
     if not options.only_print:
-        _run_missing(options.rows, rows, sets, shares)
+        _run_missing(options.rows, rows, sets, shares, options.cells.split(","))
     _print(list(rows.values()), [chosen.name for chosen in sets], shares)
 
 
@@ -127,11 +129,14 @@ def _read(path: Path) -> dict[tuple[str, str], Row]:
     return {(row.cell, row.share): row for row in found}
 
 
-def _run_missing(path: Path, rows: dict[tuple[str, str], Row], sets: Sequence[Chosen], shares: Sequence[str]) -> None:
+def _run_missing(
+    path: Path, rows: dict[tuple[str, str], Row], sets: Sequence[Chosen], shares: Sequence[str], texts: Sequence[str]
+) -> None:
     for kernel in KERNELS:
         compiled(kernel)
     for set_name, limit_s, every in sets:
-        for cell, of_cell in _cells(set_name, shares)[::every]:
+        kept = [each for each in _cells(set_name, shares) if any(text in each[0] for text in texts)]
+        for cell, of_cell in kept[::every]:
             for share, instance in of_cell.items():
                 if (cell, share) in rows:
                     continue
