@@ -14,9 +14,10 @@ from schedc.ir import BoundName, Kind, MadeBy, Parts
 from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.common.incumbent import Incumbent
 from schedc.solvers.driver.portfolio import solve
-from schedc.solvers.exact.cpsat import bound_cut_weights
+from schedc.solvers.exact.cpsat import bound_cut_weights, may_cut_weights
 from schedc.solvers.exact.refute import refute
 from schedc.solvers.heuristics.greedy import Greedy
+from schedc.study.bench.pipelines import pipeline
 from schedc.verify.plan.checks import verify_plan
 from schedc.verify.schedule.checks import verify_schedule
 
@@ -52,6 +53,12 @@ def test_equals_brute_force_over_parts_of_1_ns() -> None:
 @pytest.mark.slow
 def test_equals_brute_force_on_more_problems() -> None:
     assert sum(check(seed)[0] for seed in range(60, 85)) >= 13
+
+
+def test_no_model_is_built_that_takes_longer_than_most_limits() -> None:
+    few, many = (pipeline("many", 8, count, (10, 10, 10), in_flight=8, placement="loop") for count in (16, 64))
+    assert may_cut_weights(few)
+    assert not may_cut_weights(many)
 
 
 def test_a_plan_that_cuts_weights_is_proven_optimal() -> None:
