@@ -7,6 +7,7 @@ the one whose schedule ends first.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -33,6 +34,9 @@ ONE_RULE = "greedy{n_sub=1,in_flight=0,weight_lag=0}"
 CHOOSING_BLOCKS = 18_000
 """On larger problems, rules are compared on as many of the first microbatches as have this many blocks, and only in the two options
 that decide most."""
+EDGES = ((1.0, 0.5), (0.0, 1.0), (0.5, 1.5), (0.75, 0.85), (1.0, 1.0), (1.25, 0.25), (1.25, 1.25))
+"""Where fusing saves time, it pays in the middle of a step. First gradients come sooner split, and the last W fill what ranks have
+free while gradients go back to the first one."""
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """How much busier `spread` makes links."""
 PartsOfW = Annotated[int, Meta(ge=1, le=256)]
@@ -64,7 +68,9 @@ class GreedyRule:
     """How long a rank may wait for an op of higher priority, in units of the longest F."""
     fused: Literal["none", "first", "steady", "all"] = "none"
     """Of a problem that splits backwards, those that are fused all the same: none, those of the first stages, which send no
-    gradient, all but the last of each stage (1 for the first of a path, 2 for the next, and so on), or all."""
+    gradient, all but the first and last of each stage, or all."""
+    edges: tuple[float, float] = EDGES[0]
+    """Of `steady`: how many of a stage's backwards are split at first, and at last, for each rank that there is."""
 
     def rule(self, problem: Problem, n_sub: int) -> Rule:
         """The list scheduler's rule for the problem."""
@@ -87,13 +93,16 @@ class GreedyRule:
         )
 
     def _fused(self, problem: Problem, depth: list[int]) -> tuple[tuple[bool, ...], ...]:
-        left = [sum(stage in path for path in map(problem.path, range(problem.microbatches))) for stage in range(len(depth))]
+        counts, begun = [Counter(stage for stage, _ in problem.blocks()) for _ in range(2)]
+        first, last = (round(edge * problem.ranks) for edge in self.edges)
         fused = [[False] * problem.microbatches for _ in depth]
         sends = {edge.destination for edge in problem.edges if edge.has_gradient} if problem.edges else None
         for stage, microbatch in problem.blocks():
-            left[stage] -= 1
+            number = counts[stage] - begun[stage]
+            begun[stage] -= 1
             is_first = depth[stage] == 0 if sends is None else stage not in sends
-            fused[stage][microbatch] = {"first": is_first, "steady": left[stage] > depth[stage], "all": True}[self.fused]
+            is_steady = first <= number < counts[stage] - last
+            fused[stage][microbatch] = {"first": is_first, "steady": is_steady, "all": True}[self.fused]
         return tuple(map(tuple, fused))
 
 
@@ -257,7 +266,10 @@ def choose_rule(problem: Problem, n_sub: int, *, room: Room = NO_ROOM, **given: 
         return made[rule].objective_ns(trial.objective)
 
     best = GreedyRule(**given)
-    options = _options(problem) if trial is problem else _options(problem)[:2]
+    options = _options(problem)
+    if best.fused == "steady":
+        options = [tuple({"edges": edges, "alternate": turns} for edges in EDGES for turns in (False, True)), options[4], *options]
+    options = options if trial is problem else options[:2]
     for option in options:
         if option and not given.keys() & option[0].keys():
             best = min((best, *(replace(best, **values) for values in option)), key=reached_ns)

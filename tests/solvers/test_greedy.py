@@ -14,6 +14,7 @@ from inputs.few_plans import W_IN_PARTS, made_by
 from inputs.problems import M70_NS, MS, m70, make_problem, problems, with_fused_backward
 from suite.example_counts import examples
 
+from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.simulation.memory import peak_bytes
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import InvalidInput, Unsupported
@@ -24,6 +25,7 @@ from schedc.solvers.driver.registry import constructive
 from schedc.solvers.heuristics.greedy import CHOOSING_BLOCKS, Greedy, GreedyRule, choose_rule
 from schedc.solvers.heuristics.warm_up_counts import in_flight_before_first_backward, round_trip_in_flight
 from schedc.solvers.kernel.list_scheduler import list_schedule
+from schedc.study.bench.pipelines import pipeline
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
@@ -305,8 +307,17 @@ def test_which_backwards_are_fused() -> None:
     }
     assert fused["none"] == set()
     assert fused["first"] == {(0, microbatch) for microbatch in range(6)}
-    assert fused["steady"] == {(stage, microbatch) for stage in range(3) for microbatch in range(5 - stage)}
+    assert {microbatch for _, microbatch in fused["steady"]} < set(range(6))
     assert fused["all"] == set(problem.blocks())
+    rule = GreedyRule(fused="steady", edges=(0.4, 0.7)).rule(problem, 1)  # of 3 ranks: not the first one, nor the last two
+    assert rule.fused == ((False, True, True, True, False, False),) * 3
+
+
+def test_fused_in_the_middle_a_long_loop_is_nearly_as_short_as_its_bound() -> None:
+    """With as much memory as it likes: all split it is 5 % above the bound, all fused 13 %."""
+    problem = with_fused_backward(pipeline("loop", 8, 64, (20, 20, 20), in_flight=16, placement="loop"), 9)
+    makespan_ns = simulate(problem, constructive("greedy{fused=steady,n_sub=1}")(problem)).makespan_ns
+    assert makespan_ns < 1.01 * best_bound(problem).value_ns
 
 
 def test_where_nothing_is_split_all_backwards_are_fused() -> None:
