@@ -5,17 +5,19 @@ CP-SAT is asked whether a microbatch can be followed by `ahead` others that all 
 defines this), for one pace after another between what is proven and the best makespan. A no refutes the pace. The bound is CP-SAT's
 word. It holds for schedules whose F, B and BW are whole, however they cut W.
 
-Proof that a refuted pace P bounds the makespan C of N microbatches, which have the numbers 0 to N - 1. Let mark(k) be the start of
-the first rank's gradient part k.
+Proof that refuted paces bound the makespan C of N microbatches, with the numbers 0 to N - 1. Let mark(k) be the start of the first
+rank's gradient part k, and D(n) the time from mark(N - n), when n microbatches are left, to C. Let pace P be refuted for `ahead`.
 
-1. Each microbatch j with `ahead` others behind it has one among these, j + l, with mark(j + l) - mark(j) >= l × P, as P is refuted.
-   Go from microbatch 0 to such a one, from this to the next, and so on, until one is reached with fewer than `ahead` others behind
-   it. Let n <= `ahead` be how many are left, this one included. So its number is N - n, and its mark is at least
-   mark(0) + (N - n) × P. And mark(0) is at least the time that must come before any gradient part of the first rank.
-2. Between this mark and C, the first rank runs n backwards. If n is more than the `slots` microbatches that its memory holds, the
-   last n - `slots` of them enter after the gradient part that starts at the mark. So C is at least the mark, that part, and the
-   lower bound of a step of these last ones, without collectives before and after them.
-3. C is at least the sum of 1 and 2. As n is not known, the bound is the least sum over all n from 1 to `ahead`.
+1. Each microbatch j with `ahead` others behind it has one among these, j + l, with mark(j + l) - mark(j) >= l × P. So if n is more
+   than `ahead`, D(n) is at least the least of l × P + D(n - l) over all l from 1 to `ahead`. That holds for each `ahead` and its
+   pace. And D(n) is at least D(n - 1), as marks ascend.
+2. The first rank runs n backwards in D(n). If n is more than the `slots` microbatches that its memory holds, the last n - `slots`
+   of them enter after the gradient part that starts at the mark. So D(n) is at least that part, and the lower bound of a step of
+   these last ones, without collectives before and after them.
+3. Go from microbatch 0 to such a one as in 1, from this to the next, and so on. As no move is longer than `ahead`, one of any
+   `ahead` numbers in a row is reached. Where n are left then, its mark is at least mark(0) + (N - n) × P. And mark(0) is at least
+   the time that must come before any gradient part of the first rank. So C is at least the sum of these and D(n): of its values in
+   the row, the least.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import math
 import time
 from bisect import bisect_right
 from dataclasses import replace
+from operator import add
 from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.clock import Clock, never
@@ -37,7 +40,7 @@ from schedc.solvers.common.method import Search
 from schedc.solvers.exact.cpsat import asked_of, digest_of, run, solver_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ortools.sat.python import cp_model
 
@@ -45,18 +48,19 @@ if TYPE_CHECKING:
     from schedc.solvers.common.base import Limits
     from schedc.solvers.common.incumbent import Incumbent
 
-SHARE, LEAST_S = 0.3, 0.25
-"""A question gets this share of what is left of a limit, but at least this many seconds or units of work, where as much is left."""
-FINEST = 1000
-"""The search ends when the paces that are still open differ by less than this part of the largest."""
+SHARE, LEAST_S, FINEST = 0.3, 0.25, 2000
+"""A question gets this share of what is left of a limit, but at least this many seconds or units of work, where that is left. The
+search ends when the paces that are still open differ by less than the last part of the largest; two questions differ by no less."""
+FEW_SHARE, FEW_LEAST_S, FEW_FINEST = 0.02, 0.0, 250
+"""The same for all but the two largest `ahead`, which come first, and tell of the end of the step alone."""
 MOST_TICKS = 20_000
 """A round trip has about this many ticks at most; durations are rounded down to ticks."""
 MOST_SLOTS = 12
 """The first rank's memory holds at most this many microbatches: the model grows with the square of how many it holds."""
-LEAST_AHEAD, ROUNDS_AHEAD = 16, (4, 6, 8)
-"""`ahead` is at least the first. Of the second, times what the first rank holds, the two largest below the step's microbatches are
-asked: the smaller first, the larger where that refutes nothing. What was ready before the first of them helps only once; with more
-microbatches that is less for each, so a higher pace is refuted, but later."""
+LEAST_AHEAD, LEAST_ROUNDS, ROUNDS_AHEAD = 16, 4, (2, 3, 4, 6, 8)
+"""`ahead` is at least the first, and one of the last times what the first rank holds; of these, all below the step's microbatches,
+which must be more than the second times it. What was ready before the first of them helps only once; with more microbatches that is
+less for each, so a higher pace is refuted, but later. Of the two largest, the larger is asked where the smaller refutes nothing."""
 
 
 class Pace(Search, frozen=True):
@@ -77,10 +81,10 @@ class Pace(Search, frozen=True):
             return f"{cls.name} needs microbatches that take the same time"
         rank = problem.stages[problem.paths[0][0]].rank
         slots = _slots(without_recomputed_bytes(beside_gathered(problem)), rank)
-        if not 0 < slots <= MOST_SLOTS or problem.microbatches <= max(LEAST_AHEAD, ROUNDS_AHEAD[0] * slots):
+        if not 0 < slots <= MOST_SLOTS or problem.microbatches <= max(LEAST_AHEAD, LEAST_ROUNDS * slots):
             return (
                 f"{cls.name} needs a memory limit by which 1 to {MOST_SLOTS} microbatches fit the first rank, and a step of more"
-                f" than {LEAST_AHEAD}, and of more than {ROUNDS_AHEAD[0]} times as many"
+                f" than {LEAST_AHEAD}, and of more than {LEAST_ROUNDS} times as many"
             )
         return ""
 
@@ -91,36 +95,51 @@ class Pace(Search, frozen=True):
         begun_s, spent, clock = time.perf_counter(), 0.0, None if limits.clock_s is None else Clock(SHARE * limits.clock_s)
         paces = Paces(without_recomputed_bytes(beside_gathered(incumbent.problem)), until=clock or never)
         incumbent.cut_short |= clock is not None and clock.has_cut
-        aheads = list(paces.aheads)
-        low, high = paces.pace(incumbent.bound_ns, aheads[0]), paces.pace(incumbent.objective_ns, aheads[-1])
-        while high - low > max(1, high // FINEST) and incumbent.gap > limits.gap:
-            asked = low + max(1, (high - low) // 4)  # below the middle: a no comes soon, all else may take the whole share
-            for more, ahead in enumerate(aheads):
-                if paces.bound_ns(asked, ahead) <= incumbent.bound_ns:
-                    continue
-                left = limits.left(begun_s, spent)
-                if left.least <= 0:
-                    incumbent.cut_short |= left.clock_s is not None
-                    return
-                model, solver = build_pace(paces.chain, ahead, asked), pace_solver(left.part(SHARE, least=LEAST_S))
-                code, ended_by = run(solver, model)
-                taken = solver.response_proto.deterministic_time
-                spent, incumbent.work = spent + taken, incumbent.work + taken
-                if ended_by is not None:
-                    raise ended_by
-                if SolverStatus(solver.status_name(code)) is SolverStatus.INFEASIBLE:
-                    low, bound_ns = asked, paces.bound_ns(asked, ahead)
-                    del aheads[:more]
-                    log = (
-                        *asked_of(solver),
-                        f"pace: none is followed by {ahead} others at less than {asked * paces.tick_ns / PARTS:.15g} ns for each",
-                        digest_of(model),
-                        f"status {SolverStatus.INFEASIBLE} without presolve, at least {bound_ns} ns",
-                    )
-                    incumbent.raise_bound(bound_ns, BoundName.CPSAT_CUT, log)
-                    break
-            else:
-                high = asked - 1
+        refuted: dict[int, int] = {}
+        log: tuple[str, ...] = ()
+
+        def refute(asked: int, ahead: int, share: float, least: float) -> bool | None:
+            """Whether the pace is refuted; None: nothing is left to ask with."""
+            nonlocal spent, log
+            left = limits.left(begun_s, spent)
+            if left.least <= 0:
+                incumbent.cut_short |= left.clock_s is not None
+                return None
+            model, solver = build_pace(paces.chain, ahead, asked), pace_solver(left.part(share, least=least))
+            code, ended_by = run(solver, model)
+            taken = solver.response_proto.deterministic_time
+            spent, incumbent.work = spent + taken, incumbent.work + taken
+            if ended_by is not None:
+                raise ended_by
+            if SolverStatus(solver.status_name(code)) is not SolverStatus.INFEASIBLE:
+                return False
+            refuted[ahead], bound_ns = asked, paces.bound_ns(refuted | {ahead: asked})
+            log = (
+                *(log or asked_of(solver)),
+                f"pace: none is followed by {ahead} others at less than {asked * paces.tick_ns / PARTS:.15g} ns for each",
+                digest_of(model),
+                f"status {SolverStatus.INFEASIBLE} without presolve, at least {bound_ns} ns",
+            )
+            incumbent.raise_bound(bound_ns, BoundName.CPSAT_CUT, log)
+            return True
+
+        few = [([ahead], FEW_SHARE, FEW_LEAST_S, FEW_FINEST) for ahead in paces.aheads[:-2]]
+        for aheads, share, least, finest in (*few, (list(paces.aheads[-2:]), SHARE, LEAST_S, FINEST)):
+            low, high = paces.pace(incumbent.bound_ns, aheads[0], refuted), paces.pace(incumbent.objective_ns, aheads[-1], refuted)
+            while high - low > (step := max(1, high // finest)) and incumbent.gap > limits.gap:
+                asked = low + max(step, (high - low) // 4)  # below the middle: a no comes soon, all else may take the whole share
+                for more, ahead in enumerate(aheads):
+                    if paces.bound_ns(refuted | {ahead: asked}) <= incumbent.bound_ns:
+                        continue
+                    answer = refute(asked, ahead, share, least)
+                    if answer is None:
+                        return
+                    if answer:
+                        low = asked
+                        del aheads[:more]
+                        break
+                else:
+                    high = asked - 1
 
 
 def pace_solver(limits: Limits) -> cp_model.CpSolver:
@@ -140,9 +159,9 @@ class Paces:
     def __init__(self, problem: Problem, aheads: Sequence[int] = (), until: Until = never) -> None:
         """Of a problem that is no misfit, whose ranks hold nothing but activations.
 
-        `aheads` are how many microbatches must keep ahead, each fewer than there are, in ascending order; none: as many as the
-        memory suggests (`ROUNDS_AHEAD`). The bounds of the last microbatches (2 of the proof) take ten seconds for 64 ranks; where
-        the time is up before (`until`) they are weaker.
+        `aheads` are how many microbatches may have to keep ahead, each fewer than there are, in ascending order; none: as many as
+        the memory suggests (`ROUNDS_AHEAD`). The bounds of the last microbatches (2 of the proof) take ten seconds for 64 ranks;
+        where the time is up before (`until`) they are weaker.
         """
         (each,) = frames_of(problem)[0].classes
         costs, hops = each.microbatches.costs, (each.microbatches.forward, each.microbatches.backward)
@@ -167,7 +186,7 @@ class Paces:
             kept=tuple(kept),
         )
         least = (max(LEAST_AHEAD, rounds * slots) for rounds in ROUNDS_AHEAD)
-        self.aheads = aheads or tuple(dict.fromkeys(ahead for ahead in least if ahead < problem.microbatches))[-2:]
+        self.aheads = aheads or tuple(dict.fromkeys(ahead for ahead in least if ahead < problem.microbatches))
         self._last_ns = [count * cost.backward_ns for count in range(1, self.aheads[-1] + 1)]
         """For the last 1, 2, … microbatches, least time from the mark of the first of them to the end (2 of the proof)."""
         for index in range(slots, self.aheads[-1]):
@@ -175,16 +194,28 @@ class Paces:
             alone_ns = max(bound.value_ns for bound in bounds_in_time(step, until))
             self._last_ns[index] = max(self._last_ns[index], cost.gradient_ns + alone_ns)
 
-    def bound_ns(self, pace: int, ahead: int) -> int:
-        """The lower bound on the makespan if no microbatch is followed by `ahead` others that keep ahead of the pace."""
-        before = range(self._microbatches - 1, 0, -1)
-        rows = zip(before, self._last_ns[:ahead], strict=False)
-        return self._mark_ns + min(-(-count * pace * self.tick_ns // PARTS) + last_ns for count, last_ns in rows)
+    def bound_ns(self, refuted: Mapping[int, int]) -> int:
+        """The lower bound on the makespan; `refuted` has for one `ahead` or more the pace of which so many never keep ahead."""
+        taken = {ahead: [self._taken_ns(count, pace) for count in range(1, ahead + 1)] for ahead, pace in refuted.items()}
+        most = min(self._microbatches - 1, len(self._last_ns) + max(refuted))
+        to_end_ns = [0]  # by how many microbatches are left
+        for left in range(1, most + 1):
+            own_ns = self._last_ns[left - 1] if left <= len(self._last_ns) else 0
+            after_ns = (min(map(add, each, reversed(to_end_ns[-ahead:]))) for ahead, each in taken.items() if ahead < left)
+            to_end_ns.append(max(own_ns, to_end_ns[-1], *after_ns))
+        rows = ((pace, range(most - ahead + 1, most + 1)) for ahead, pace in refuted.items())
+        return self._mark_ns + max(
+            min(self._taken_ns(self._microbatches - left, pace) + to_end_ns[left] for left in row) for pace, row in rows
+        )
 
-    def pace(self, value_ns: int, ahead: int) -> int:
-        """The largest pace that, if it is refuted, bounds the makespan by no more than this; 0 if there is none."""
+    def _taken_ns(self, count: int, pace: int) -> int:
+        """What so many microbatches take at a pace."""
+        return -(-count * pace * self.tick_ns // PARTS)
+
+    def pace(self, value_ns: int, ahead: int, refuted: Mapping[int, int]) -> int:
+        """The largest pace that, if it is refuted as well, bounds the makespan by no more than this; 0 if there is none."""
         paces = range(PARTS * value_ns // self.tick_ns)
-        return max(0, bisect_right(paces, value_ns, key=lambda pace: self.bound_ns(pace, ahead)) - 1)
+        return max(0, bisect_right(paces, value_ns, key=lambda pace: self.bound_ns({**refuted, ahead: pace})) - 1)
 
 
 def _slots(problem: Problem, rank: int) -> int:

@@ -67,15 +67,15 @@ def refuted(paces: Paces, pace: int, ahead: int) -> bool:
 def bound_ns(problem: Problem, objective_ns: int) -> int:
     """The largest bound that a few questions prove."""
     paces = Paces(problem, (AHEAD,))
-    low, high = 0, paces.pace(2 * objective_ns, AHEAD)
+    low, high = 0, paces.pace(2 * objective_ns, AHEAD, {})
     for _ in range(5):
         asked = (low + high + 1) // 2
         low, high = (asked, high) if refuted(paces, asked, AHEAD) else (low, asked - 1)
-    return paces.bound_ns(low, AHEAD)
+    return paces.bound_ns({AHEAD: low})
 
 
 def check(seed: int) -> int:
-    """A long step keeps the pace that its schedules have, whether few or more must keep it."""
+    """No pace is refuted that microbatches of a schedule keep; those that they do not keep bound no makespan above its own."""
     problem = drawn(seed, 30)
     paces, compared = Paces(problem, (AHEAD, MORE_AHEAD)), 0
     for method in (Greedy(n_sub=1), Greedy(n_sub=4)):
@@ -87,11 +87,14 @@ def check(seed: int) -> int:
         marks = sorted(
             start_ns for (kind, stage, _, _), start_ns in ops if stage == problem.paths[0][0] and kind in (Kind.B, Kind.BW)
         )
+        others: dict[int, int] = {}
         for ahead in paces.aheads:
             kept_ns = min(
                 max((marks[k + more] - marks[k]) / more for more in range(1, ahead + 1)) for k in range(len(marks) - ahead)
             )
-            assert not refuted(paces, int(kept_ns * PARTS / paces.tick_ns) + 1, ahead), seed
+            others[ahead] = int(kept_ns * PARTS / paces.tick_ns)
+            assert not refuted(paces, others[ahead] + 1, ahead), seed
+            assert paces.bound_ns({ahead: others[ahead]}) <= paces.bound_ns(others) <= timeline.makespan_ns, seed
         compared += 1
     return compared
 
@@ -126,7 +129,7 @@ REPEATS = pipeline("repeats", 3, 40, (76, 93, 41), in_flight=3, slow=both_ways((
 
 
 def test_raises_the_bound_of_many_microbatches() -> None:
-    assert Paces(REPEATS).aheads == (18, 24)
+    assert Paces(REPEATS).aheads == (16, 18, 24)
     known, before = Greedy(n_sub=4)(REPEATS), best_bound(REPEATS)
     settings = SearchSettings(method="pace", limits=LIMITS)
     found = solve(REPEATS, settings, bound_ns=before.value_ns, bound_by=before.name, known=[(known, "greedy")])
@@ -141,7 +144,7 @@ def test_bounds_of_the_last_are_weaker_without_time_and_never_missing() -> None:
         problem = drawn(seed, 30)
         hurried, paces = Paces(problem, until=lambda: True), Paces(problem)
         assert hurried.chain == paces.chain
-        pairs.append((hurried.bound_ns(MOST_TICKS, LEAST_AHEAD), paces.bound_ns(MOST_TICKS, LEAST_AHEAD)))
+        pairs.append((hurried.bound_ns({LEAST_AHEAD: MOST_TICKS}), paces.bound_ns({LEAST_AHEAD: MOST_TICKS})))
     assert all(0 < less <= most for less, most in pairs) and any(less < most for less, most in pairs)
 
 
