@@ -48,6 +48,8 @@ SHARE, FEW_SHARE = 0.5, 0.05
 """Of what is left, at most: for a question, and for one that counts the memory of a few ranks alone."""
 LEAST_WORK = 1e-3
 """No question counts as less."""
+CONFLICTS = 20_000
+"""So many of a solver count as one unit of work at least: in odd nanoseconds it may move a time on one by one, and counts little."""
 RANKS = 3
 """Models without compute count the memory of this many ranks at first: those where it causes the longest waits."""
 RANKS_SHARE = 0.1
@@ -178,9 +180,12 @@ class _Asker:
         model = build_relaxed(self.problem, self.blocks, windows, lower, upper, computing=computing, limited=limited)
         limits = self.limits.left(self.begun, self.spent).part(share, least=LEAST_S)
         solver = solver_of(replace(limits, gap=0.0, workers=1))  # several settle the same with more work
+        solver.parameters.interleave_search = False  # the others that would take turns mostly seek schedules
+        if limits.deterministic is not None:
+            solver.parameters.max_number_of_conflicts = max(1, int(CONFLICTS * limits.deterministic))
         code, ended_by = run(solver, model.model)
         status = SolverStatus(solver.status_name(code))
-        self.spent += solver.response_proto.deterministic_time
+        self.spent += max(solver.response_proto.deterministic_time, solver.num_conflicts / CONFLICTS)
         if status == SolverStatus.OPTIMAL:
             self.crowded = _crowded(self.problem, model, solver.value)
         if status != SolverStatus.UNKNOWN:

@@ -16,10 +16,13 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.ir.problem import Objective
 from schedc.solvers.common.base import Limits, SolverStatus
-from schedc.solvers.exact.refute import SHARE, Refuted, _Asker, _Counted, refute
+from schedc.solvers.exact.cpsat import run
+from schedc.solvers.exact.refute import CONFLICTS, SHARE, Refuted, _Asker, _Counted, refute
 from schedc.solvers.heuristics.greedy import Greedy
 
 if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
+
     from schedc.ir.problem import Problem
 
 LIMITS = Limits(workers=1)
@@ -118,6 +121,32 @@ def test_limits_end_it() -> None:
     whole = replace(LIMITS, deterministic=60.0)
     assert refuted(STARVED, limits=replace(whole, time_s=-1.0)) == refuted(STARVED, limits=whole), "no clock ends it beside work"
     assert refuted(STARVED, limits=whole).lower_bound_ns == 297
+
+
+def test_work_is_kept_where_cpsat_counts_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In odd nanoseconds it moves times on one by one: thousands of conflicts, a few hundredths of its units."""
+    asked: list[tuple[int, float]] = []
+
+    def counted(solver: cp_model.CpSolver, model: cp_model.CpModel) -> tuple[cp_model.CpSolverStatus, BaseException | None]:
+        answer = run(solver, model)
+        asked.append((solver.num_conflicts, solver.response_proto.deterministic_time))
+        return answer
+
+    costs = (
+        ((3683568296, 6022961603, 15793886854), (3484833967, 15753021672, 3279291046), (12534535217, 18493920248, 18087246708)),
+        ((12261646380, 18034135637, 9409567014), (9119599117, 6917534367, 9950100039), (12036893837, 15428840151, 15496533678)),
+    )
+    problem = make_problem(1, 3, placement="loop", chunks=2, activation=[(4, 1), (1, 1)], memory_limit_bytes=[5])
+    stages = tuple(
+        replace(stage, forward_ns=f, backward_input_ns=b, backward_weight_ns=w, backward_ns=tuple(map(sum, zip(b, w, strict=True))))
+        for stage, (f, b, w) in zip(problem.stages, costs, strict=True)
+    )
+    monkeypatch.setattr("schedc.solvers.exact.refute.run", counted)
+    found = refuted(replace(problem, stages=stages), limits=replace(LIMITS, deterministic=0.4))
+    conflicts, work = (sum(each) for each in zip(*asked, strict=True))
+    assert work < 0.2
+    assert CONFLICTS / 10 < conflicts <= CONFLICTS * found.work
+    assert found.cut_short
 
 
 def test_speaks_only_of_makespans() -> None:
