@@ -3,10 +3,9 @@
 Takes a Problem with bounds from both sides; gives a better lower bound. The model is `build_relaxed`: links and needs, then the
 compute of the ranks that did several things at once in the best schedule so far, then the memory of one rank more each time, alone
 and with that compute, as far as that takes no longer than a share of the limits. Beside that, the memory of a few ranks counts
-alone. Each is asked for one makespan after another above the bound, as windows are narrow then, and by one worker. What raised the
-bound most for its work goes on. It is CP-SAT's word, and speaks of schedules whose F, B and BW are whole, however they cut W: with
-what is left of a rank's compute, the order in which its W follow each other, the model is one of all these
-(`models.cpsat.cut_weights`).
+alone. Each is asked for one makespan after another above the bound. What raised the bound most for its work goes on. It is CP-SAT's
+word, and speaks of schedules whose F, B and BW are whole, however they cut W: with what is left of a rank's compute, the order in
+which its W follow each other, the model is one of all these (`models.cpsat.cut_weights`).
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ SHARE, FEW_SHARE = 0.5, 0.05
 LEAST_WORK = 1e-3
 """No question counts as less."""
 CONFLICTS = 20_000
-"""So many of a solver count as one unit of work at least: in odd nanoseconds it may move a time on one by one, and counts little."""
+"""So many count as one unit of work at least: in odd nanoseconds it may move a time on one by one, and counts little."""
 RANKS = 3
 """Models without compute count the memory of this many ranks at first: those where it causes the longest waits."""
 RANKS_SHARE = 0.1
@@ -180,9 +179,10 @@ class _Asker:
         model = build_relaxed(self.problem, self.blocks, windows, lower, upper, computing=computing, limited=limited)
         limits = self.limits.left(self.begun, self.spent).part(share, least=LEAST_S)
         solver = solver_of(replace(limits, gap=0.0, workers=1))  # several settle the same with more work
-        solver.parameters.interleave_search = False  # the others that would take turns mostly seek schedules
+        parameters = solver.parameters  # others taking turns seek schedules; the new propagation moves times on one by one
+        parameters.interleave_search = parameters.new_linear_propagation = False
         if limits.deterministic is not None:
-            solver.parameters.max_number_of_conflicts = max(1, int(CONFLICTS * limits.deterministic))
+            parameters.max_number_of_conflicts = max(1, int(CONFLICTS * limits.deterministic))
         code, ended_by = run(solver, model.model)
         status = SolverStatus(solver.status_name(code))
         self.spent += max(solver.response_proto.deterministic_time, solver.num_conflicts / CONFLICTS)
@@ -267,7 +267,7 @@ def _settle(asker: _Asker, counted: _Counted, path: int, share: float) -> Genera
     Start windows are narrow where a makespan is little above the bound, and answers soon there. After each that is refuted the
     next is as far above it; after one that is not settled half as far. Returns `crowded` of the relaxation's best, or None.
     """
-    step, least = max(1, asker.enough // STEPS), max(1, asker.enough // MOST_STEPS)
+    step, least = (max(1, asker.enough // parts) for parts in (STEPS, MOST_STEPS))
     while step >= least and asker.goes_on:
         status = asker.ask(counted, max(path, min(asker.lower + step, asker.enough - 1)), share)
         yield
