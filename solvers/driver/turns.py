@@ -26,6 +26,7 @@ class Turn(NamedTuple):
 
 
 RULES, ORDERS, PROOF = "rules of a list scheduler", "single ops of known schedules", "the optimum, or a bound"
+PARTS = "the later part of the best schedule"
 ANEW = (Turn("polish{rounds=40,anew=true}", 0.4, ORDERS),) * 3
 """Where `polish` ends depends on its seed, by up to a percent or two; from its best it seldom gets further."""
 TURNS: dict[str, tuple[Turn, ...]] = {
@@ -57,7 +58,7 @@ TURNS: dict[str, tuple[Turn, ...]] = {
     ),
     # With several chunks on a rank, bounds are weaker and good rules rarer: easy ones are proven soon, the others need the search.
     # Polishing comes first: from where the rules end it gets no further (of ten m70 cells five are proven in 30 s, not two).
-    # `refute` comes before the longest searches, so that they can end at its bound; again for limits of work, which they ignore.
+    # `refute` comes before the longest searches, so that they can end at its bound. `lns` goes on from where `polish` has ended.
     "several stages on a rank, and BW cheaper than B and W": (
         Turn("polish{rounds=40}", 0.4, ORDERS),
         Turn("local{rounds=4}", 0.2, RULES),
@@ -66,7 +67,7 @@ TURNS: dict[str, tuple[Turn, ...]] = {
         Turn("refute", 0.35, PROOF),
         *ANEW,
         Turn("polish{rounds=60}", 0.8, ORDERS),
-        Turn("refute", 0.9, PROOF),
+        Turn("lns", 0.8, PARTS),
         Turn("cpsat", 1.0, PROOF),
     ),
     "several stages on a rank": (
@@ -77,7 +78,7 @@ TURNS: dict[str, tuple[Turn, ...]] = {
         Turn("local{rounds=30}", 0.3, RULES),
         *ANEW,
         Turn("polish{rounds=60}", 0.8, ORDERS),
-        Turn("refute", 0.9, PROOF),
+        Turn("lns", 0.8, PARTS),
         Turn("cpsat", 1.0, PROOF),
     ),
 }
