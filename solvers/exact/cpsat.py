@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -49,6 +51,11 @@ MOST_PAIRS = 30_000
 """Where the whole ops of ranks make more pairs, there is no model of schedules that cut W: 65,536 take 11 to 17 s to build, and
 nothing ends that in time but a command's alarm."""
 
+CONFLICTS = 20_000
+"""So many of one worker count as one unit of work at least: in odd nanoseconds it may move a time one by one, and counts little."""
+NEAR = 128, 4
+"""Near the bound: above it by one of these parts of what is open."""
+
 SOLVER = "solver CP-SAT, ortools {}"
 
 
@@ -56,9 +63,17 @@ class CpSat(Search, frozen=True):
     """CP-SAT from the best schedule of whole blocks. Workers, seed and limits are the command's."""
 
     name, place, graphs, slices = "cpsat", 260, True, True
+    near: bool = False
+    """Whether it asks only for schedules little longer than the bound: windows are narrow there, and what there is soon shows."""
 
     def improve(self, incumbent: Incumbent, limits: Limits) -> None:
         """Offer better schedules and bounds; while the best one cuts W, half of the limits is for a bound of all that do."""
+        for part in NEAR if self.near else ():
+            if (open_ns := incumbent.objective_ns - incumbent.bound_ns) > limits.gap * incumbent.objective_ns:
+                solve = partial(solve_cpsat, below_ns=incumbent.bound_ns + 1 + open_ns // part, solver_by=for_narrow)
+                improve_by(solve, self.name, incumbent, limits.part(1 / len(NEAR)))
+        if self.near:
+            return
         was_cut = _cuts_weights(incumbent)
         limits = limits.part(0.5) if was_cut else limits
         improve_by(solve_cpsat, self.name, incumbent, limits)
@@ -97,6 +112,7 @@ def solve_cpsat(
     limits: Limits,
     known_bound_ns: int = 0,
     below_ns: int | None = None,
+    solver_by: Callable[[Limits], cp_model.CpSolver] | None = None,
     on_schedule: Callable[[Schedule], None] = lambda _: None,
     on_bound: Callable[[int], None] = lambda _: None,
 ) -> Solved:
@@ -109,6 +125,7 @@ def solve_cpsat(
         known_bound_ns: a lower bound that is known already; the search does not look below it.
         below_ns: only schedules with a smaller objective are sought, though the incumbent has a larger one; if there is none, that
             is proven. None: all that are as good as the incumbent.
+        solver_by: makes the solver; None: `solver_of`.
         on_schedule: is called with every better schedule.
         on_bound: is called with every better bound, in nanoseconds.
 
@@ -139,7 +156,7 @@ def solve_cpsat(
         return Solved(schedule=best, objective_ns=best_ns, lower_bound_ns=proven_ns, status=none, log=(str(reason),))
     if not is_below:
         add_hint(variables, incumbent, timeline, grid, best_ns)
-    solver = solver_of(limits)
+    solver = (solver_by or solver_of)(limits)
     if valid:
         solver.best_bound_callback = lambda bound: on_bound(int(bound) * grid.tick_ns)
     status, ended_by = run(solver, variables.model, _listener(variables, problem, on_schedule))
@@ -266,6 +283,22 @@ def solver_of(limits: Limits) -> cp_model.CpSolver:
         parameters.lns_initial_deterministic_limit = min(NEIGHBOURHOOD, limits.deterministic / NEIGHBOURHOODS)
     elif limits.time_s is not None:
         parameters.max_time_in_seconds = limits.time_s
+    return solver
+
+
+def one_worker(limits: Limits) -> cp_model.CpSolver:
+    """CP-SAT with one search; the new propagation of linear rows (ortools 9.15) moves times on one by one, and counts no work."""
+    solver = solver_of(replace(limits, workers=1))
+    solver.parameters.interleave_search = solver.parameters.new_linear_propagation = False
+    if limits.deterministic is not None:
+        solver.parameters.max_number_of_conflicts = max(1, int(CONFLICTS * limits.deterministic))
+    return solver
+
+
+def for_narrow(limits: Limits) -> cp_model.CpSolver:
+    """For narrow windows, where the order of two ops follows from the others; no LP."""
+    solver = one_worker(limits)
+    solver.parameters.linearization_level, solver.parameters.use_strong_propagation_in_disjunctive = 0, True
     return solver
 
 

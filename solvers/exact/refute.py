@@ -28,7 +28,7 @@ from schedc.models.cpsat.model import build_relaxed
 from schedc.models.start_windows import windows_of
 from schedc.solvers.common.base import Limits, SolverStatus
 from schedc.solvers.common.method import Search
-from schedc.solvers.exact.cpsat import asked_of, digest_of, run, solver_of
+from schedc.solvers.exact.cpsat import CONFLICTS, asked_of, digest_of, one_worker, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -47,8 +47,6 @@ SHARE, FEW_SHARE = 0.5, 0.05
 """Of what is left, at most: for a question, and for one that counts the memory of a few ranks alone."""
 LEAST_WORK = 1e-3
 """No question counts as less."""
-CONFLICTS = 20_000
-"""So many count as one unit of work at least: in odd nanoseconds it may move a time on one by one, and counts little."""
 RANKS = 3
 """Models without compute count the memory of this many ranks at first: those where it causes the longest waits."""
 RANKS_SHARE = 0.1
@@ -178,11 +176,7 @@ class _Asker:
         lower, computing, limited = self.lower, counted.computing, counted.limited
         model = build_relaxed(self.problem, self.blocks, windows, lower, upper, computing=computing, limited=limited)
         limits = self.limits.left(self.begun, self.spent).part(share, least=LEAST_S)
-        solver = solver_of(replace(limits, gap=0.0, workers=1))  # several settle the same with more work
-        parameters = solver.parameters  # others taking turns seek schedules; the new propagation moves times on one by one
-        parameters.interleave_search = parameters.new_linear_propagation = False
-        if limits.deterministic is not None:
-            parameters.max_number_of_conflicts = max(1, int(CONFLICTS * limits.deterministic))
+        solver = one_worker(replace(limits, gap=0.0))  # several settle the same with more work
         code, ended_by = run(solver, model.model)
         status = SolverStatus(solver.status_name(code))
         self.spent += max(solver.response_proto.deterministic_time, solver.num_conflicts / CONFLICTS)

@@ -18,7 +18,8 @@ from schedc.analysis.bounds.lower_bounds import lower_bounds
 from schedc.analysis.simulation.simulate import simulate
 from schedc.ir.problem import Objective
 from schedc.models.blocks import grid_of
-from schedc.solvers.common.base import Limits
+from schedc.solvers.common.base import Limits, SearchSettings
+from schedc.solvers.driver.portfolio import solve
 from schedc.solvers.driver.registry import constructive
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.exact.milp import solve_milp
@@ -124,3 +125,19 @@ def test_stages_that_two_paths_share() -> None:
     shared = replace(problem, paths=((0, 1), (1, 0)), path_of=(0, 1))
     solved = solve_cpsat(shared, constructive("greedy{n_sub=1}")(shared), limits=Limits(workers=1))
     assert solved.objective_ns == solved.lower_bound_ns == optimum(shared)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_near_the_bound_it_refutes_nothing_that_is_possible(seed: int) -> None:
+    """Whatever it finds is valid, and what it refutes is below the optimum of whole blocks; brute force agrees."""
+    problem = tiny_problem(Random(seed), most_ops=12)
+    try:
+        best_ns = optimum(problem, most_states=3_000)
+    except SearchTooLarge:
+        return
+    bounds = {bound.name: bound.value_ns for bound in lower_bounds(problem)}
+    name = max(bounds, key=lambda each: bounds[each])
+    settings = SearchSettings(method="cpsat{near=true}", limits=Limits(deterministic=1.0, workers=1))
+    found = solve(problem, settings, bound_ns=bounds[name], bound_by=name)
+    assert best_ns is not None
+    assert found.bound_ns <= best_ns <= found.objective_ns

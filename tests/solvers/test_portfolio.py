@@ -217,7 +217,7 @@ def test_the_searches_share_a_deterministic_limit(spent: float, total: float | N
         replace_search(monkeypatch, name, spend)
     without_local_search(monkeypatch)
     compile_problem(SEVERAL_CHUNKS, SearchSettings(limits=Limits(deterministic=8.0)))
-    assert len(given) == 4
+    assert len(given) == 5
     assert given[-1] > 0
     assert sum(given) == pytest.approx(total) if total else given[-1] == 8.0
 

@@ -16,8 +16,8 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.ir.problem import Objective
 from schedc.solvers.common.base import Limits, SolverStatus
-from schedc.solvers.exact.cpsat import run
-from schedc.solvers.exact.refute import CONFLICTS, SHARE, Refuted, _Asker, _Counted, refute
+from schedc.solvers.exact.cpsat import CONFLICTS, run
+from schedc.solvers.exact.refute import SHARE, Refuted, _Asker, _Counted, refute
 from schedc.solvers.heuristics.greedy import Greedy
 
 if TYPE_CHECKING:
