@@ -26,7 +26,6 @@ class Turn(NamedTuple):
 
 
 RULES, ORDERS, PROOF = "rules of a list scheduler", "single ops of known schedules", "the optimum, or a bound"
-PARTS = "the later part of the best schedule"
 NEAR = "a schedule as good as the bound"
 ANEW = (Turn("polish{rounds=40,anew=true}", 0.4, ORDERS),) * 3
 """Where `polish` ends depends on its seed, by up to a percent or two; from its best it seldom gets further."""
@@ -59,18 +58,16 @@ TURNS: dict[str, tuple[Turn, ...]] = {
     ),
     # With several chunks on a rank, bounds are weaker and good rules rarer: easy ones are proven soon, the others need the search.
     # Polishing comes first: from where the rules end it gets no further (of ten m70 cells five are proven in 30 s, not two).
-    # `refute` comes before the longest searches, so that they can end at its bound; CP-SAT seeks a schedule near it. `lns` goes on
-    # from where `polish` has ended.
+    # `refute` comes before the longest searches, so that they can end at its bound; CP-SAT seeks a schedule near it.
     "several stages on a rank, and BW cheaper than B and W": (
         Turn("polish{rounds=40}", 0.4, ORDERS),
         Turn("local{rounds=4}", 0.2, RULES),
         Turn("polish{rounds=8}", 0.3, ORDERS),
         Turn("cpsat", 0.15, PROOF),
         Turn("refute", 0.35, PROOF),
-        Turn("cpsat{near=true}", 0.5, NEAR),
+        Turn("cpsat{near=true}", 0.6, NEAR),
         *ANEW,
         Turn("polish{rounds=60}", 0.8, ORDERS),
-        Turn("lns", 0.8, PARTS),
         Turn("cpsat", 1.0, PROOF),
     ),
     "several stages on a rank": (
@@ -78,11 +75,10 @@ TURNS: dict[str, tuple[Turn, ...]] = {
         Turn("local{rounds=4}", 0.2, RULES),
         Turn("cpsat", 0.15, PROOF),
         Turn("refute", 0.28, PROOF),
-        Turn("cpsat{near=true}", 0.5, NEAR),
+        Turn("cpsat{near=true}", 0.6, NEAR),
         Turn("local{rounds=30}", 0.3, RULES),
         *ANEW,
         Turn("polish{rounds=60}", 0.8, ORDERS),
-        Turn("lns", 0.8, PARTS),
         Turn("cpsat", 1.0, PROOF),
     ),
 }

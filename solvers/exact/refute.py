@@ -28,7 +28,7 @@ from schedc.models.cpsat.model import build_relaxed
 from schedc.models.start_windows import windows_of
 from schedc.solvers.common.base import Limits, SolverStatus
 from schedc.solvers.common.method import Search
-from schedc.solvers.exact.cpsat import CONFLICTS, asked_of, digest_of, one_worker, run
+from schedc.solvers.exact.cpsat import asked_of, digest_of, one_worker, run, work_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -179,7 +179,7 @@ class _Asker:
         solver = one_worker(replace(limits, gap=0.0))  # several settle the same with more work
         code, ended_by = run(solver, model.model)
         status = SolverStatus(solver.status_name(code))
-        self.spent += max(solver.response_proto.deterministic_time, solver.num_conflicts / CONFLICTS)
+        self.spent += work_of(solver)
         if status == SolverStatus.OPTIMAL:
             self.crowded = _crowded(self.problem, model, solver.value)
         if status != SolverStatus.UNKNOWN:

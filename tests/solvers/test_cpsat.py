@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 from inputs.claim_problems import claim_problem
-from inputs.problems import m70, make_problem
+from inputs.problems import m70, make_problem, with_fused_backward
 from inputs.tiny_problems import random_schedule, tiny_problem
 from oracles.bounds import models_are_exact
 from oracles.brute_force import SearchTooLarge, optimum
 
 from schedc.analysis.bounds.lower_bounds import lower_bounds
 from schedc.analysis.simulation.simulate import simulate
+from schedc.errors import Unsupported
+from schedc.ir import BoundName
 from schedc.ir.problem import Objective
 from schedc.models.blocks import grid_of
 from schedc.solvers.common.base import Limits, SearchSettings
@@ -23,6 +25,7 @@ from schedc.solvers.driver.portfolio import solve
 from schedc.solvers.driver.registry import constructive
 from schedc.solvers.exact.cpsat import solve_cpsat
 from schedc.solvers.exact.milp import solve_milp
+from schedc.solvers.heuristics.greedy import Greedy
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
@@ -141,3 +144,20 @@ def test_near_the_bound_it_refutes_nothing_that_is_possible(seed: int) -> None:
     found = solve(problem, settings, bound_ns=bounds[name], bound_by=name)
     assert best_ns is not None
     assert found.bound_ns <= best_ns <= found.objective_ns
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_it_seeks_without_fusing_says_nothing_of_bounds(seed: int) -> None:
+    """Nor is there a better schedule than the optimum, which may fuse; brute force agrees."""
+    problem = with_fused_backward(replace(tiny_problem(Random(seed), most_ops=12), objective=Objective.MAKESPAN), 8)
+    try:
+        best_ns, start = optimum(problem, most_states=3_000), Greedy(n_sub=1)(problem)
+    except (SearchTooLarge, Unsupported):
+        return
+    assert best_ns is not None
+    for below_ns in (None, best_ns, best_ns + 1):
+        solved = solve_cpsat(problem, start, limits=Limits(workers=1), below_ns=below_ns, fuses=False)
+        assert solved.lower_bound_ns <= best_ns <= solved.objective_ns
+    found = solve(problem, SearchSettings(method="cpsat{near=true}"), bound_ns=1, bound_by=BoundName.WORK)
+    assert found.bound_ns <= best_ns <= found.objective_ns
+    assert best_ns == found.objective_ns or not models_are_exact(problem)

@@ -213,11 +213,11 @@ def test_the_searches_share_a_deterministic_limit(spent: float, total: float | N
         given.append(limits.deterministic)
         incumbent.work += spent * limits.deterministic
 
-    for name in ("cpsat", "refute", "lns"):
+    for name in ("cpsat", "refute"):
         replace_search(monkeypatch, name, spend)
     without_local_search(monkeypatch)
     compile_problem(SEVERAL_CHUNKS, SearchSettings(limits=Limits(deterministic=8.0)))
-    assert len(given) == 5
+    assert len(given) == 4
     assert given[-1] > 0
     assert sum(given) == pytest.approx(total) if total else given[-1] == 8.0
 
@@ -244,7 +244,7 @@ def test_while_a_clock_leaves_time_the_local_searches_go_on_from_other_seeds(mon
 
     for name in ("local", "polish"):
         replace_search(monkeypatch, name, improve)
-    for name in ("cpsat", "refute", "lns"):
+    for name in ("cpsat", "refute"):
         replace_search(monkeypatch, name, lambda *_: None)
     assert compile_problem(SEVERAL_CHUNKS, SearchSettings(limits=Limits(time_s=600, seed=7))).ended == Ended.INTERRUPTED
     assert begun[-4:] == [("local", 16, 8), ("polish", 16, 8), ("local", 32, 9), ("polish", 32, 9)]
@@ -253,7 +253,7 @@ def test_while_a_clock_leaves_time_the_local_searches_go_on_from_other_seeds(mon
 
 def test_a_local_search_never_has_the_same_seed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[tuple[str, int]] = []
-    for name in ("local", "polish", "cpsat", "refute", "lns"):
+    for name in ("local", "polish", "cpsat", "refute"):
         replace_search(monkeypatch, name, lambda search, _, limits: begun.append((search.name, limits.seed)))
     for limits in (Limits(seed=7), Limits(deterministic=5.0, seed=7)):
         begun.clear()
@@ -267,7 +267,7 @@ def test_where_no_search_works_nothing_is_left_to_try(monkeypatch: pytest.Monkey
     def unsupported(*_: object) -> None:
         raise Unsupported("no")
 
-    for name in ("local", "polish", "cpsat", "refute", "lns"):
+    for name in ("local", "polish", "cpsat", "refute"):
         replace_search(monkeypatch, name, unsupported)
     assert compile_problem(SEVERAL_CHUNKS, SearchSettings(limits=Limits(time_s=60))).ended == Ended.EXHAUSTED
 
@@ -394,7 +394,7 @@ def test_auto_ends_no_worse_than_polish_alone_with_the_same_work() -> None:
 
 def test_who_found_nothing_better_says_what_share_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
     without_local_search(monkeypatch)
-    for name in ("cpsat", "refute", "lns"):
+    for name in ("cpsat", "refute"):
         replace_search(monkeypatch, name, lambda *_: None)
     compiled = compile_problem(SEVERAL_CHUNKS, SearchSettings(limits=Limits(deterministic=8.0)))
     turns = turns_of(SEVERAL_CHUNKS)
