@@ -3,7 +3,7 @@
 Every formulation reads this one table, so that CP-SAT and MILP are asked the same question. Blocks are whole, or W in equal
 parts where the problem allows its weights to be cut. Where the problem does not split, backwards are fused. Where it splits, each
 backward is B and W, or fused where BW takes less than both (`Blocks.fused`); elsewhere B followed by W at once does everything
-that BW does, no later (cost model).
+that BW does, no later (cost model). Only its gradient is ready sooner, which decides who goes first on a trunk (`Blocks.later`).
 
 On a stage, each kind of block runs in microbatch order, B and BW as one kind, among microbatches that are alike (a group: the same
 path, the same durations; of slices, the same ones of microbatches that are alike in all their slices). This loses nothing. Proof:
@@ -55,7 +55,8 @@ class TimeGrid:
     """A tick's length: the coarsest that represents every duration exactly, or one that rounds down.
 
     Solvers get small integers this way. Where rounding is needed, durations are rounded *down*, so that a solver's lower bound
-    stays one of the true problem; the schedule that it finds is timed again exactly.
+    stays one of the true problem; the schedule that it finds is timed again exactly. Proof: with the ends of a true schedule's ops
+    rounded down, too, and the starts of its transfers, all that came first still does.
     """
 
     tick_ns: int
@@ -125,6 +126,9 @@ class Blocks:
     """Every op, by stage, kind, microbatch, part; what B and W take where they are not fused."""
     fused: dict[Op, int]
     """Per B that may run fused with its W, as that takes less time: what BW takes. It is in the place of B; its W takes no time."""
+    later: dict[Op, int]
+    """Per B that is split here as BW takes no less: by how much later its gradient is ready where it is fused all the same.
+    That turns no order on one rank, but may on a trunk."""
     needs: tuple[tuple[Op, Op], ...]
     """(before, after) without a transfer: on one rank."""
     transfers: tuple[BlockTransfer, ...]
@@ -157,7 +161,7 @@ def blocks_of(problem: Problem, grid: TimeGrid, weight_parts: int = 1) -> Blocks
     backward = Kind.B if problem.split_backward else Kind.BW
     kinds = (Kind.F, Kind.B, Kind.W) if problem.split_backward else (Kind.F, Kind.BW)
     duration: dict[Op, int] = {}
-    fused: dict[Op, int] = {}
+    fused, later = dict[Op, int](), dict[Op, int]()
     needs: list[tuple[Op, Op]] = []
     transfers: list[BlockTransfer] = []
     chains: dict[tuple[int, Kind, int], list[Op]] = {}
@@ -185,6 +189,8 @@ def blocks_of(problem: Problem, grid: TimeGrid, weight_parts: int = 1) -> Blocks
             together = grid.ticks(problem.duration_ns(Kind.BW, stage, microbatch))
             if together < halves:
                 fused[Op(Kind.B, stage, microbatch)] = together
+            else:
+                later[Op(Kind.B, stage, microbatch)] = together - duration[Op(Kind.B, stage, microbatch)]
     edges = [problem.edges_of(path) for path in range(len(problem.paths))]
     inputs: dict[Op, list[WaitingValue]] = {}
     for microbatch, path in enumerate(problem.path_of):
@@ -223,6 +229,7 @@ def blocks_of(problem: Problem, grid: TimeGrid, weight_parts: int = 1) -> Blocks
     return Blocks(
         duration,
         fused,
+        later,
         tuple(needs),
         tuple(transfers),
         tuple(map(tuple, chains.values())),

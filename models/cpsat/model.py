@@ -44,7 +44,7 @@ def build(problem: Problem, blocks: Blocks, windows: Windows, lower: int, upper:
     add_precedences(variables)
     add_rank_no_overlap(variables, problem, blocks.duration)
     add_transfers(variables, windows, shared)
-    add_ready_order(variables)
+    add_ready_order(variables, problem)
     add_microbatch_order(variables)
     if problem.is_sharded:
         add_sharding(variables, problem, windows.end, shared)
@@ -151,7 +151,7 @@ def add_transfers(variables: CpSatVariables, windows: Windows, shared: dict[Reso
             model.add(second >= first + occupancy)
 
 
-def add_ready_order(variables: CpSatVariables) -> None:
+def add_ready_order(variables: CpSatVariables, problem: Problem) -> None:
     """A link or trunk serves transfers of different chains in the order in which they become ready; of equals, either is first."""
     model, blocks = variables.model, variables.blocks
     chain_of = {op: number for number, chain in enumerate(blocks.chains) for op in chain}
@@ -166,7 +166,8 @@ def add_ready_order(variables: CpSatVariables) -> None:
             order = model.new_bool_var("")
             for a, b, literal in ((first, second, order), (second, first, ~order)):
                 model.add(variables.send[b.name] >= variables.send[a.name] + a.occupancy).only_enforce_if(literal)
-                model.add(variables.end(a.producer) <= variables.end(b.producer)).only_enforce_if(literal)
+                later = blocks.later.get(b.producer, 0) if problem.rank_of(a.producer) != problem.rank_of(b.producer) else 0
+                model.add(variables.end(a.producer) <= variables.end(b.producer) + later).only_enforce_if(literal)
 
 
 def add_microbatch_order(variables: CpSatVariables) -> None:

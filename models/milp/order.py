@@ -105,7 +105,7 @@ def _order(variables: MilpVariables, a: OrderedTask, b: OrderedTask) -> pulp.LpV
 
 
 def _add_ready_order(variables: MilpVariables, a: OrderedTask, b: OrderedTask) -> None:
-    """Transfers leave in the order in which they become ready: of one rank, that of its ops; of two, that of their ends."""
+    """Transfers leave in the order in which they become ready: of one rank, that of its ops; of two, of ends, fused or not."""
     assert a.after is not None and b.after is not None
     first = variables.before.get((op_name(a.after), op_name(b.after)))
     if first is None:
@@ -113,7 +113,8 @@ def _add_ready_order(variables: MilpVariables, a: OrderedTask, b: OrderedTask) -
         for one, other, late in ((a, b, 1 - first), (b, a, first)):
             assert one.after is not None and other.after is not None
             most = max(1, one.latest - other.earliest)  # it is ready when it leaves, or before
-            variables.model += variables.end(other.after) >= variables.end(one.after) - most * late
+            ready = variables.end(other.after) + variables.blocks.later.get(other.after, 0)
+            variables.model += ready >= variables.end(one.after) - most * late
     _add_either(variables, a, b, first)
 
 

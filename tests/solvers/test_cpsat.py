@@ -17,7 +17,7 @@ from oracles.brute_force import SearchTooLarge, optimum
 from schedc.analysis.bounds.lower_bounds import lower_bounds
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
-from schedc.ir import BoundName
+from schedc.ir import BoundName, Kind, Op, Schedule
 from schedc.ir.problem import Objective
 from schedc.models.blocks import grid_of
 from schedc.solvers.common.base import Limits, SearchSettings
@@ -99,6 +99,23 @@ def test_messages_leave_in_the_order_in_which_they_are_ready(solve: Callable[...
     assert models_are_exact(problem)
     solved = solve(problem, constructive("greedy{n_sub=1}")(problem), limits=Limits(workers=1))
     assert (solved.status, solved.lower_bound_ns, solved.objective_ns) == ("OPTIMAL", 56, 56)
+
+
+@pytest.mark.parametrize("solve", [solve_cpsat, solve_milp])
+def test_a_fused_backward_lets_the_message_of_another_rank_go_first(solve: Callable[..., Solved]) -> None:
+    """Where the last rank splits its first backward, the gradient is on the wire into rank 1 before the second activation: 99."""
+    links = {(0, 1): (1, 12), (1, 2): (1, 1), (2, 1): (0, 9), (1, 0): (2, 1)}
+    wires = {pair: f"into{pair[1]}" for pair in links}
+    problem = make_problem(3, 2, costs_ns=[(26, 1, 1), (1, 1, 2), (4, 2, 20)], links=links, trunks=wires)
+    orders = "F0 F1 B0 B1 W0 W1", "F0 F1 B0 B1 W0 W1", "F0 BW0 F1 B1 W1"
+    best = Schedule(
+        orders=tuple(
+            tuple(Op(Kind[token[:-1]], stage, int(token[-1])) for token in order.split()) for stage, order in enumerate(orders)
+        )
+    )
+    assert simulate(problem, best).makespan_ns == 94
+    assert solve(problem, constructive("greedy{n_sub=1}")(problem), limits=Limits(workers=1)).lower_bound_ns <= 94
+    assert solve(problem, best, limits=Limits(workers=1)).objective_ns == 94
 
 
 def test_the_incumbent_is_kept_where_nothing_is_better() -> None:
