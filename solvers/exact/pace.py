@@ -52,15 +52,15 @@ SHARE, LEAST_S, FINEST = 0.3, 0.25, 2000
 """A question gets this share of what is left of a limit, but at least this many seconds or units of work, where that is left. The
 search ends when the paces that are still open differ by less than the last part of the largest; two questions differ by no less."""
 FEW_SHARE, FEW_LEAST_S, FEW_FINEST = 0.02, 0.0, 250
-"""The same for all but the two largest `ahead`, which come first, and tell of the end of the step alone."""
+"""The same for all but the two largest `ahead`, which come first and mostly bound the end of the step."""
 MOST_TICKS = 20_000
 """A round trip has about this many ticks at most; durations are rounded down to ticks."""
 MOST_SLOTS = 12
 """The first rank's memory holds at most this many microbatches: the model grows with the square of how many it holds."""
 LEAST_AHEAD, LEAST_ROUNDS, ROUNDS_AHEAD = 16, 4, (2, 3, 4, 6, 8)
-"""`ahead` is at least the first, and one of the last times what the first rank holds; of these, all below the step's microbatches,
-which must be more than the second times it. What was ready before the first of them helps only once; with more microbatches that is
-less for each, so a higher pace is refuted, but later. Of the two largest, the larger is asked where the smaller refutes nothing."""
+"""`ahead` takes the values max(LEAST_AHEAD, r × slots), r of ROUNDS_AHEAD, that are below the step's microbatches, of which
+there are more than LEAST_AHEAD and than LEAST_ROUNDS × slots. More in a row refute a higher pace, but later: what was ready
+before the first of them helps only once. Of the two largest, the larger is asked where the smaller refutes nothing."""
 
 
 class Pace(Search, frozen=True):
@@ -195,7 +195,7 @@ class Paces:
             self._last_ns[index] = max(self._last_ns[index], cost.gradient_ns + alone_ns)
 
     def bound_ns(self, refuted: Mapping[int, int]) -> int:
-        """The lower bound on the makespan; `refuted` has for one `ahead` or more the pace of which so many never keep ahead."""
+        """The lower bound on the makespan; `refuted` is the refuted pace by `ahead`."""
         taken = {ahead: [self._taken_ns(count, pace) for count in range(1, ahead + 1)] for ahead, pace in refuted.items()}
         most = min(self._microbatches - 1, len(self._last_ns) + max(refuted))
         to_end_ns = [0]  # by how many microbatches are left
@@ -209,7 +209,7 @@ class Paces:
         )
 
     def _taken_ns(self, count: int, pace: int) -> int:
-        """What so many microbatches take at a pace."""
+        """What this many microbatches take at a pace."""
         return -(-count * pace * self.tick_ns // PARTS)
 
     def pace(self, value_ns: int, ahead: int, refuted: Mapping[int, int]) -> int:

@@ -7,8 +7,7 @@ the one whose schedule ends first.
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,11 +17,10 @@ from schedc.errors import Unsupported
 from schedc.ir import Kind, Link, Problem, Schedule
 from schedc.solvers.common.method import FUSED, SMALL_OPS, Constructive, fusing_frees, fusing_saves_time
 from schedc.solvers.common.microbatch_order import known_orders, order_is_open, permuted, renamed
+from schedc.solvers.heuristics.greedy_rule import SPLIT_ENDS, GreedyRule
 from schedc.solvers.heuristics.memory import exceeds, within_memory
-from schedc.solvers.heuristics.warm_up_counts import round_trip_in_flight
 from schedc.solvers.kernel.joints import NO_ROOM, Room
 from schedc.solvers.kernel.list_scheduler import ListSchedule, ListScheduler
-from schedc.solvers.kernel.scheduler_state import Rule, depth_by_stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -35,88 +33,11 @@ ONE_RULE = "greedy{n_sub=1,in_flight=0,weight_lag=0}"
 CHOOSING_BLOCKS = 25_000
 """On larger problems, rules are compared on as many of the first microbatches as have this many blocks, and only in the two options
 that decide most."""
-EDGES: tuple[tuple[tuple[float, float], tuple[float, float]], ...] = (
-    ((1.0, 1.0), (0.5, 0.5)),
-    ((0.0, 1.5), (1.5, 0.0)),
-    ((1.0, 0.5), (1.5, 0.5)),
-    ((0.0, 0.75), (1.5, 0.5)),
-    ((0.0, 0.0), (1.5, 0.5)),
-    ((0.5, 0.5), (0.5, 1.0)),
-    ((1.25, 1.25), (0.85, 0.85)),
-    ((1.25, 1.25), (1.25, 1.25)),
-)
-"""Where fusing saves time, it pays in the middle of a step. First gradients come sooner split, and the last W fill what ranks have
-free while gradients go back to the first one. The first two are the best for long loops and lines with room for 2 p, the others of
-90 the best beside them, on 13 cells of zero-bubble and 66 draws."""
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """How much busier `spread` makes links."""
 PartsOfW = Annotated[int, Meta(ge=1, le=256)]
 """Into how many equal parts a W may be cut; 1: blocks stay whole."""
 Share = Annotated[float, Meta(ge=0, le=1_000)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GreedyRule:
-    """One rule of the greedy method, in terms that fit any problem. B go before F, and F before W, except as said here."""
-
-    in_flight: int | None = None
-    """Cap on each stage's activations in flight: this many more than `round_trip_in_flight`; None: memory alone limits them."""
-    whole_period: bool = False
-    """Round trips are counted in periods of F + B + W, as in a steady state without gaps; else of F + B, as in warm-up."""
-    weight_lag: float = 0.0
-    """How many W a stage leaves waiting for later gaps, in shares of how many fewer microbatches its round trip holds than the
-    longest one (ZB-H1: 1)."""
-    alternate: bool = False
-    """After a B, a rank runs F before B: the steady phase's interleaving in full blocks."""
-    shallow_forward: bool = False
-    """With several stages on a rank: F of the earlier stage go first, else of the later."""
-    deep_backward: bool = False
-    """With several stages on a rank: B of the later stage go first, else of the earlier."""
-    weights_first: int = 0
-    """On this many of the first stages of a path F and W go before B: few wait for their gradients, or none. Where memory is full,
-    the next F then waits for the W of a B that has run, not for another B, which takes longer."""
-    look_ahead: float = 0.0
-    """How long a rank may wait for an op of higher priority, in units of the longest F."""
-    fused: Literal["none", "first", "steady", "all"] = "none"
-    """Of a problem that splits backwards, those that are fused all the same: none, those of the first stages, which send no
-    gradient, all but the first and last of each stage, or all."""
-    edges: tuple[tuple[float, float], tuple[float, float]] = EDGES[0]
-    """Of `steady`: how many of a stage's backwards are split at first, and how many at last, for each rank that there is; either on
-    the first stage of a path and on its last, the others between."""
-
-    def rule(self, problem: Problem, n_sub: int) -> Rule:
-        """The list scheduler's rule for the problem."""
-        count, depth = len(problem.stages), depth_by_stage(problem)
-        trips = round_trip_in_flight(problem, whole_period=self.whole_period)
-        fused = None if self.fused == "none" or not problem.split_backward else self._fused(problem, depth)
-
-        def priority(at: int) -> tuple[int, int, int]:
-            forward, backward = at if self.shallow_forward else count - at, -2 * count - (at if self.deep_backward else count - at)
-            return (forward - 6 * count, backward, -4 * count) if at < self.weights_first else (forward, backward, 2 * count)
-
-        return Rule(
-            priority=tuple(map(priority, depth)),
-            in_flight=tuple(None if self.in_flight is None else trip + self.in_flight for trip in trips),
-            weight_lag=tuple(int(self.weight_lag * (max(trips) - trip)) for trip in trips),
-            look_ahead_ns=int(self.look_ahead * max(max(stage.forward_ns) for stage in problem.stages)),
-            alternate=self.alternate,
-            n_sub=n_sub,
-            fused=fused,
-        )
-
-    def _fused(self, problem: Problem, depth: list[int]) -> tuple[tuple[bool, ...], ...]:
-        counts, begun = [Counter(stage for stage, _ in problem.blocks()) for _ in range(2)]
-        longest = max(1, *depth)
-        first, last = ([round(problem.ranks * (begin + (end - begin) * at / longest)) for at in depth] for begin, end in self.edges)
-        fused = [[False] * problem.microbatches for _ in depth]
-        sends = {edge.destination for edge in problem.edges if edge.has_gradient} if problem.edges else None
-        for stage, microbatch in problem.blocks():
-            number = counts[stage] - begun[stage]
-            begun[stage] -= 1
-            is_first = depth[stage] == 0 if sends is None else stage not in sends
-            is_steady = first[stage] <= number < counts[stage] - last[stage]
-            fused[stage][microbatch] = {"first": is_first, "steady": is_steady, "all": True}[self.fused]
-        return tuple(map(tuple, fused))
 
 
 class Greedy(Constructive, frozen=True):
@@ -278,14 +199,14 @@ def choose_rule(problem: Problem, n_sub: int, *, room: Room = NO_ROOM, **given: 
             made[rule] = list_schedule(rule.rule(trial, n_sub))
         return made[rule].objective_ns(trial.objective)
 
-    best = GreedyRule(**given)
-    options = _options(problem)
+    best, options = GreedyRule(**given), _options(problem)
     if best.fused == "steady":
-        deep = (False, True) if options[4] else (False,)
-        ways = product(EDGES, (False, True), deep)
-        options = [tuple({"edges": edges, "alternate": turns, "deep_backward": d} for edges, turns, d in ways), *options]
-    options = options if trial is problem else options[:2]
-    for option in options:
+        turns = (best.alternate,) if "alternate" in given else (False, True)
+        ways = product(SPLIT_ENDS, turns, dict.fromkeys((False, len(problem.stages) > problem.ranks)))
+        best = min(
+            (replace(best, split_ends=ends, alternate=turn, deep_backward=deep) for ends, turn, deep in ways), key=reached_ns
+        )
+    for option in options if trial is problem else options[:2]:
         if option and not given.keys() & option[0].keys():
             best = min((best, *(replace(best, **values) for values in option)), key=reached_ns)
     if trial is problem and best in made:

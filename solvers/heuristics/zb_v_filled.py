@@ -5,8 +5,8 @@ program: a W runs where it fits before what a rank waits for, where memory needs
 worst of the ranks has waited so far. The last rule holds before F, before the second chunk's B, or before both, and
 each form is run again with what ranks waited before. Times are those of each stage and link here, not one for all.
 
-Where BW takes less time than B and W, it pays in the middle of a step: no gradient is urgent there, and a V has memory enough for
-the longer round trip. The first and last backwards stay split, in shares of the ranks.
+Where BW takes less time than B and W, it pays in the middle of a step: no gradient is urgent there, and the same order
+still fits the memory. The first and last backwards stay split, in shares of the ranks.
 
 A microbatch passes each rank four times: 0 is F of its first chunk, from the first rank to the last; 1 is F of the second, back to
 the first rank; 2 is B of the second chunk, 3 that of the first.
@@ -36,8 +36,9 @@ SPLIT = (
     (((0.0, 0.0), (0.0, 1.0)), ((2.0, 1.0), (1.0, 1.0))),
     (((0.0, 0.0), (0.0, 1.5)), ((2.0, 1.25), (1.0, 2.0))),
 )
-"""How many first, and how many last backwards of a stage stay split, in shares of the number of ranks: of each chunk's first stage
-on a path and of its last, the others between. Searched for on Zero Bubble's models of 8 and 16 ranks with BW = 0.9 (B + W)."""
+"""How many of a stage's backwards stay split, in shares of the number of ranks: of its first ones and of its last; each of the
+first chunk and of the second; of either the first stage on a path and the last, the others in proportion. Searched for on Zero
+Bubble's models of 8 and 16 ranks with BW = 0.9 (B + W)."""
 NO_SCHEDULE = "zb-v-filled ends without a schedule: a rank has no room, or waits for what does not come; use greedy"
 
 
@@ -86,9 +87,9 @@ def _fused(problem: Problem, grid: Grid, schedule: Schedule, split: Sequence[Seq
     """Each B in the middle, with its W, as BW in its place."""
     steady: dict[int, range] = {}
     for at, stages in enumerate(grid.stages):
-        way = at / max(1, grid.positions - 1)
-        for chunk, share in enumerate((way, 1 - way)):
-            first, last = (round(grid.positions * (a + (b - a) * share)) for a, b in (edge[chunk] for edge in split))
+        share = at / max(1, grid.positions - 1)
+        for chunk, along in enumerate((share, 1 - share)):
+            first, last = (round(grid.positions * (a + (b - a) * along)) for a, b in (ends[chunk] for ends in split))
             steady[stages[chunk]] = range(first, problem.microbatches - last)
 
     def mixed(order: Sequence[Op]) -> tuple[Op, ...]:

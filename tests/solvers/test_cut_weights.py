@@ -55,7 +55,7 @@ def test_equals_brute_force_on_more_problems() -> None:
     assert sum(check(seed)[0] for seed in range(60, 85)) >= 13
 
 
-def test_no_model_is_built_that_takes_longer_than_most_limits() -> None:
+def test_many_pairs_have_no_model_of_cut_weights() -> None:
     few, many = (pipeline("many", 8, count, (10, 10, 10), in_flight=8, placement="loop") for count in (16, 64))
     assert may_cut_weights(few)
     assert not may_cut_weights(many)

@@ -87,14 +87,14 @@ def check(seed: int) -> int:
         marks = sorted(
             start_ns for (kind, stage, _, _), start_ns in ops if stage == problem.paths[0][0] and kind in (Kind.B, Kind.BW)
         )
-        others: dict[int, int] = {}
+        kept: dict[int, int] = {}
         for ahead in paces.aheads:
             kept_ns = min(
                 max((marks[k + more] - marks[k]) / more for more in range(1, ahead + 1)) for k in range(len(marks) - ahead)
             )
-            others[ahead] = int(kept_ns * PARTS / paces.tick_ns)
-            assert not refuted(paces, others[ahead] + 1, ahead), seed
-            assert paces.bound_ns({ahead: others[ahead]}) <= paces.bound_ns(others) <= timeline.makespan_ns, seed
+            kept[ahead] = int(kept_ns * PARTS / paces.tick_ns)
+            assert not refuted(paces, kept[ahead] + 1, ahead), seed
+            assert paces.bound_ns({ahead: kept[ahead]}) <= paces.bound_ns(kept) <= timeline.makespan_ns, seed
         compared += 1
     return compared
 

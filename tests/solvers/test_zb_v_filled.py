@@ -61,8 +61,8 @@ def test_fused_in_the_middle_it_keeps_the_limits_too(problem: Problem) -> None:
     assert exceeded_limit(problem, schedule) is None
 
 
-def test_a_cheaper_fused_backward_is_nearly_used_up() -> None:
-    """With 10 % less for BW, all split is 5.9 % above the bound; first and last ones alone less than 1.5 %."""
+def test_fused_in_the_middle_a_long_wave_is_nearly_as_short_as_its_bound() -> None:
+    """With BW 10 % cheaper: all split it is 5.9 % above the bound; with only the first and last ones split, less than 1.5 %."""
     problem = with_fused_backward(pipeline("v", 8, 48, (20, 20, 16), in_flight=8, placement="wave"), 9)
     split_ns, fused_ns = (simulate(problem, ZBVFilled(fused=which)(problem)).makespan_ns for which in ("none", "steady"))
     bound_ns = best_bound(problem).value_ns
