@@ -53,11 +53,13 @@ MOST_PAIRS = 30_000
 """Where the whole ops of ranks make more pairs, there is no model of schedules that cut W: 65,536 take 11 to 17 s to build, and
 nothing ends that in time but a command's alarm."""
 
-CONFLICTS = 20_000
-"""So many of one worker count as one unit of work at least: in odd nanoseconds it may move a time one by one, and counts little."""
-NEAR, NEAR_WORK = (128, 4, 32, 2, 8), 3.0
+CONFLICTS, LEAST_WORK = 20_000, 1e-3
+"""So many conflicts of one worker count as one unit of work, at least: in odd nanoseconds it may raise a start one tick at a time,
+which CP-SAT hardly counts. And no question counts as less than the second."""
+NEAR, NEAR_WORK, WIDER_WORK = (128, 4, 32, 2, 8), 3.0, 0.1
 """Near the bound: above it by one of these parts of what is open, in turn; so much work is for each, and twice as much in the next
-round. In which of them a schedule soon shows differs: M70's loop link-0.25-2 has one 2 and 71 ticks above the bound, not 35."""
+round. In which of them a schedule soon shows differs: M70's loop link-0.25-2 has one 2 and 71 ticks above the bound, not 35. Behind
+one that is refuted comes twice that width, with the last share of the work, until that is open."""
 
 SOLVER = "solver CP-SAT, ortools {}"
 
@@ -98,16 +100,21 @@ def seek_near(incumbent: Incumbent, limits: Limits) -> None:
     Where BW is cheaper, of each width at first for one that fuses nothing: the model has half as many intervals.
     """
     questions = tuple(product(NEAR, (False, True) if fusing_saves_time(incumbent.problem) else (True,)))
-    begun_s, worked, work, at, is_open = time.perf_counter(), incumbent.work, NEAR_WORK, 0, False
+    begun_s, worked, work, at, wider, is_open = time.perf_counter(), incumbent.work, NEAR_WORK, 0, 1, False
     for number in count():
-        left = limits.left(begun_s, incumbent.work - worked)
+        left = limits.left(begun_s, max(incumbent.work - worked, number * LEAST_WORK))
         if incumbent.gap <= limits.gap or left.least <= 0:
             return
-        known_ns, (part, fuses) = (incumbent.objective_ns, incumbent.bound_ns), questions[at]
-        below_ns = incumbent.bound_ns + 1 + (incumbent.objective_ns - incumbent.bound_ns) // part
-        solve = partial(solve_cpsat, below_ns=below_ns, fuses=fuses, solver_by=partial(for_narrow, work=work))
-        is_open |= not improve_by(solve, CpSat.name, incumbent, replace(left, seed=limits.seed + number)).is_final
-        at += known_ns == (incumbent.objective_ns, incumbent.bound_ns)
+        known_ns, bound_ns, (part, fuses) = incumbent.objective_ns, incumbent.bound_ns, questions[at]
+        below_ns = bound_ns + 1 + wider * (known_ns - bound_ns) // part
+        make = partial(for_narrow, work=work if wider == 1 else WIDER_WORK * work)
+        solve = partial(solve_cpsat, below_ns=below_ns, fuses=fuses, solver_by=make)
+        is_final = improve_by(solve, CpSat.name, incumbent, replace(left, seed=limits.seed + number)).is_final
+        if incumbent.objective_ns == known_ns and incumbent.bound_ns > bound_ns:
+            wider = min(2 * wider, part // 2)
+            continue
+        is_open |= wider == 1 and not is_final
+        at, wider = at + (wider == 1 and incumbent.objective_ns == known_ns), 1
         if at == len(questions):
             if not is_open:
                 return  # the model leaves something out

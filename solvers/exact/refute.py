@@ -28,7 +28,7 @@ from schedc.models.cpsat.model import build_relaxed
 from schedc.models.start_windows import windows_of
 from schedc.solvers.common.base import Limits, SolverStatus
 from schedc.solvers.common.method import Search
-from schedc.solvers.exact.cpsat import asked_of, digest_of, one_worker, run, work_of
+from schedc.solvers.exact.cpsat import LEAST_WORK, asked_of, digest_of, one_worker, run, work_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -45,8 +45,6 @@ LEAST_S = 0.25
 """No question gets less, where as much is left."""
 SHARE, FEW_SHARE = 0.5, 0.05
 """Of what is left, at most: for a question, and for one that counts the memory of a few ranks alone."""
-LEAST_WORK = 1e-3
-"""No question counts as less."""
 RANKS = 3
 """Models without compute count the memory of this many ranks at first: those where it causes the longest waits."""
 RANKS_SHARE = 0.1
