@@ -26,7 +26,7 @@ class Turn(NamedTuple):
 
 
 RULES, ORDERS, PROOF = "rules of a list scheduler", "single ops of known schedules", "the optimum, or a bound"
-NEAR = "a schedule as good as the bound"
+NEAR = "a schedule little longer than the bound"
 ANEW = (Turn("polish{rounds=40,anew=true}", 0.4, ORDERS),) * 3
 """Where `polish` ends depends on its seed, by up to a percent or two; from its best it seldom gets further."""
 TURNS: dict[str, tuple[Turn, ...]] = {
@@ -105,7 +105,7 @@ def kind_of(problem: Problem) -> str:
 def turns_of(problem: Problem) -> tuple[Turn, ...]:
     """The turns for its kind of those that may help with it."""
     is_large = problem.num_ops > CPSAT_OPS
-    return tuple(turn for turn in TURNS[kind_of(problem)] if not (is_large and turn.search.startswith("cpsat")))
+    return tuple(turn for turn in TURNS[kind_of(problem)] if not (is_large and turn.search == "cpsat"))
 
 
 def afterwards_of(problem: Problem) -> tuple[Turn, ...]:

@@ -49,7 +49,7 @@ areas as coefficients of times, and squares of them; where 64 bits overflow, ort
 NEIGHBOURHOOD, NEIGHBOURHOODS = 0.1, 50
 """A neighbourhood gets the first at most, CP-SAT's own limit, and of a limit of work one in the second at most: in odd nanoseconds
 its search may come down one by one, of which CP-SAT counts a hundredth."""
-MOST_PAIRS = 30_000
+MOST_CUT_PAIRS = 30_000
 """Where the whole ops of ranks make more pairs, there is no model of schedules that cut W: 65,536 take 11 to 17 s to build, and
 nothing ends that in time but a command's alarm."""
 
@@ -185,8 +185,8 @@ def solve_cpsat(
     try:
         variables = build(problem, blocks, windows_of(problem, blocks, most), floor, most)
     except NothingAtMost as reason:  # the incumbent does what the model's blocks cannot, and is better than all that they can
-        proven_ns, none = bound_of_nothing_ns(), SolverStatus.INFEASIBLE
-        return Solved(schedule=best, objective_ns=best_ns, lower_bound_ns=proven_ns, status=none, log=(str(reason),))
+        ended = SolverStatus.INFEASIBLE
+        return Solved(schedule=best, objective_ns=best_ns, lower_bound_ns=bound_of_nothing_ns(), status=ended, log=(str(reason),))
     if not fuses:
         for is_fused in variables.fused.values():
             variables.model.add(is_fused == 0)
@@ -226,10 +226,10 @@ def solve_cpsat(
 
 
 def may_cut_weights(problem: Problem) -> bool:
-    """Whether there is a model of the schedules that cut W alone: of chains of whole microbatches, a few, for the makespan."""
+    """Whether there is a model of the schedules that cut W alone: of chains of few whole microbatches, for the makespan."""
     on_rank = Counter(problem.stages[stage].rank for stage, _ in problem.blocks())  # an F and a backward each
-    few = sum((2 * count) ** 2 // 2 for count in on_rank.values()) <= MOST_PAIRS
-    chain = few and not (problem.edges or problem.slices or problem.updates or problem.is_sharded)
+    is_small = sum((2 * count) ** 2 // 2 for count in on_rank.values()) <= MOST_CUT_PAIRS
+    chain = is_small and not (problem.edges or problem.slices or problem.updates or problem.is_sharded)
     return chain and problem.objective is Objective.MAKESPAN and problem.split_backward and problem.cut_blocks
 
 

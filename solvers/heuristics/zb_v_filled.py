@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from schedc.solvers.templates.shape import Grid
 
-SPLIT = (
+SPLIT_ENDS = (
     (((0.0, 0.0), (0.0, 1.4)), ((2.0, 1.1), (0.9, 0.2))),
     (((0.0, 0.0), (0.0, 1.0)), ((2.0, 1.0), (1.0, 1.0))),
     (((0.0, 0.0), (0.0, 1.5)), ((2.0, 1.25), (1.0, 2.0))),
@@ -47,7 +47,7 @@ class ZBVFilled(Constructive, frozen=True):
 
     name, place = "zb-v-filled", 115
     fused: Literal["none", "steady"] = "none"
-    """Which backwards are fused: none, or all but the first and last of each stage, the best of `SPLIT`."""
+    """Which backwards are fused: none, or all but the first and last of each stage, the best of `SPLIT_ENDS`."""
 
     @classmethod
     def candidates(cls, problem: Problem) -> Iterator[str]:
@@ -79,7 +79,7 @@ class ZBVFilled(Constructive, frozen=True):
         schedule = schedule_of(problem, grid, best.orders.__getitem__)
         if self.fused == "none":
             return schedule
-        mixtures = [_fused(problem, grid, schedule, split) for split in SPLIT]
+        mixtures = [_fused(problem, grid, schedule, split) for split in SPLIT_ENDS]
         return min(mixtures, key=lambda each: simulate(problem, each).objective_ns(problem.objective))
 
 

@@ -146,6 +146,7 @@ def test_work_is_kept_where_cpsat_counts_little(monkeypatch: pytest.MonkeyPatch)
     conflicts, work = (sum(each) for each in zip(*asked, strict=True))
     assert work < 0.2
     assert CONFLICTS / 10 < conflicts <= CONFLICTS * found.work
+    assert found.work < 0.5
     assert found.cut_short
 
 
