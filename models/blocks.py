@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 MOST_TICKS = 1 << 40
 """A horizon of more ticks than this (1,100 s in nanoseconds) is rounded to a coarser grid; CP-SAT's sums stay far from overflow."""
+TRIED = 1000
+"""So many lengths of a tick are tried where one must round: of measured times most are near a few multiples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,24 +69,22 @@ class TimeGrid:
         return time_ns // self.tick_ns
 
 
-def grid_of(problem: Problem, horizon_ns: int) -> TimeGrid:
-    """The grid for a problem whose schedules of interest end by the horizon."""
-    tick_ns = 0
-    for stage in problem.stages:
-        for kind in BLOCKS:
-            tick_ns = gcd(tick_ns, *stage.durations_ns(kind))
+def grid_of(problem: Problem, horizon_ns: int, most_ticks: int = MOST_TICKS) -> TimeGrid:
+    """For schedules that end by the horizon; where it rounds, a tick that cuts little off the durations, up to twice as long."""
+    times_ns = [time_ns for stage in problem.stages for kind in BLOCKS for time_ns in stage.durations_ns(kind)]
     sizes = {size_bytes for stage in problem.stages for size_bytes in (stage.message_bytes, stage.gradient_message_bytes)}
     if problem.edges:
         sizes = {size_bytes or 0 for edge in problem.edges for size_bytes in (edge.message_bytes, edge.gradient_message_bytes)}
     sizes = {share_bytes(size_bytes, problem.slices, index) for size_bytes in sizes for index in range(len(problem.slices) or 1)}
     for link in problem.links:
-        tick_ns = gcd(tick_ns, link.latency_ns, *map(link.occupancy_ns, sizes))
-    parallel = problem.data_parallel
-    if parallel is not None:
-        tick_ns = gcd(tick_ns, *parallel.reduce_scatter_ns, *parallel.all_gather_ns)
-    tick_ns = max(tick_ns, 1)
-    coarse_ns = -(-horizon_ns // MOST_TICKS)
-    return TimeGrid(tick_ns, True) if tick_ns >= coarse_ns else TimeGrid(coarse_ns, False)
+        times_ns += link.latency_ns, *map(link.occupancy_ns, sizes)
+    if problem.data_parallel is not None:
+        times_ns += *problem.data_parallel.reduce_scatter_ns, *problem.data_parallel.all_gather_ns
+    tick_ns, coarse_ns = max(gcd(*times_ns), 1), -(-horizon_ns // most_ticks)
+    if tick_ns >= coarse_ns:
+        return TimeGrid(tick_ns, True)
+    ticks_ns = {coarse_ns + coarse_ns * part // TRIED for part in range(TRIED)}
+    return TimeGrid(min(sorted(ticks_ns), key=lambda tick_ns: sum(time_ns % tick_ns for time_ns in times_ns)), False)
 
 
 class NothingAtMost(Exception):

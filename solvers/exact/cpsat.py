@@ -22,7 +22,7 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Defect
 from schedc.ir import BoundName, Objective, Problem, Schedule
 from schedc.lower.sharding import with_collectives
-from schedc.models.blocks import NothingAtMost, blocks_of, grid_of
+from schedc.models.blocks import MOST_TICKS, NothingAtMost, blocks_of, grid_of
 from schedc.models.cpsat.cut_weights import build_cut
 from schedc.models.cpsat.extract import add_hint, schedule_of_cpsat
 from schedc.models.cpsat.model import build
@@ -53,6 +53,8 @@ MOST_CUT_PAIRS = 30_000
 """Where the whole ops of ranks make more pairs, there is no model of schedules that cut W: 65,536 take 11 to 17 s to build, and
 nothing ends that in time but a command's alarm."""
 
+NEAR_TICKS = 1 << 14
+"""The grid of these questions is so coarse, where a width is a tick of it or more: in odd nanoseconds CP-SAT finds nothing."""
 CONFLICTS, LEAST_WORK = 20_000, 1e-3
 """So many conflicts of one worker count as one unit of work, at least: in odd nanoseconds it may raise a start one tick at a time,
 which CP-SAT hardly counts. And no question counts as less than the second."""
@@ -107,8 +109,9 @@ def seek_near(incumbent: Incumbent, limits: Limits) -> None:
             return
         known_ns, bound_ns, (part, fuses) = incumbent.objective_ns, incumbent.bound_ns, questions[at]
         below_ns = bound_ns + 1 + wider * (known_ns - bound_ns) // part
+        most_ticks = NEAR_TICKS if known_ns < NEAR_TICKS * (below_ns - bound_ns) else MOST_TICKS
         make = partial(for_narrow, work=work if wider == 1 else WIDER_WORK * work)
-        solve = partial(solve_cpsat, below_ns=below_ns, fuses=fuses, solver_by=make)
+        solve = partial(solve_cpsat, below_ns=below_ns, most_ticks=most_ticks, fuses=fuses, solver_by=make)
         is_final = improve_by(solve, CpSat.name, incumbent, replace(left, seed=limits.seed + number)).is_final
         if incumbent.objective_ns == known_ns and incumbent.bound_ns > bound_ns:
             wider = min(2 * wider, part // 2)
@@ -141,6 +144,7 @@ def solve_cpsat(
     *,
     limits: Limits,
     known_bound_ns: int = 0,
+    most_ticks: int = MOST_TICKS,
     below_ns: int | None = None,
     solver_by: Callable[[Limits], cp_model.CpSolver] | None = None,
     fuses: bool = True,
@@ -154,6 +158,7 @@ def solve_cpsat(
         incumbent: a valid schedule of whole blocks; the search starts from it and looks only below its objective.
         limits: when to stop, and the seed.
         known_bound_ns: a lower bound that is known already; the search does not look below it.
+        most_ticks: the grid is coarser where it would have more.
         below_ns: only schedules with a smaller objective are sought, though the incumbent has a larger one; if there is none, that
             is proven. None: all that are as good as the incumbent.
         solver_by: makes the solver; None: `solver_of`.
@@ -167,7 +172,7 @@ def solve_cpsat(
     timeline = simulate(problem, incumbent)
     best, best_ns = incumbent, timeline.objective_ns(problem.objective)
     check_bound(known_bound_ns, best_ns, "known before cpsat")
-    grid = grid_of(problem, timeline.makespan_ns)
+    grid = grid_of(problem, timeline.makespan_ns, most_ticks)
     blocks = blocks_of(problem, grid)
     # Rounding every duration down can shorten how late a rank begins more than how late it ends, and so lengthen its span.
     valid = grid.exact or problem.objective is Objective.MAKESPAN

@@ -18,7 +18,7 @@ from schedc.analysis.simulation.memory import exceeded_limit
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.ir import BoundName, Objective, Problem, Schedule
-from schedc.models.blocks import NothingAtMost, TimeGrid, blocks_of, grid_of
+from schedc.models.blocks import NothingAtMost, blocks_of, grid_of
 from schedc.solvers.common.base import Limits, Solved, SolverStatus, bound_of_none
 from schedc.solvers.common.interruption import wait_for
 from schedc.solvers.common.method import Search
@@ -86,7 +86,7 @@ def solve_milp(
     timeline = simulate(problem, incumbent)
     best, best_ns = incumbent, timeline.objective_ns(problem.objective)
     check_bound(known_bound_ns, best_ns, "known before milp")
-    grid = _coarse_enough(grid_of(problem, timeline.makespan_ns), timeline.makespan_ns)
+    grid = grid_of(problem, timeline.makespan_ns, MOST_TICKS)
     blocks = blocks_of(problem, grid, weight_parts)
     # Rounding every duration down can shorten how late a rank begins more than how late it ends, and so lengthen its span.
     exact = grid.exact and weight_parts == 1  # equal parts of a W need not be whole ticks
@@ -187,11 +187,6 @@ def _libraries() -> tuple[ModuleType, ModuleType]:
     if not pulp.HiGHS(msg=False).available():
         raise Unsupported(f"method milp needs HiGHS, which PuLP {pulp.__version__} could not load when it was imported; {REMEDY}")
     return pulp, highspy
-
-
-def _coarse_enough(grid: TimeGrid, horizon_ns: int) -> TimeGrid:
-    coarse_ns = -(-horizon_ns // MOST_TICKS)
-    return grid if grid.tick_ns >= coarse_ns else TimeGrid(coarse_ns, False)
 
 
 def _loaded(pulp: ModuleType, variables: MilpVariables) -> Any:

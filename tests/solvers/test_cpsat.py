@@ -149,8 +149,13 @@ def test_stages_that_two_paths_share() -> None:
     assert solved.objective_ns == solved.lower_bound_ns == optimum(shared)
 
 
-def test_near_the_bound_it_refutes_nothing_that_is_possible() -> None:
-    """From a poor start and no bound, or the best one: what it refutes is below the optimum of whole blocks; brute force agrees."""
+@pytest.mark.parametrize("most_ticks", [1 << 14, 40, 9])
+def test_near_the_bound_it_refutes_nothing_that_is_possible(most_ticks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a poor start and no bound, or the best one: what it refutes is below the optimum of whole blocks; brute force agrees.
+
+    On the coarsest grid most blocks take no time, or one tick.
+    """
+    monkeypatch.setattr("schedc.solvers.exact.cpsat.NEAR_TICKS", most_ticks)
     better = 0
     for seed in range(40):
         problem = tiny_problem(Random(seed), most_ops=12)
