@@ -18,7 +18,7 @@ from schedc.frontend.job import load_job
 
 CASES = sorted((Path(__file__).parent / "fuzz_cases").glob("*.toml"))
 
-JOBS = 100
+JOBS = 60
 """As many as take some ten seconds; `benchmarks/compiler/fuzz.py` runs more of them."""
 COSTLY = 40
 """One job in this many is small and goes to the solvers, too, and one in twice as many to the command line."""
@@ -37,7 +37,7 @@ def test_nothing_fails_on_random_jobs(tmp_path: Path) -> None:
     assert found == []
     assert counts["plans"] > JOBS
     overlapping = counts["feature steps that overlap"]
-    assert counts["plans as text"] > 0.75 * (JOBS - overlapping)  # some have too little memory for any schedule
+    assert counts["plans as text"] > 0.7 * (JOBS - overlapping)  # some have too little memory for any schedule
     assert counts["periods as plans"] > overlapping > 0.05 * JOBS
     assert min(counts[f"feature {name}"] for name in ("a graph", "slices", "sharded weights")) > 0.03 * JOBS
 

@@ -1,10 +1,10 @@
 """Bounds and proofs of problems of 20 to 60 ops, held against models that share no file with them, and attacked by all methods.
 
 Run it as `python benchmarks/compiler/claims.py --problems 2000 --first 0 --processes 2`. The problems are
-`tests/support/inputs/claim_problems.py`, half of them in odd nanoseconds of seconds and odd bytes of GiB; the checks are
-`tests/support/oracles/claim_checks.py`: what is claimed of all schedules, of those whose F and B are whole, and of whole blocks,
-fused and split, each against a model of these. Problem number n is the same everywhere and always, and so is the work of each
-method. A line for each defect, then what was checked; the exit status is 1 if there was a defect.
+`tests/support/inputs/claim_problems.py`, half of them in odd nanoseconds of seconds and odd bytes of GiB, half on trunks that links
+share; the checks are `tests/support/oracles/claim_checks.py`: what is claimed of all schedules, of those whose F and B are whole,
+and of whole blocks, fused and split, each against a model of these. Problem number n is the same everywhere and always, and so is
+the work of each method. A line for each defect, then what was checked; the exit status is 1 if there was a defect.
 
 `python benchmarks/compiler/claims.py --bounds 2000` prints how often each analytic bound is the largest, and by how much it is
 above the second where it is so alone, on such problems of 20 to 288 ops, by kind.
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from schedc.ir import Problem
 
-DRAWN = {"least_ops": 20, "most_ops": 300, "most_units": 10**6}
-
 
 def kinds_of(problem: Problem) -> Iterator[str]:
     """The rows of the table in which the problem counts."""
@@ -52,7 +50,7 @@ def print_bounds(count: int) -> None:
     """The table, in Markdown."""
     found: dict[str, list[dict[str, int]]] = {}
     for number in range(count):
-        problem = drawn_problem(Random(number), **DRAWN)
+        problem = drawn_problem(Random(number), least_ops=20, most_ops=300, most_units=10**6)
         values = {str(bound.name): bound.value_ns for bound in lower_bounds(problem)}
         for kind in kinds_of(problem):
             found.setdefault(kind, []).append(values)

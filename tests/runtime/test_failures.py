@@ -207,8 +207,6 @@ def test_steps_leave_nothing_behind(four: Ranks) -> None:
 
 def test_the_first_step_has_a_limit_of_its_own(two: Ranks) -> None:
     """Who compiles its stages is waited for; who is as late in a later step is named."""
-    first, second = two.run(pipeline_runs.late, few_plan("1f1b"), [1], 7.0, timeout_s=4.0, first_timeout_s=60.0)
-    assert first == second == ["stepped"] * 3
     first, _ = two.run(pipeline_runs.late, few_plan("1f1b"), [1, 9], 7.0, timeout_s=4.0, first_timeout_s=60.0)
     assert first[:2] == ["stepped"] * 2
     assert "from rank 1 on recv_next: no answer in 4 s; it is stuck or slower than the timeout_s" in first[2]

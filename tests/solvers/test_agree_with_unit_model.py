@@ -9,7 +9,6 @@ from collections import Counter
 from dataclasses import replace
 from random import Random
 
-import pytest
 from inputs.claim_problems import drawn_problem
 from inputs.odd_numbers import odd
 from oracles.unit_model import search
@@ -59,9 +58,3 @@ def test_what_is_proven_is_true() -> None:
     for seed in range(8, 23):
         check(seed, counts)
     assert min(counts[name] for name in ("solve_cpsat", "solve_milp", "of makespan", "of stage-span", "settled")) >= 2, counts
-
-
-@pytest.mark.slow
-def test_what_is_proven_of_more_problems_is_true() -> None:
-    for seed in range(23, 34):
-        check(seed, Counter())

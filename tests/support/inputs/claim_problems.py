@@ -1,7 +1,8 @@
 """Problems of 20 to 60 ops to hold bounds and proofs against: small numbers for a model of unit parts, odd large ones for half.
 
 Most have several stages on a rank, half of them minimize the stage span, and in many a rank has reason to begin with a microbatch
-that arrives late: long forwards before long weight gradients, microbatches that differ, slow links.
+that arrives late: long forwards before long weight gradients, microbatches that differ, slow links. Half have links that share
+trunks, and messages that hold them for long (`with_shared_links`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from inputs.odd_numbers import odd
 from inputs.problems import make_problem
+from inputs.shared_links import with_shared_links
 from schedc.ir.ops import Kind
 from schedc.ir.problem import DataParallel, Objective
 from schedc.ir.schedule import Parts
@@ -30,14 +32,22 @@ PLACEMENTS = ("unidirectional", "loop", "loop", "wave", "wave", "bidirectional",
 def claim_problem(seed: int) -> tuple[Problem, Odd | None]:
     """The problem of this number in small numbers; every other one also in odd ones, in which it is to be solved."""
     random = Random(seed)
-    problem = drawn_problem(random, least_ops=LEAST_OPS, most_ops=MOST_OPS, most_units=MOST_UNITS)
+    shared, sized = seed // 2 % 2 == 1, seed % 2 == 0
+    problem = drawn_problem(random, least_ops=LEAST_OPS, most_ops=MOST_OPS, most_units=MOST_UNITS, shared=shared, sized=sized)
     return problem, odd(problem, random) if seed % 2 else None
 
 
-def drawn_problem(random: Random, *, least_ops: int, most_ops: int, most_units: int) -> Problem:
-    """A problem with this many ops, whose compute takes at most this many nanoseconds in all, none of them less than 1."""
+def drawn_problem(
+    random: Random, *, least_ops: int, most_ops: int, most_units: int, shared: bool = False, sized: bool = False
+) -> Problem:
+    """A problem with this many ops, whose compute takes at most this many nanoseconds in all, none of them less than 1.
+
+    Where links are `shared` and `sized`, see `with_shared_links`.
+    """
     while True:
         problem = _drawn(random)
+        if shared:
+            problem = with_shared_links(problem, random, sized=sized)
         units = sum(problem.duration_ns(kind, *block) for block in problem.blocks() for kind in (Kind.F, Kind.B, Kind.W))
         if least_ops <= problem.num_ops <= most_ops and units <= most_units:
             return problem

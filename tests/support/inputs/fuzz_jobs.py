@@ -1,8 +1,9 @@
 """Random valid jobs over everything that the job file can say, as nested dicts, and their text.
 
 A job is a dict shaped like its TOML file. Its key `extra`, written as a comment, has what a job file cannot say but a plan can:
-other names for trunks (two may get the same one), durations that differ from microbatch to microbatch; and the contents of the
-files that the job names: profile, topology, lengths and measured times of lengths, which `write_job` writes beside it.
+other names for trunks (two may get the same one), durations that differ from microbatch to microbatch, other links (the number of
+those that `with_shared_links` draws); and the contents of the files that the job names: profile, topology, lengths and measured
+times of lengths, which `write_job` writes beside it.
 """
 
 from __future__ import annotations
@@ -157,6 +158,9 @@ def random_job(
         while held and any(held) and {"in_flight"} >= {*job.get("memory", ())} and not {"lengths", "recompute"} & {*job, *pipeline}:
             job["memory"] = draw_memory(draw, pipeline["ranks"], placed, held)  # in bytes
         _sharded(draw, job, len(placed.rank_of_stage))
+    is_of_one_problem = "auto" not in pipeline.values() and "mode" not in pipeline and pipeline["semantics"] != "torch"
+    if is_of_one_problem and draw.chance(0.15):
+        extra["shared"] = random.randrange(1000)
     if pipeline["semantics"] == "schedc":
         del pipeline["semantics"]
     return {key: value for key, value in job.items() if value or key != "extra"}

@@ -7,6 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from inputs.fuzz_jobs import read_extra, write_job
+from inputs.shared_links import with_shared_links
 
 from schedc.analysis.bounds.residency import minimum_limit_bytes
 from schedc.analysis.simulation.memory import peak_bytes
@@ -43,7 +44,7 @@ def with_extra(problem: Problem, extra: dict[str, Any]) -> Problem:
             for stage in problem.stages
         ]
         problem = dataclasses.replace(problem, stages=tuple(stages), in_order=extra["vary"] % 2 == 1)
-    return problem
+    return with_shared_links(problem, Random(extra["shared"])) if "shared" in extra else problem
 
 
 def too_little_memory(problem: Problem) -> bool:

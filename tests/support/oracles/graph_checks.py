@@ -11,6 +11,8 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from inputs.graphs import graph_problem, random_order
+from inputs.shared_links import with_shared_links
+from inputs.small_problems import small_problem
 
 from oracles.brute_force import SearchTooLarge, best_schedule
 from oracles.findings import Finding
@@ -40,14 +42,16 @@ STARTS = 40
 LEAST_BLOCKS = 33
 """Of a larger graph."""
 WITH_TRUNKS = 6
-"""Every problem whose number this divides has trunks that links share."""
+"""Every problem whose number this divides has trunks that links share; every second of these is a chain of whole microbatches."""
 
 
 def small_graph(number: int) -> Problem:
     """2 or 3 ranks, up to 5 stages, up to 3 microbatches or slices: a graph, slices, or both; a third has collectives."""
+    if number % (2 * WITH_TRUNKS) == 0:
+        return small_problem(number // (2 * WITH_TRUNKS), shared_trunks=True, may_be_odd=False)
     problem = graph_problem(Random(number), most_ops=22, most_stages=5, collectives=number % 3 == 0)
     if number % WITH_TRUNKS == 0:
-        return problem
+        return with_shared_links(problem, Random(number), sized=True)
     parallel = problem.data_parallel
     return replace(
         problem,
