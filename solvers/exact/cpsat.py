@@ -6,13 +6,11 @@ trusted: schedules are timed by the simulator, and only the bound is CP-SAT's ow
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.metadata import version
 from itertools import count, product
 from typing import TYPE_CHECKING
 
@@ -30,40 +28,28 @@ from schedc.models.start_windows import windows_of
 from schedc.solvers.common.base import Limits, Solved, SolverStatus, bound_of_none
 from schedc.solvers.common.interruption import wait_for
 from schedc.solvers.common.method import Search, fusing_saves_time
+from schedc.solvers.exact.cpsat_solver import LEAST_WORK, asked_of, digest_of, for_narrow, run, solver_of, work_of
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ortools.sat.python import cp_model
 
     from schedc.models.cpsat.variables import CpSatVariables
     from schedc.solvers.common.incumbent import Incumbent
 
-LARGE = 1 << 27
-"""With values above this the presolve's search for rows within rows is left out: it adds coefficients of Booleans in 32 bits, and
-what it proves where that overflows is false (google/or-tools, issue 5293, of ortools 9.15)."""
-MOST_AREA = 1 << 31
-"""Where a resource's capacity times the horizon is more than this, the LP adds no cuts: rows of those for scheduling have such
-areas as coefficients of times, and squares of them; where 64 bits overflow, ortools 9.15 ends the process, or a bound is false."""
-NEIGHBOURHOOD, NEIGHBOURHOODS = 0.1, 50
-"""A neighbourhood gets the first at most, CP-SAT's own limit, and of a limit of work one in the second at most: in odd nanoseconds
-its search may come down one by one, of which CP-SAT counts a hundredth."""
 MOST_CUT_PAIRS = 30_000
 """Where the whole ops of ranks make more pairs, there is no model of schedules that cut W: 65,536 take 11 to 17 s to build, and
 nothing ends that in time but a command's alarm."""
-
+NEAR, NEAR_WORK, WIDER_WORK = (128, 4, 32, 2, 8), 3.0, 0.1
+"""Above the bound by one of these parts of what is open, in turn; so much work is for each, and twice as much in the next round. In
+which one soon shows differs: M70's loop link-0.25-2 has one 2 and 71 ticks above the bound, not 35. Behind a width that is refuted
+comes one twice as wide, with the last share of the work, until that is open."""
+BESIDE = 2
+"""So many questions at once, as many as the local searches climb."""
 NEAR_TICKS = 1 << 14
 """The grid of these questions is so coarse, where a width is a tick of it or more: in odd nanoseconds CP-SAT finds nothing."""
-CONFLICTS, LEAST_WORK = 20_000, 1e-3
-"""So many conflicts of one worker count as one unit of work, at least: in odd nanoseconds it may raise a start one tick at a time,
-which CP-SAT hardly counts. And no question counts as less than the second."""
-NEAR, NEAR_WORK, WIDER_WORK = (128, 4, 32, 2, 8), 3.0, 0.1
-"""Near the bound: above it by one of these parts of what is open, in turn; so much work is for each, and twice as much in the next
-round. In which of them a schedule soon shows differs: M70's loop link-0.25-2 has one 2 and 71 ticks above the bound, not 35. Behind
-one that is refuted comes twice that width, with the last share of the work, until that is open."""
-
-SOLVER = "solver CP-SAT, ortools {}"
 
 
 class CpSat(Search, frozen=True):
@@ -99,29 +85,61 @@ def _cuts_weights(incumbent: Incumbent) -> bool:
 def seek_near(incumbent: Incumbent, limits: Limits) -> None:
     """Ask for schedules little longer than the bound, of one width after another, until the limits end or all is settled.
 
-    Where BW is cheaper, of each width at first for one that fuses nothing: the model has half as many intervals.
+    Where BW is cheaper, of each width at first for one that fuses nothing: the model has half as many intervals. Several workers
+    ask `BESIDE` questions at once; under a limit of work one, so that the result is the same each time.
     """
     questions = tuple(product(NEAR, (False, True) if fusing_saves_time(incumbent.problem) else (True,)))
-    begun_s, worked, work, at, wider, is_open = time.perf_counter(), incumbent.work, NEAR_WORK, 0, 1, False
-    for number in count():
-        left = limits.left(begun_s, max(incumbent.work - worked, number * LEAST_WORK))
-        if incumbent.gap <= limits.gap or left.least <= 0:
-            return
-        known_ns, bound_ns, (part, fuses) = incumbent.objective_ns, incumbent.bound_ns, questions[at]
-        below_ns = bound_ns + 1 + wider * (known_ns - bound_ns) // part
-        most_ticks = NEAR_TICKS if known_ns < NEAR_TICKS * (below_ns - bound_ns) else MOST_TICKS
-        make = partial(for_narrow, work=work if wider == 1 else WIDER_WORK * work)
-        solve = partial(solve_cpsat, below_ns=below_ns, most_ticks=most_ticks, fuses=fuses, solver_by=make)
-        is_final = improve_by(solve, CpSat.name, incumbent, replace(left, seed=limits.seed + number)).is_final
-        if incumbent.objective_ns == known_ns and incumbent.bound_ns > bound_ns:
-            wider = min(2 * wider, part // 2)
-            continue
-        is_open |= wider == 1 and not is_final
-        at, wider = at + (wider == 1 and incumbent.objective_ns == known_ns), 1
-        if at == len(questions):
-            if not is_open:
-                return  # the model leaves something out
-            at, work, is_open = 0, 2 * work, False
+    near, beside = _Near(incumbent, limits, questions), min(BESIDE, limits.workers) if limits.deterministic is None else 1
+    with ThreadPoolExecutor(beside) as threads:
+        jobs = [threads.submit(near.seek) for _ in range(beside)]
+        ended_by = wait_for(jobs, near.stop)
+    incumbent.cut_short |= beside > 1  # the threads raced
+    for job in jobs:
+        job.result()
+    if ended_by is not None:
+        raise ended_by
+
+
+@dataclass(slots=True)
+class _Near:
+    """What the threads of `seek_near` share."""
+
+    incumbent: Incumbent
+    limits: Limits
+    questions: tuple[tuple[int, bool], ...]
+    """The part of what is open that a schedule may take beyond the bound, and whether it may fuse; in round after round."""
+    numbers: Iterator[int] = field(default_factory=count)
+    open_at: int = -1
+    """Of the last question that stayed open, the number."""
+    solvers: list[cp_model.CpSolver] = field(default_factory=list)
+    is_over: bool = False
+
+    def seek(self) -> None:
+        """Ask one question after another."""
+        known, begun_s, worked, in_round = self.incumbent, time.perf_counter(), self.incumbent.work, len(self.questions)
+        for number in self.numbers:
+            (part, fuses), wider = self.questions[number % in_round], 1
+            while wider:
+                left = self.limits.left(begun_s, known.work - worked)
+                if known.gap <= left.gap:
+                    self.stop()
+                if self.is_over or left.least <= 0 or number > self.open_at + in_round:  # then the model leaves something out
+                    return
+                known_ns, bound_ns, seed = known.objective_ns, known.bound_ns, left.seed + number
+                below_ns, work = bound_ns + 1 + wider * (known_ns - bound_ns) // part, NEAR_WORK * 2 ** (number // in_round)
+                self.solvers.append(solver := for_narrow(replace(left, seed=seed), work if wider == 1 else WIDER_WORK * work))
+                ticks = NEAR_TICKS if known_ns < NEAR_TICKS * (below_ns - bound_ns) else MOST_TICKS
+                solve = partial(solve_cpsat, below_ns=below_ns, most_ticks=ticks, fuses=fuses, solver=solver)
+                status = improve_by(solve, CpSat.name, known, left)
+                is_better, is_refuted = known.objective_ns < known_ns, fuses and status.is_final and known.bound_ns > bound_ns
+                wider = 1 if is_better else min(2 * wider, part // 2) if is_refuted else int(wider > 1)
+                self.open_at = max(self.open_at, -1 if status.is_final else number)
+
+    def stop(self) -> None:
+        """End soon; to be told again until it has."""
+        self.is_over = True
+        for solver in self.solvers:
+            solver.stop_search()
 
 
 def improve_by(solve: Callable[..., Solved], name: str, incumbent: Incumbent, limits: Limits) -> SolverStatus:
@@ -146,7 +164,7 @@ def solve_cpsat(
     known_bound_ns: int = 0,
     most_ticks: int = MOST_TICKS,
     below_ns: int | None = None,
-    solver_by: Callable[[Limits], cp_model.CpSolver] | None = None,
+    solver: cp_model.CpSolver | None = None,
     fuses: bool = True,
     on_schedule: Callable[[Schedule], None] = lambda _: None,
     on_bound: Callable[[int], None] = lambda _: None,
@@ -161,7 +179,7 @@ def solve_cpsat(
         most_ticks: the grid is coarser where it would have more.
         below_ns: only schedules with a smaller objective are sought, though the incumbent has a larger one; if there is none, that
             is proven. None: all that are as good as the incumbent.
-        solver_by: makes the solver; None: `solver_of`.
+        solver: what it is asked of; None: one of `solver_of`.
         fuses: whether schedules are sought that fuse a backward, too; where not, nothing is said of bounds.
         on_schedule: is called with every better schedule.
         on_bound: is called with every better bound, in nanoseconds.
@@ -190,41 +208,32 @@ def solve_cpsat(
     try:
         variables = build(problem, blocks, windows_of(problem, blocks, most), floor, most)
     except NothingAtMost as reason:  # the incumbent does what the model's blocks cannot, and is better than all that they can
-        ended = SolverStatus.INFEASIBLE
-        return Solved(schedule=best, objective_ns=best_ns, lower_bound_ns=bound_of_nothing_ns(), status=ended, log=(str(reason),))
+        ended, none_ns, log = SolverStatus.INFEASIBLE, bound_of_nothing_ns(), (str(reason),)
+        return Solved(schedule=best, objective_ns=best_ns, lower_bound_ns=none_ns, status=ended, log=log, work=LEAST_WORK)
     if not fuses:
         for is_fused in variables.fused.values():
             variables.model.add(is_fused == 0)
     elif not is_below:
         add_hint(variables, incumbent, timeline, grid, best_ns)
-    solver = (solver_by or solver_of)(limits)
+    solver = solver or solver_of(limits)
     if valid:
         solver.best_bound_callback = lambda bound: on_bound(int(bound) * grid.tick_ns)
     status, ended_by = run(solver, variables.model, _listener(variables, problem, on_schedule))
-    name = solver.status_name(status)
-    if name in (SolverStatus.OPTIMAL, SolverStatus.FEASIBLE):
+    if status in (SolverStatus.OPTIMAL, SolverStatus.FEASIBLE):
         found = with_collectives(problem, schedule_of_cpsat(variables, problem, solver.value))
         if found is not None:
             found_ns = simulate(problem, found).objective_ns(problem.objective)
             if found_ns < best_ns and not verify_schedule(problem, found) and exceeded_limit(problem, found) is None:
                 best, best_ns = found, found_ns
-        name = SolverStatus(name).of_schedule(int(solver.objective_value) * grid.tick_ns, best_ns)
-    if name == SolverStatus.INFEASIBLE:
-        bound_ns = bound_of_nothing_ns()
-    else:
-        bound_ns = int(solver.best_objective_bound) * grid.tick_ns if valid else 0
-    parameters = solver.parameters
+        status = status.of_schedule(int(solver.objective_value) * grid.tick_ns, best_ns)
+    least = int(solver.best_objective_bound)
+    bound_ns = bound_of_nothing_ns() if status is SolverStatus.INFEASIBLE else least * grid.tick_ns if valid else 0
     return Solved(
         schedule=best,
         objective_ns=best_ns,
         lower_bound_ns=bound_ns,
-        status=SolverStatus(name),
-        log=(
-            SOLVER.format(version("ortools")),
-            f"{parameters.num_workers} workers, seed {parameters.random_seed}, gap {parameters.relative_gap_limit}",
-            digest_of(variables.model),
-            f"status {name}, best bound {int(solver.best_objective_bound)} ticks",
-        ),
+        status=status,
+        log=(*asked_of(solver), digest_of(variables.model), f"status {status}, best bound {least} ticks"),
         work=work_of(solver),
         ended_by=ended_by,
     )
@@ -260,107 +269,19 @@ def bound_cut_weights(problem: Problem, known: Schedule, *, limits: Limits, know
         raise Defect(f"cpsat: {reason}, but one of {known_ns} ns that cuts weight gradients is known") from reason
     solver = solver_of(limits)
     status, ended_by = run(solver, model)
-    name = solver.status_name(status)
-    if name == SolverStatus.INFEASIBLE:
+    if status is SolverStatus.INFEASIBLE:
         raise Defect(f"cpsat: no schedule takes {known_ns} ns or less, but one that cuts weight gradients does")
     least = int(solver.best_objective_bound)
+    answer = f"status {status}, at least {least} ticks of {grid.tick_ns} ns"
     return Solved(
         schedule=known,
         objective_ns=known_ns,
         lower_bound_ns=max(known_bound_ns, least * grid.tick_ns),
-        status=SolverStatus(name).of_schedule(least * grid.tick_ns, known_ns),
-        log=(
-            SOLVER.format(version("ortools")),
-            f"{limits.workers} workers, seed {limits.seed}, gap {limits.gap}",
-            "weight gradients cut wherever that is better",
-            digest_of(model),
-            f"status {name}, at least {least} ticks of {grid.tick_ns} ns",
-        ),
-        work=solver.response_proto.deterministic_time,
+        status=status.of_schedule(least * grid.tick_ns, known_ns),
+        log=(*asked_of(solver), "weight gradients cut wherever that is better", digest_of(model), answer),
+        work=work_of(solver),
         ended_by=ended_by,
     )
-
-
-def run(
-    solver: cp_model.CpSolver, model: cp_model.CpModel, listener: cp_model.CpSolverSolutionCallback | None = None
-) -> tuple[cp_model.CpSolverStatus, BaseException | None]:
-    """Solve in a thread of its own, so that an interruption is noticed at once; the status, and the interruption that ended it.
-
-    CP-SAT's own way with Ctrl-C leaves the default handler behind, and would kill the process the next time.
-
-    Raises:
-        Defect: the model is invalid.
-    """
-    from ortools.sat.python import cp_model
-
-    solver.parameters.catch_sigint_signal = False
-    horizon = max((max(variable.domain) for variable in model.proto.variables), default=0)  # its domain[-1] is 0, always
-    capacity = max((each.cumulative.capacity.offset for each in model.proto.constraints if each.has_cumulative()), default=1)
-    if max(horizon, capacity) > LARGE:  # demands may become coefficients, too: of the Booleans that say whether a block is fused
-        solver.parameters.presolve_inclusion_work_limit = 0
-    if capacity * horizon > MOST_AREA:
-        solver.parameters.cut_level = 0
-    with ThreadPoolExecutor(1) as thread:
-        job = thread.submit(solver.solve, model, listener)
-        ended_by = wait_for([job], solver.stop_search)
-    status = job.result()
-    if status == cp_model.MODEL_INVALID:
-        raise Defect(f"CP-SAT says that the model is invalid: {model.validate()}")
-    return status, ended_by
-
-
-def solver_of(limits: Limits) -> cp_model.CpSolver:
-    """CP-SAT with these limits, workers and seed."""
-    from ortools.sat.python import cp_model
-
-    solver = cp_model.CpSolver()
-    parameters = solver.parameters
-    parameters.num_workers = limits.workers
-    parameters.random_seed = limits.seed
-    parameters.relative_gap_limit = limits.gap
-    if limits.deterministic is not None:
-        parameters.max_deterministic_time = limits.deterministic
-        parameters.interleave_search = True  # the workers take turns in a fixed order
-        parameters.lns_initial_deterministic_limit = min(NEIGHBOURHOOD, limits.deterministic / NEIGHBOURHOODS)
-    elif limits.time_s is not None:
-        parameters.max_time_in_seconds = limits.time_s
-    return solver
-
-
-def one_worker(limits: Limits) -> cp_model.CpSolver:
-    """CP-SAT with one search; the new propagation of linear rows (ortools 9.15) moves times on one by one, and counts no work."""
-    solver = solver_of(replace(limits, workers=1))
-    solver.parameters.interleave_search = solver.parameters.new_linear_propagation = False
-    if limits.deterministic is not None:
-        solver.parameters.max_number_of_conflicts = max(1, int(CONFLICTS * limits.deterministic))
-    return solver
-
-
-def work_of(solver: cp_model.CpSolver) -> float:
-    """What it spent, in the units of a deterministic limit."""
-    of_conflicts = solver.num_conflicts / CONFLICTS if solver.parameters.num_workers == 1 else 0.0
-    return max(solver.response_proto.deterministic_time, of_conflicts)
-
-
-def for_narrow(limits: Limits, work: float) -> cp_model.CpSolver:
-    """For narrow windows, where the order of two ops follows from the others; no LP, and no more than this work."""
-    solver = one_worker(replace(limits, deterministic=min(work, limits.deterministic or work)))
-    if limits.clock_s is not None:
-        solver.parameters.max_time_in_seconds = limits.clock_s
-    solver.parameters.linearization_level, solver.parameters.use_strong_propagation_in_disjunctive = 0, True
-    return solver
-
-
-def asked_of(solver: cp_model.CpSolver) -> tuple[str, str]:
-    """What a certificate says of who answered a question: the solver's version, its workers and its seed."""
-    parameters = solver.parameters
-    return SOLVER.format(version("ortools")), f"{parameters.num_workers} workers, seed {parameters.random_seed}"
-
-
-def digest_of(model: cp_model.CpModel) -> str:
-    """A model's size and digest: whoever builds the same model can check that it was this one."""
-    digest = hashlib.sha256(str(model.proto).encode()).hexdigest()
-    return f"model {len(model.proto.variables)} variables, {len(model.proto.constraints)} constraints, sha256 {digest}"
 
 
 def _listener(

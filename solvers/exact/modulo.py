@@ -12,7 +12,6 @@ To build it counts as work; none is built of a very long period, or where too li
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from schedc.analysis.bounds.lower_bounds import cheap_bound_ns
@@ -24,7 +23,8 @@ from schedc.ir import Problem, Schedule, Versions
 from schedc.models.modulo import minimize_delays, pairs_of
 from schedc.solvers.common.base import Limits, Solved, SolverStatus
 from schedc.solvers.common.method import Search
-from schedc.solvers.exact.cpsat import SOLVER, improve_by
+from schedc.solvers.exact.cpsat import improve_by
+from schedc.solvers.exact.cpsat_solver import SOLVER
 from schedc.solvers.exact.modulo_distance import ask_of_distances
 from schedc.solvers.exact.modulo_parts import BUILDS, ask_of_parts, climb
 from schedc.solvers.exact.modulo_questions import Known, ask, build, solve
@@ -99,7 +99,7 @@ def solve_modulo(
         objective_ns=known.best_ns,
         lower_bound_ns=known.lower_ns,
         status=status,
-        log=(SOLVER.format(version("ortools")), f"seed {limits.seed}", *known.log),
+        log=(SOLVER, f"seed {limits.seed}", *known.log),
         work=known.work,
         ended_by=known.ended_by,
     )

@@ -16,7 +16,7 @@ from schedc.analysis.simulation.period import steady_state
 from schedc.ir import Kind, Op, Schedule
 from schedc.models.modulo import build_modulo, orders_of, pairs_of
 from schedc.solvers.common.base import Limits, SolverStatus
-from schedc.solvers.exact.cpsat import digest_of, run, solver_of
+from schedc.solvers.exact.cpsat_solver import digest_of, run, solver_of
 from schedc.spelling import counted
 from schedc.verify.schedule.checks import verify_schedule
 
@@ -100,9 +100,8 @@ class Known:
 
     def run(self, solver: CpSolver, model: CpModel, asked: str) -> SolverStatus:
         """Run CP-SAT; it spends work, and the log says what was asked and what it answered."""
-        code, self.ended_by = run(solver, model)
+        status, self.ended_by = run(solver, model)
         self.work += solver.response_proto.deterministic_time
-        status = SolverStatus(solver.status_name(code))
         self.log += [digest_of(model), f"{asked}: status {status}"]
         return status
 

@@ -37,7 +37,7 @@ from schedc.ir import BLOCKS, BoundName, Objective, Problem
 from schedc.models.cpsat.pace import MOST_PAIRS, PARTS, ChainTicks, build_pace
 from schedc.solvers.common.base import SolverStatus
 from schedc.solvers.common.method import Search
-from schedc.solvers.exact.cpsat import asked_of, digest_of, run, solver_of
+from schedc.solvers.exact.cpsat_solver import asked_of, digest_of, run, solver_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -106,12 +106,12 @@ class Pace(Search, frozen=True):
                 incumbent.cut_short |= left.clock_s is not None
                 return None
             model, solver = build_pace(paces.chain, ahead, asked), pace_solver(left.part(share, least=least))
-            code, ended_by = run(solver, model)
+            status, ended_by = run(solver, model)
             taken = solver.response_proto.deterministic_time
             spent, incumbent.work = spent + taken, incumbent.work + taken
             if ended_by is not None:
                 raise ended_by
-            if SolverStatus(solver.status_name(code)) is not SolverStatus.INFEASIBLE:
+            if status is not SolverStatus.INFEASIBLE:
                 return False
             refuted[ahead], bound_ns = asked, paces.bound_ns(refuted | {ahead: asked})
             log = (

@@ -28,7 +28,7 @@ from schedc.models.cpsat.model import build_relaxed
 from schedc.models.start_windows import windows_of
 from schedc.solvers.common.base import Limits, SolverStatus
 from schedc.solvers.common.method import Search
-from schedc.solvers.exact.cpsat import LEAST_WORK, asked_of, digest_of, one_worker, run, work_of
+from schedc.solvers.exact.cpsat_solver import asked_of, digest_of, one_worker, run, work_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -175,8 +175,7 @@ class _Asker:
         model = build_relaxed(self.problem, self.blocks, windows, lower, upper, computing=computing, limited=limited)
         limits = self.limits.left(self.begun, self.spent).part(share, least=LEAST_S)
         solver = one_worker(replace(limits, gap=0.0))  # several settle the same with more work
-        code, ended_by = run(solver, model.model)
-        status = SolverStatus(solver.status_name(code))
+        status, ended_by = run(solver, model.model)
         self.spent += work_of(solver)
         if status == SolverStatus.OPTIMAL:
             self.crowded = _crowded(self.problem, model, solver.value)
@@ -214,7 +213,7 @@ def _by_gain(asker: _Asker, lines: list[Iterator[None]]) -> None:
         if next(line, line) is line:
             del gains[line]
             continue
-        gains[line], asked[line] = (asker.lower - lower) / max(asker.spent - spent, LEAST_WORK), asked[line] + 1
+        gains[line], asked[line] = (asker.lower - lower) / (asker.spent - spent), asked[line] + 1
 
 
 def _grow(asker: _Asker, order: Sequence[int], path: int) -> Iterator[None]:

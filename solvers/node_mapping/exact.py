@@ -14,12 +14,11 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from ortools.sat.python import cp_model
-
 from schedc.errors import Defect, InvalidInput
 from schedc.ir import MessageCost
 from schedc.models.assignment import AssignmentModel, Kinds, KnownEnds
-from schedc.solvers.exact.cpsat import run, solver_of
+from schedc.solvers.common.base import SolverStatus
+from schedc.solvers.exact.cpsat_solver import run, solver_of
 from schedc.solvers.node_mapping.value import AssignedStep, Replicated, Timer, ring_ns
 
 if TYPE_CHECKING:
@@ -113,8 +112,8 @@ def assign(given: Replicated, limits: Limits, *, weights: Sequence[int] | None =
             break
         solver = solver_of(replace(limits, time_s=left_s, gap=0.0))
         status, ended_by = run(solver, found.model)
-        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            if status == cp_model.INFEASIBLE:
+        if status not in (SolverStatus.OPTIMAL, SolverStatus.FEASIBLE):
+            if status is SolverStatus.INFEASIBLE:
                 raise Defect("assign: CP-SAT says INFEASIBLE, though a known assignment keeps every constraint")
             break
         bound_ns = max(bound_ns, int(solver.best_objective_bound) // found.scale)
@@ -122,14 +121,14 @@ def assign(given: Replicated, limits: Limits, *, weights: Sequence[int] | None =
         step = timer.step(node_of)
         if value(node_of, step) < value(best, best_step):
             best, best_step = node_of, step
-        if status == cp_model.OPTIMAL and value(best, best_step) <= int(solver.objective_value):
+        if status is SolverStatus.OPTIMAL and value(best, best_step) <= int(solver.objective_value):
             proven = True
             break
         new = False
         for first in range(0, given.nodes, ranks):  # the links of a replica that cost more than the least
             of_pair = ((pair, kinds.of_pair[node_of[first + pair[0]]][node_of[first + pair[1]]]) for pair in pairs)
             new |= learn(tuple((pair, kind) for pair, kind in of_pair if kind >= 0))
-        if ended_by is not None or status != cp_model.OPTIMAL:
+        if ended_by is not None or status is not SolverStatus.OPTIMAL:
             break
         if not new:
             raise Defect("assign: the model knows all links of its assignment and says that it takes less than the simulator")

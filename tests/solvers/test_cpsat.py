@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from itertools import count
 from random import Random
@@ -20,10 +21,11 @@ from schedc.errors import Unsupported
 from schedc.ir import BoundName, Kind, Op, Schedule
 from schedc.ir.problem import Objective
 from schedc.models.blocks import grid_of
-from schedc.solvers.common.base import Limits, SearchSettings
+from schedc.solvers.common.base import Limits, SearchSettings, SolverStatus
 from schedc.solvers.driver.portfolio import solve
 from schedc.solvers.driver.registry import constructive
-from schedc.solvers.exact.cpsat import run, solve_cpsat
+from schedc.solvers.exact.cpsat import solve_cpsat
+from schedc.solvers.exact.cpsat_solver import run
 from schedc.solvers.exact.milp import solve_milp
 from schedc.solvers.heuristics.greedy import Greedy
 from schedc.verify.schedule.checks import verify_schedule
@@ -150,7 +152,8 @@ def test_stages_that_two_paths_share() -> None:
 
 
 @pytest.mark.parametrize("most_ticks", [1 << 14, 40, 9])
-def test_near_the_bound_it_refutes_nothing_that_is_possible(most_ticks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("limits", [Limits(deterministic=1.0, workers=2), Limits(time_s=100, workers=2)], ids=["work", "threads"])
+def test_near_the_bound_it_refutes_nothing_possible(limits: Limits, most_ticks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a poor start and no bound, or the best one: what it refutes is below the optimum of whole blocks; brute force agrees.
 
     On the coarsest grid most blocks take no time, or one tick.
@@ -165,7 +168,7 @@ def test_near_the_bound_it_refutes_nothing_that_is_possible(most_ticks: int, mon
             continue
         assert best_ns is not None
         known, best = [(constructive("sequential")(problem), "sequential")], best_bound(problem)
-        settings = SearchSettings(method="cpsat{near=true}", limits=Limits(deterministic=1.0, workers=1))
+        settings = SearchSettings(method="cpsat{near=true}", limits=limits)
         for bound_ns in (1, best.value_ns):
             found = solve(problem, settings, bound_ns=bound_ns, bound_by=best.name, known=known)
             assert found.bound_ns <= best_ns <= found.objective_ns, seed
@@ -173,11 +176,34 @@ def test_near_the_bound_it_refutes_nothing_that_is_possible(most_ticks: int, mon
     assert better >= 10
 
 
+@pytest.mark.parametrize(("limits", "at_once"), [(Limits(deterministic=0.1), 1), (Limits(), 2)])
+def test_near_the_bound_two_questions_are_asked_at_once(limits: Limits, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each begins only when the other has, too; under a limit of work one comes after the other, and the result is the same."""
+    both, asked = threading.Barrier(at_once), list[int]()
+
+    def met(solver: cp_model.CpSolver, *rest: Any) -> tuple[SolverStatus, BaseException | None]:
+        asked.append(solver.parameters.random_seed)
+        if len(asked) <= at_once:
+            both.wait(60)
+        return run(solver, *rest)
+
+    monkeypatch.setattr("schedc.solvers.exact.cpsat.run", met)
+    links = {(0, 1): (5, 20), (1, 0): (5, 20)}
+    problem = make_problem(2, 4, placement="loop", chunks=2, costs_ns=(4, 5, 3), links=links, in_flight=3)
+    settings = SearchSettings(method="cpsat{near=true}", limits=limits)
+    known = [(Greedy(n_sub=1)(problem), "greedy")]
+    found = [solve(problem, settings, bound_ns=1, bound_by=BoundName.WORK, known=known) for _ in range(2)]
+    assert found[0].cut_short is (at_once == 2)
+    if at_once == 1:
+        assert asked[: len(asked) // 2] == asked[len(asked) // 2 :]
+        assert (found[0].schedule, found[0].bound_ns, found[0].work) == (found[1].schedule, found[1].bound_ns, found[1].work)
+
+
 def test_near_the_bound_odd_times_take_few_questions(monkeypatch: pytest.MonkeyPatch) -> None:
     """One width after another, each refuted at no work, would be 1,748 questions."""
     asked: list[float] = []
 
-    def counted(solver: cp_model.CpSolver, *rest: Any) -> tuple[cp_model.CpSolverStatus, BaseException | None]:
+    def counted(solver: cp_model.CpSolver, *rest: Any) -> tuple[SolverStatus, BaseException | None]:
         answer = run(solver, *rest)
         asked.append(solver.response_proto.deterministic_time)
         return answer

@@ -259,6 +259,7 @@ def test_work_in_threads_is_stopped_and_its_result_counts() -> None:
         ("local{rounds=1000}", signal.SIGINT),
         ("polish{rounds=1000}", signal.SIGTERM),
         ("cpsat", signal.SIGTERM),
+        ("cpsat{near=true}", signal.SIGINT),
         ("refute", signal.SIGINT),
         ("milp", signal.SIGINT),
     ],

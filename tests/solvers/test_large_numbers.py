@@ -10,7 +10,8 @@ from schedc.ir.network import Link
 from schedc.ir.problem import Objective, Problem, Stage
 from schedc.solvers.common.base import NO_LIMITS, Limits
 from schedc.solvers.driver.registry import constructive
-from schedc.solvers.exact.cpsat import run, solve_cpsat, solver_of
+from schedc.solvers.exact.cpsat import solve_cpsat
+from schedc.solvers.exact.cpsat_solver import run, solver_of
 from schedc.verify.schedule.checks import verify_schedule
 
 # Rank; F, B, W and BW of both microbatches; what is held, and what is left of it for W.

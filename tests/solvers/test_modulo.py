@@ -243,7 +243,7 @@ def test_no_worker_is_asked_twice(workers: int, share: float, asked: list[int], 
     def run(solver: CpSolver, model: CpModel) -> tuple[object, None]:
         found.append(solver.parameters.num_workers)
         solver.parameters.max_deterministic_time = 0.0
-        return solver.solve(model), None
+        return SolverStatus(solver.status_name(solver.solve(model))), None
 
     monkeypatch.setattr("schedc.solvers.exact.modulo_questions.run", run)
     assert solve(known, build(known, period_ns), share) == (SolverStatus.UNKNOWN, None)

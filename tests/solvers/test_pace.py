@@ -15,7 +15,7 @@ from schedc.ir import BoundName, Kind, Objective
 from schedc.models.cpsat.pace import PARTS, build_pace
 from schedc.solvers.common.base import Limits, SearchSettings
 from schedc.solvers.driver.portfolio import solve
-from schedc.solvers.exact.cpsat import run
+from schedc.solvers.exact.cpsat_solver import run
 from schedc.solvers.exact.pace import LEAST_AHEAD, MOST_TICKS, Pace, Paces, pace_solver
 from schedc.solvers.heuristics.greedy import Greedy
 from schedc.study.bench.pipelines import LinkTimes, both_ways, pipeline

@@ -16,7 +16,7 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.ir.problem import Objective
 from schedc.solvers.common.base import Limits, SolverStatus
-from schedc.solvers.exact.cpsat import CONFLICTS, run
+from schedc.solvers.exact.cpsat_solver import CONFLICTS, run
 from schedc.solvers.exact.refute import SHARE, Refuted, _Asker, _Counted, refute
 from schedc.solvers.heuristics.greedy import Greedy
 
@@ -127,7 +127,7 @@ def test_work_is_kept_where_cpsat_counts_little(monkeypatch: pytest.MonkeyPatch)
     """In odd nanoseconds it moves times on one by one: thousands of conflicts, a few hundredths of its units."""
     asked: list[tuple[int, float]] = []
 
-    def counted(solver: cp_model.CpSolver, model: cp_model.CpModel) -> tuple[cp_model.CpSolverStatus, BaseException | None]:
+    def counted(solver: cp_model.CpSolver, model: cp_model.CpModel) -> tuple[SolverStatus, BaseException | None]:
         answer = run(solver, model)
         asked.append((solver.num_conflicts, solver.response_proto.deterministic_time))
         return answer
