@@ -1,11 +1,11 @@
 """A lower bound from relaxations: CP-SAT settles one after another, each of which counts more of what a schedule must keep to.
 
 Takes a Problem with bounds from both sides; gives a better lower bound. The model is `build_relaxed`: links and needs, then the
-compute of the ranks that did several things at once in the best schedule so far, then the memory of one rank more each time, alone
-and with that compute, as far as that takes no longer than a share of the limits. Beside that, the memory of a few ranks counts
-alone. Each is asked for one makespan after another above the bound. What raised the bound most for its work goes on. It is CP-SAT's
-word, and speaks of schedules whose F, B and BW are whole, however they cut W: with what is left of a rank's compute, the order in
-which its W follow each other, the model is one of all these (`models.cpsat.cut_weights`).
+compute of the ranks that did several things at once in the best schedule so far, then with that the memory of one rank more each
+time, as far as that takes no longer than a share of the limits. In turn with these, memory counts alone, of a rank more each time.
+Each is asked for one makespan after another above the bound. It is CP-SAT's word, and speaks of schedules whose F, B and BW are
+whole, however they cut W: with what is left of a rank's compute, the order in which its W follow each other, the model is one of
+all these (`models.cpsat.cut_weights`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from schedc.solvers.common.method import Search
 from schedc.solvers.exact.cpsat_solver import asked_of, digest_of, one_worker, run, work_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
     from ortools.sat.python import cp_model
 
@@ -41,14 +41,11 @@ if TYPE_CHECKING:
 
 STEPS, MOST_STEPS = 100, 1600
 """The first makespan asked for is above the bound by the objective over the one; the least step is the objective over the other."""
-LEAST_S = 0.25
-"""No question gets less, where as much is left."""
-SHARE, FEW_SHARE = 0.5, 0.05
-"""Of what is left, at most: for a question, and for one that counts the memory of a few ranks alone."""
-RANKS = 3
-"""Models without compute count the memory of this many ranks at first: those where it causes the longest waits."""
-RANKS_SHARE = 0.1
-"""Finding them takes at most this share of a time limit."""
+LEAST_S, SHARE, FEW_SHARE = 0.25, 0.5, 0.05
+"""A question gets no less than the first where as much is left; of that, the second at most, or the last if memory alone counts."""
+RANKS, RANKS_SHARE = 3, 0.1
+"""So many ranks' memory counts at last, with all compute: those where it causes the longest waits. To find them takes at most this
+share of a time limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,20 +113,19 @@ def refute(
     clock = Clock(inf if limits.time_s is None or limits.deterministic is not None else RANKS_SHARE * limits.time_s)
     asker = _Asker(problem, grid, blocks, objective_ns, limits, on_bound, time.perf_counter(), bound_ns, grid.ticks(bound_ns))
     path, order = windows_of(problem, blocks, asker.enough).least, _ranks(problem, clock) if asker.goes_on else ()
-    memories = (_Counted(limited=frozenset(order[:count])) for count in range(min(RANKS, len(order)), len(order) + 1))
-    _by_gain(asker, [_grow(asker, order, path), _by_memory(asker, memories, path)])
+    lines = [_grow(asker, order, path), _by_memory(asker, order, path)]
+    while lines and asker.goes_on and not asker.counts_all:
+        lines = [line for line in lines if next(line, line) is not line]
     cut_short = clock.has_cut or not (asker.counts_all or asker.is_good_enough)
     return Refuted(lower_bound_ns=asker.bound_ns, cut_short=cut_short, work=asker.spent)
 
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """Of which ranks a relaxation counts what."""
+    """Of which ranks a relaxation counts that they compute one F or backward at a time, and the memory limit."""
 
     computing: frozenset[int] = frozenset()
-    """One F or backward at a time."""
     limited: frozenset[int] = frozenset()
-    """The memory limit."""
 
 
 @dataclass(slots=True)
@@ -160,8 +156,7 @@ class _Asker:
     @property
     def is_good_enough(self) -> bool:
         """Whether nothing, or too little, is left between the bound and the known schedule."""
-        is_there = self.lower >= self.enough
-        return is_there or self.objective_ns - self.bound_ns <= self.limits.gap * self.objective_ns
+        return self.lower >= self.enough or self.objective_ns - self.bound_ns <= self.limits.gap * self.objective_ns
 
     @property
     def goes_on(self) -> bool:
@@ -170,84 +165,59 @@ class _Asker:
 
     def ask(self, counted: _Counted, upper: int, share: float) -> SolverStatus:
         """For the best relaxed schedule of at most `upper` ticks, in a share of what is left."""
-        windows = windows_of(self.problem, self.blocks, upper)
-        lower, computing, limited = self.lower, counted.computing, counted.limited
-        model = build_relaxed(self.problem, self.blocks, windows, lower, upper, computing=computing, limited=limited)
+        windows, computing, limited = windows_of(self.problem, self.blocks, upper), counted.computing, counted.limited
+        model = build_relaxed(self.problem, self.blocks, windows, self.lower, upper, computing=computing, limited=limited)
         limits = self.limits.left(self.begun, self.spent).part(share, least=LEAST_S)
         solver = one_worker(replace(limits, gap=0.0))  # several settle the same with more work
         status, ended_by = run(solver, model.model)
         self.spent += work_of(solver)
-        if status == SolverStatus.OPTIMAL:
+        if status is SolverStatus.OPTIMAL:
             self.crowded = _crowded(self.problem, model, solver.value)
-        if status != SolverStatus.UNKNOWN:
-            least = upper + 1 if status == SolverStatus.INFEASIBLE else int(solver.best_objective_bound)
-            self._raise(max(lower, least), solver, model.model, counted, status)
+        if status is not SolverStatus.UNKNOWN:
+            least = upper + 1 if status is SolverStatus.INFEASIBLE else int(solver.best_objective_bound)
+            self.lower, tick_ns = max(self.lower, least), self.grid.tick_ns
+            if self.lower * tick_ns > self.bound_ns:
+                self.bound_ns = self.lower * tick_ns
+                check_bound(self.bound_ns, self.objective_ns, "refute")
+                of, memory_of = (", ".join(map(str, sorted(ranks))) or "none" for ranks in (computing, limited))
+                what = f"refute: of compute, F and backwards of ranks {of}; memory of ranks {memory_of} only"
+                answer = f"status {status}, at least {self.lower} ticks of {tick_ns} ns"
+                self.on_bound(self.bound_ns, (*asked_of(solver), what, digest_of(model.model), answer))
         if ended_by is not None:
             raise ended_by
         return status
-
-    def _raise(
-        self, lower: int, solver: cp_model.CpSolver, model: cp_model.CpModel, counted: _Counted, status: SolverStatus
-    ) -> None:
-        self.lower, tick_ns = lower, self.grid.tick_ns
-        if lower * tick_ns <= self.bound_ns:
-            return
-        self.bound_ns = lower * tick_ns
-        check_bound(self.bound_ns, self.objective_ns, "refute")
-        computing, limited = (", ".join(map(str, sorted(ranks))) or "none" for ranks in (counted.computing, counted.limited))
-        log = (
-            *asked_of(solver),
-            f"refute: of compute, F and backwards of ranks {computing}; memory of ranks {limited} only",
-            digest_of(model),
-            f"status {status}, at least {lower} ticks of {tick_ns} ns",
-        )
-        self.on_bound(self.bound_ns, log)
-
-
-def _by_gain(asker: _Asker, lines: list[Iterator[None]]) -> None:
-    """Ask on along the line whose last question raised the bound most for its work; of equals along the one that asked less."""
-    gains, asked = dict.fromkeys(lines, inf), dict.fromkeys(lines, 0)
-    while gains and asker.goes_on and not asker.counts_all:
-        line = max(gains, key=lambda each: (gains[each], -asked[each]))
-        lower, spent = asker.lower, asker.spent
-        if next(line, line) is line:
-            del gains[line]
-            continue
-        gains[line], asked[line] = (asker.lower - lower) / (asker.spent - spent), asked[line] + 1
 
 
 def _grow(asker: _Asker, order: Sequence[int], path: int) -> Iterator[None]:
     """Let the relaxation count more and more, as long as it is settled; a question each time it goes on.
 
-    At first the compute of ranks that did several things at once; then memory limits in the order given, alone and with that
-    compute: each alone is settled far sooner than both together. Where not all is counted then, the first ranks' memory is tried
-    with all that compute.
+    At first the compute of ranks that did several things at once; then, with that, memory limits in the order given. Where not all
+    is counted then, the first ranks' memory is tried with all that compute.
     """
-    settled = counted = _Counted()
-    more = crowded = yield from _settle(asker, settled, path, SHARE)
+    counted = _Counted()
+    more = crowded = yield from _settle(asker, counted, path, SHARE)
     while more:
-        tried = replace(settled, computing=settled.computing | more)
+        tried = replace(counted, computing=counted.computing | more)
         more = yield from _settle(asker, tried, path, SHARE)
         if more is not None:
-            settled, crowded, more = tried, more, more - tried.computing
+            counted, crowded, more = tried, more, more - tried.computing
     if crowded is None:
         return
-    for counted in dict.fromkeys((_Counted(), settled)):
-        for rank in order:
-            tried = replace(counted, limited=counted.limited | {rank})
-            found = yield from _settle(asker, tried, path, SHARE)
-            if found is None:
-                break
-            counted, crowded = tried, found
+    for rank in order:
+        tried = replace(counted, limited=counted.limited | {rank})
+        found = yield from _settle(asker, tried, path, SHARE)
+        if found is None:
+            break
+        counted, crowded = tried, found
     asker.counts_all = counted.limited.issuperset(order) and crowded <= counted.computing
     if not asker.counts_all:
-        last = _Counted(counted.computing | crowded, counted.limited | {*order[:RANKS]})
-        yield from _settle(asker, last, path, SHARE)
+        yield from _settle(asker, _Counted(counted.computing | crowded, counted.limited | {*order[:RANKS]}), path, SHARE)
 
 
-def _by_memory(asker: _Asker, relaxations: Iterable[_Counted], path: int) -> Iterator[None]:
-    """Settle one after another, as long as that succeeds; a question each time it goes on."""
-    for counted in relaxations:
+def _by_memory(asker: _Asker, order: Sequence[int], path: int) -> Iterator[None]:
+    """Let memory limits alone count in the order given, of one rank more each time; a question each time it goes on."""
+    for count in range(1, len(order) + 1):
+        counted = _Counted(limited=frozenset(order[:count]))
         if (yield from _settle(asker, counted, path, FEW_SHARE)) is None:  # nor would one that counts more be settled
             return
 
@@ -277,8 +247,8 @@ def _crowded(problem: Problem, model: CpSatVariables, value: Callable[[cp_model.
         rank, fused = problem.rank_of(op), op in model.fused and value(model.fused[op])
         if start < busy_until.get(rank, 0):
             found.add(rank)
-        end = start + (model.blocks.fused[op] if fused else model.blocks.duration[op])
-        busy_until[rank] = max(busy_until.get(rank, 0), end)
+        taken = model.blocks.fused[op] if fused else model.blocks.duration[op]
+        busy_until[rank] = max(busy_until.get(rank, 0), start + taken)
     return frozenset(found)
 
 

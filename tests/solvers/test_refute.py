@@ -80,7 +80,7 @@ def test_is_the_optimum_where_memory_and_links_decide_all() -> None:
     assert not found.cut_short
     assert [bound for bound, _ in heard] == sorted({bound for bound, _ in heard})
     assert heard[-1][0] == found.lower_bound_ns
-    assert "of ranks none; memory of ranks 0, 1 only" in heard[-1][1][2]
+    assert "of ranks none; memory of ranks 0 only" in heard[-1][1][2]
     assert len({log[3] for _, log in heard}) == len(heard)
 
 
