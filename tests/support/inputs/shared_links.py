@@ -45,10 +45,8 @@ def with_shared_links(problem: Problem, random: Random, *, sized: bool = False) 
     links = []
     for link in problem.links:
         occupancy_ns = random.randint(0 if random.random() < 0.1 else 1, most_ns) if common is None else common
-        trunk = _trunk(style, link.source, link.destination, cut, random)
-        changed = replace(
-            link, latency_ns=random.randint(0, latency_ns), trunk=trunk, transfer_ns=occupancy_ns, bytes_per_second=None
-        )
+        changed = replace(link, latency_ns=random.randint(0, latency_ns), transfer_ns=occupancy_ns, bytes_per_second=None)
+        changed = replace(changed, trunk=_trunk(style, link.source, link.destination, cut, random))
         if in_bytes:
             changed = replace(changed, transfer_ns=None, bytes_per_second=random.choice([10**9, 7 * 10**8]))
         links.append(changed)
