@@ -9,16 +9,15 @@ loses nothing (`models.blocks`). A backward counts as a *gradient part*, as long
 shorter of B + W and BW takes longer. The gradient is sent after the gradient part.
 
 Pace. F(r, k) and B(r, k) are the starts of F and gradient part k on rank r. The pace is a time for each microbatch. The *mark* of k
-is B(0, k). Microbatches l = 1, …, `ahead` keep ahead of the pace if mark(l) - mark(0) < l × pace, for each of them.
+is B(m, k), of one rank m. Microbatches l = 1, …, `ahead` keep ahead of the pace if mark(l) - mark(0) < l × pace, for each of them.
+Why B and not F? Much of the model must come after B(m, 0): it gives back the memory for which later F wait. Ops before it may have
+run at any time, as most may before F(m, 0), or first gradients that cross a slow link to reach m: so some marks refute less.
 
-Why B(0, k) and not F(0, k)? Much of the model must come after B(0, 0): it gives back the memory for which later F wait. Little must
-come after F(0, 0), and other ops may have run any time before it. So with F as the mark, far fewer paces are refuted.
-
-Ticks. Let B(0, 0) be at time 0, and round all other starts and all durations down to ticks: all needs are still kept, and no mark
+Ticks. Let B(m, 0) be at time 0, and round all other starts and all durations down to ticks: all needs are still kept, and no mark
 grows. The pace is given in finer units than ticks. Marks are whole ticks, so each is at most the last tick before l × pace.
 
 The model has microbatches 0, …, `ahead`, each as an F and a gradient part on every rank, and the needs among these. Microbatches
-before 0 are left out. As many F as the first rank's memory holds may come before B(0, 0), at any time.
+before 0 are left out. As many F as the first rank's memory holds may come before B(m, 0), at any time.
 
 What each solution keeps to, and so each schedule:
 
@@ -34,7 +33,7 @@ What each solution keeps to, and so each schedule:
   all F and gradient parts that the rank runs in between. Rests of other ranks do not count, and rests may be cut anywhere.
 
 Variables have bounds. Where an interval without a start is longer than any need, all starts behind it can be earlier. That makes no
-mark(l) - mark(0) larger, as B(0, l) comes after B(0, 0). So some solution spans no more than `horizon`.
+mark(l) - mark(0) larger, as B(m, l) comes after B(m, 0). So some solution spans no more than `horizon`.
 """
 
 from __future__ import annotations
@@ -63,13 +62,14 @@ class ChainTicks:
     rest: int
     """Of the first rank."""
     forward_hops: tuple[tuple[int, int], ...]
-    """Occupancy and latency of the messages from each rank to the next."""
     gradient_hops: tuple[tuple[int, int], ...]
-    """The same of the gradients to each rank from the next."""
+    """Occupancy and latency, of the messages from each rank to the next, and of the gradients to each rank from the next."""
     slots: tuple[int, ...]
     """How many whole activations fit on each rank, no more than on the first."""
     kept: tuple[int, ...]
     """On the first rank, the most y when x is `slots`, `slots` - 1, …, for `MOST_PAIRS` at most; empty: y has no limit."""
+    marked: int
+    """The rank whose gradient parts are the marks."""
 
 
 def build_pace(chain: ChainTicks, ahead: int, pace: int) -> cp_model.CpModel:
@@ -81,7 +81,7 @@ def build_pace(chain: ChainTicks, ahead: int, pace: int) -> cp_model.CpModel:
     longest = sum(chain.forward) + sum(chain.gradient) + hops + len(numbers) * (chain.forward[0] + chain.gradient[0] + chain.rest)
     horizon = longest * 2 * len(ranks) * len(numbers)
     f, b = ({(r, k): model.new_int_var(-horizon, horizon, "") for r in ranks for k in numbers} for _ in "FB")
-    model.add(b[0, 0] == 0)
+    model.add(b[chain.marked, 0] == 0)
     for k in numbers:
         model.add(b[ranks[-1], k] >= f[ranks[-1], k] + chain.forward[-1])
         for r in ranks:
@@ -102,7 +102,7 @@ def build_pace(chain: ChainTicks, ahead: int, pace: int) -> cp_model.CpModel:
     for k in numbers[slots:]:
         _memory(model, chain, k, f, b, before)
     for k in numbers[1:]:
-        model.add(b[0, k] <= (k * pace - 1) // PARTS)
+        model.add(b[chain.marked, k] <= (k * pace - 1) // PARTS)
     return model
 
 

@@ -104,8 +104,7 @@ def _better(problem: Problem, best: Schedule, ways: Iterable[Schedule]) -> Itera
 
 
 def _climbed(problem: Problem, best: Schedule) -> Schedule:
-    climbed = swap_climb(problem, best, _bound_ns(problem))
-    return climbed if rating(problem, climbed) < rating(problem, best) else best
+    return min(best, swap_climb(problem, best, _bound_ns(problem)), key=partial(rating, problem))
 
 
 def rating(problem: Problem, schedule: Schedule) -> tuple[int, int, int]:
@@ -142,8 +141,7 @@ def _drained(problem: Problem, path: tuple[int, ...], *, split: bool) -> Iterato
             warm_up = min(most, len(path) - place, count) - 1
             order = [Op(Kind.F, stage, each) for each in range(warm_up)]
             for each in range(count):
-                if each + warm_up < count:
-                    order.append(Op(Kind.F, stage, each + warm_up))
+                order += [Op(Kind.F, stage, each + warm_up)] if each + warm_up < count else []
                 order += [Op(kind, stage, each) for kind in ((Kind.B, Kind.W) if split else (Kind.BW,))]
             orders[problem.stages[stage].rank] = (*order, Op(Kind.U, stage, 0))
         schedule = Schedule(orders=tuple(orders))
@@ -171,11 +169,8 @@ def _climb(problem: Problem, path: tuple[int, ...], counts: dict[int, int], late
     best: tuple[int, dict[int, int]] | None = None
     most = len(path) * (problem.microbatches + 2) + sum(counts.values())
 
-    def made(now: dict[int, int]) -> Schedule:
-        return one_f_one_b(problem, now, later=later)
-
     def timed(now: dict[int, int]) -> Steady | None:
-        schedule = made(now)
+        schedule = one_f_one_b(problem, now, later=later)
         try:
             return steady_state(problem, schedule) if _sound(problem, schedule) else None
         except CheckFailed:
@@ -192,7 +187,8 @@ def _climb(problem: Problem, path: tuple[int, ...], counts: dict[int, int], late
         if best is None or steady.period_ns < best[0]:
             best = steady.period_ns, counts
         around = [*steady.longest, *steady.longest[:1]]
-        turns = {after.stage for before, after in pairwise(around) if _turns(before, after)}
+        neighbours = [(before, after) for before, after in pairwise(around) if before.stage == after.stage]
+        turns = {after.stage for before, after in neighbours if before.kind is not Kind.F and after.kind is Kind.F}
         if steady.period_ns <= bound_ns or not turns or len({op.stage for op in around}) == 1:
             break
         raised = dict(counts)
@@ -211,11 +207,7 @@ def _climb(problem: Problem, path: tuple[int, ...], counts: dict[int, int], late
             if steady is None or steady.period_ns > period_ns:
                 break
             period_ns, counts = steady.period_ns, fewer
-    return made(counts)
-
-
-def _turns(before: Op, after: Op) -> bool:
-    return before.stage == after.stage and before.kind is not Kind.F and after.kind is Kind.F
+    return one_f_one_b(problem, counts, later=later)
 
 
 def _modulo(problem: Problem, bound_ns: int, longest_ns: int) -> Iterator[Schedule]:
@@ -245,8 +237,7 @@ def _modulo(problem: Problem, bound_ns: int, longest_ns: int) -> Iterator[Schedu
 def _shorter(problem: Problem, way: Problem, period_ns: int, best: Schedule | None, best_ns: int) -> tuple[Schedule | None, int]:
     """The best of what was found and of what is laid out with this period, with its period, which may be another."""
     for packed in (False, True):
-        starts = ModuloTimetable.of(way, period_ns, packed=packed).starts()
-        if starts is None:
+        if (starts := ModuloTimetable.of(way, period_ns, packed=packed).starts()) is None:
             continue
         schedule = schedule_of_starts(problem, starts, period_ns)
         found_ns = _period_ns(problem, schedule, best_ns)
@@ -276,12 +267,10 @@ def swap_climb(problem: Problem, schedule: Schedule, bound_ns: int) -> Schedule:
         around = set(pairwise([*steady.longest, *steady.longest[:1]]))
         following: Schedule | None = None
         following_ns = steady.period_ns + 1
-        for rank, index in [
-            (rank, index)
-            for rank, order in enumerate(schedule.orders)
-            for index in range(len(order))
-            if _may_swap(problem, around, order[index - 1], order[index])
-        ]:
+        places = ((rank, index) for rank, order in enumerate(schedule.orders) for index in range(len(order)))
+        for rank, index in places:
+            if not _may_swap(problem, around, schedule.orders[rank][index - 1], schedule.orders[rank][index]):
+                continue
             swapped = _swapped(problem, schedule, rank, index)
             if left <= 0:
                 return best
@@ -317,11 +306,9 @@ def _swapped(problem: Problem, schedule: Schedule, rank: int, index: int) -> Sch
         last, first = order[-1], order[0]
         order[0] = _later(problem, last, -1)
         order[-1] = _later(problem, first, 1)
-    orders = [list(each) for each in schedule.orders]
-    orders[rank] = order
     least = min(step_of(op, problem.microbatches) for op in order)
-    orders[rank] = [_later(problem, op, -least) for op in order]
-    return replace(schedule, orders=tuple(map(tuple, orders)))
+    changed = tuple(_later(problem, op, -least) for op in order)
+    return replace(schedule, orders=(*schedule.orders[:rank], changed, *schedule.orders[rank + 1 :]))
 
 
 def _later(problem: Problem, op: Op, steps: int) -> Op:

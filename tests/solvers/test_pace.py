@@ -13,7 +13,7 @@ from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.simulation.simulate import simulate
 from schedc.ir import BoundName, Kind, Objective
 from schedc.models.cpsat.pace import PARTS, build_pace
-from schedc.solvers.common.base import Limits, SearchSettings
+from schedc.solvers.common.base import Limits, SearchSettings, SolverStatus
 from schedc.solvers.driver.portfolio import solve
 from schedc.solvers.exact.cpsat_solver import run
 from schedc.solvers.exact.pace import LEAST_AHEAD, MOST_TICKS, Pace, Paces, pace_solver
@@ -60,14 +60,13 @@ def drawn(seed: int, microbatches: int) -> Problem:
 
 
 def refuted(paces: Paces, pace: int, ahead: int) -> bool:
-    solver = pace_solver(LIMITS)
-    return solver.status_name(run(solver, build_pace(paces.chain, ahead, pace))[0]) == "INFEASIBLE"
+    return run(pace_solver(LIMITS), build_pace(paces.chain, ahead, pace))[0] is SolverStatus.INFEASIBLE
 
 
-def bound_ns(problem: Problem, objective_ns: int) -> int:
-    """The largest bound that a few questions prove."""
-    paces = Paces(problem, (AHEAD,))
-    low, high = 0, paces.pace(2 * objective_ns, AHEAD, {})
+def bound_ns(problem: Problem, objective_ns: int, rank: int) -> int:
+    """The largest bound that a few questions about the marks of a rank prove."""
+    paces = Paces(problem, (AHEAD,)).marking(rank)
+    low, high = 0, paces.pace(2 * objective_ns, AHEAD)
     for _ in range(5):
         asked = (low + high + 1) // 2
         low, high = (asked, high) if refuted(paces, asked, AHEAD) else (low, asked - 1)
@@ -77,24 +76,26 @@ def bound_ns(problem: Problem, objective_ns: int) -> int:
 def check(seed: int) -> int:
     """No pace is refuted that microbatches of a schedule keep; those that they do not keep bound no makespan above its own."""
     problem = drawn(seed, 30)
-    paces, compared = Paces(problem, (AHEAD, MORE_AHEAD)), 0
+    first, compared = Paces(problem, (AHEAD, MORE_AHEAD)), 0
     for method in (Greedy(n_sub=1), Greedy(n_sub=4)):
         schedule = method(problem)
         if verify_schedule(problem, schedule):
             continue
         timeline = simulate(problem, schedule)
-        ops = zip(timeline.ops.tolist(), timeline.starts_ns.tolist(), strict=True)
-        marks = sorted(
-            start_ns for (kind, stage, _, _), start_ns in ops if stage == problem.paths[0][0] and kind in (Kind.B, Kind.BW)
-        )
-        kept: dict[int, int] = {}
-        for ahead in paces.aheads:
-            kept_ns = min(
-                max((marks[k + more] - marks[k]) / more for more in range(1, ahead + 1)) for k in range(len(marks) - ahead)
+        ops = list(zip(timeline.ops.tolist(), timeline.starts_ns.tolist(), strict=True))
+        for rank, stage_of_rank in enumerate(problem.paths[0]):
+            paces = first.marking(rank)
+            marks = sorted(
+                start_ns for (kind, stage, _, _), start_ns in ops if stage == stage_of_rank and kind in (Kind.B, Kind.BW)
             )
-            kept[ahead] = int(kept_ns * PARTS / paces.tick_ns)
-            assert not refuted(paces, kept[ahead] + 1, ahead), seed
-            assert paces.bound_ns({ahead: kept[ahead]}) <= paces.bound_ns(kept) <= timeline.makespan_ns, seed
+            kept: dict[int, int] = {}
+            for ahead in paces.aheads:
+                kept_ns = min(
+                    max((marks[k + more] - marks[k]) / more for more in range(1, ahead + 1)) for k in range(len(marks) - ahead)
+                )
+                kept[ahead] = int(kept_ns * PARTS / paces.tick_ns)
+                assert not refuted(paces, kept[ahead] + 1, ahead), (seed, rank)
+                assert paces.bound_ns({ahead: kept[ahead]}) <= paces.bound_ns(kept) <= timeline.makespan_ns, (seed, rank)
         compared += 1
     return compared
 
@@ -107,7 +108,7 @@ def check_short(seed: int) -> bool:
     best_ns = best_bound(problem).value_ns
     settings = SearchSettings(method="cpsat", limits=LIMITS)
     found = solve(problem, settings, bound_ns=best_ns, bound_by=BoundName.WORK, known=[(known, "greedy")])
-    assert bound_ns(problem, found.objective_ns) <= found.objective_ns, seed
+    assert all(bound_ns(problem, found.objective_ns, rank) <= found.objective_ns for rank in range(problem.ranks)), seed
     return True
 
 
