@@ -17,7 +17,7 @@ from schedc.errors import Unsupported
 from schedc.ir import Kind, Link, Problem, Schedule
 from schedc.solvers.common.method import FUSED, SMALL_OPS, Constructive, fusing_frees, fusing_saves_time
 from schedc.solvers.common.microbatch_order import known_orders, order_is_open, permuted, renamed
-from schedc.solvers.heuristics.greedy_rule import SPLIT_ENDS, GreedyRule
+from schedc.solvers.heuristics.greedy_rule import BY_TIME, SPLIT_ENDS, GreedyRule
 from schedc.solvers.heuristics.memory import exceeds, within_memory
 from schedc.solvers.kernel.joints import NO_ROOM, Room
 from schedc.solvers.kernel.list_scheduler import ListSchedule, ListScheduler
@@ -61,6 +61,8 @@ class Greedy(Constructive, frozen=True):
     """How long a rank may wait for an op of higher priority, in units of the longest F."""
     fused: Literal["none", "first", "steady", "all"] = "none"
     """Which backwards are fused, where the problem splits them (`GreedyRule.fused`)."""
+    by_time: bool = False
+    """Whether ops go in the order of their times in a steady state (`GreedyRule.by_time`); blocks then stay whole."""
 
     @classmethod
     def candidates(cls, problem: Problem) -> Iterator[str]:
@@ -74,10 +76,13 @@ class Greedy(Constructive, frozen=True):
             if not is_small:
                 yield from ("greedy{n_sub=32}", "greedy{n_sub=32,weights_first=2}")  # no search has the time to do better
         saves_time = fusing_saves_time(problem)
+        if len(problem.stages) > problem.ranks and not saves_time:
+            yield "greedy{by_time=true}"
         if saves_time:
             yield "greedy{fused=all,n_sub=1}"  # where all are fused, there is nothing to cut
             for which in ("first", "steady"):
                 yield from (f"greedy{{fused={which},n_sub={cut}}}" for cut in ((1, 4) if is_small else (1,)))
+            yield "greedy{fused=steady,by_time=true}"
         if saves_time or fusing_frees(problem):
             yield f"greedy{{n_sub=1}}{FUSED}"
 
@@ -90,7 +95,8 @@ class Greedy(Constructive, frozen=True):
         names = "in_flight", "alternate", "weight_lag", "weights_first", "look_ahead", "fused"
         chosen = {name: getattr(self, name) for name in names}
         given = {name: None if value == "memory" else value for name, value in chosen.items() if value != "auto"}
-        return within_memory(problem, lambda room: choose_rule(problem, self.n_sub, room=room, **given)[1].schedule)
+        n_sub, by_time = 1 if self.by_time else self.n_sub, self.by_time
+        return within_memory(problem, lambda room: choose_rule(problem, n_sub, room=room, by_time=by_time, **given)[1].schedule)
 
 
 class Sorted(Constructive, frozen=True):
@@ -152,9 +158,7 @@ def spread_problem(problem: Problem, share: float) -> Problem:
     for stage, microbatch in problem.blocks():
         work_ns[problem.stages[stage].rank] += sum(problem.duration_ns(kind, stage, microbatch) for kind in kinds)
     interval_ns = int(share * max(work_ns) / problem.microbatches)
-    largest_bytes = max(max(stage.message_bytes, stage.gradient_message_bytes) for stage in problem.stages)
-    if problem.edges:
-        largest_bytes = max(max(edge.message_bytes, edge.gradient_message_bytes or 0) for edge in problem.edges)
+    largest_bytes = max(max(each.message_bytes, each.gradient_message_bytes or 0) for each in problem.edges or problem.stages)
     largest_bytes = max(problem.share_bytes(largest_bytes, at) for at in range(len(problem.slices) or 1))
     return replace(problem, links=tuple(_spread_link(link, interval_ns, largest_bytes) for link in problem.links))
 
@@ -181,11 +185,13 @@ def _best(problem: Problem, schedules: Iterable[Schedule]) -> Schedule:
     return min(schedules, key=lambda each: (exceeds(problem, each), simulate(problem, each).objective_ns(problem.objective)))
 
 
-def choose_rule(problem: Problem, n_sub: int, *, room: Room = NO_ROOM, **given: Any) -> tuple[GreedyRule, ListSchedule]:
+def choose_rule(
+    problem: Problem, n_sub: int, *, room: Room = NO_ROOM, by_time: bool = False, **given: Any
+) -> tuple[GreedyRule, ListSchedule]:
     """The best of a few rules and what it makes of the problem; `greedy` without checks.
 
     A W may be cut into `n_sub` equal parts; `room` is as of `scheduler_of`; `given` are fields of `GreedyRule` that are not to be
-    chosen.
+    chosen; with `by_time` the rule has one, and `n_sub` is 1.
 
     Raises:
         Unsupported: a rank's memory limit does not hold one microbatch.
@@ -199,12 +205,13 @@ def choose_rule(problem: Problem, n_sub: int, *, room: Room = NO_ROOM, **given: 
             made[rule] = list_schedule(rule.rule(trial, n_sub))
         return made[rule].objective_ns(trial.objective)
 
-    best, options = GreedyRule(**given), _options(problem)
-    if best.fused == "steady":
-        turns = (best.alternate,) if "alternate" in given else (False, True)
-        ways = product(SPLIT_ENDS, turns, dict.fromkeys((False, len(problem.stages) > problem.ranks)))
+    best, options = GreedyRule(**given), [BY_TIME] * by_time + _options(problem)
+    if by_time or best.fused == "steady":
+        ends = SPLIT_ENDS if best.fused == "steady" else SPLIT_ENDS[:1]
+        orders = BY_TIME[:1] if by_time else ({"deep_backward": False}, {"deep_backward": True})
+        ways = product(ends, (False, True), orders)
         best = min(
-            (replace(best, split_ends=ends, alternate=turn, deep_backward=deep) for ends, turn, deep in ways), key=reached_ns
+            (replace(best, **{"split_ends": end, "alternate": turn, **order, **given}) for end, turn, order in ways), key=reached_ns
         )
     for option in options if trial is problem else options[:2]:
         if option and not given.keys() & option[0].keys():
@@ -236,14 +243,6 @@ def _first_microbatches(problem: Problem) -> Problem:
     count = -(-count // (len(problem.slices) or 1)) * (len(problem.slices) or 1)
     if count >= problem.microbatches:
         return problem
-    stages = tuple(
-        replace(
-            stage,
-            forward_ns=stage.forward_ns[:count],
-            backward_input_ns=stage.backward_input_ns[:count],
-            backward_weight_ns=stage.backward_weight_ns[:count],
-            backward_ns=stage.backward_ns[:count],
-        )
-        for stage in problem.stages
-    )
+    names = "forward_ns", "backward_input_ns", "backward_weight_ns", "backward_ns"
+    stages = tuple(replace(stage, **{name: getattr(stage, name)[:count] for name in names}) for stage in problem.stages)
     return replace(problem, microbatches=count, path_of=problem.path_of[:count], stages=stages)

@@ -10,13 +10,9 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from schedc.ir import Kind, Op, Problem, Resource
 from schedc.models.modulo_orders import needs_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @dataclass(slots=True)
@@ -41,7 +37,7 @@ class ModuloLane:
         period_ns, begins, ends = self.period_ns, self.begins, self.ends
         wanted = moment_ns - length_ns if late else moment_ns
         if not self.shortest_ns:
-            longest = heapq.nlargest(2, [following - end for end, following in self._gaps()])
+            longest = heapq.nlargest(2, [following - end for end, following in map(self._gap, range(len(begins) or 1))])
             longest.append(0)
         count = len(begins) or 1
         # The gap where it is wanted, or next to that.
@@ -79,10 +75,6 @@ class ModuloLane:
         begins.insert(place, begin)
         ends.insert(place, begin + length_ns)
         return start
-
-    def _gaps(self) -> Iterator[tuple[int, int]]:
-        """From the end of one to the begin of the next, modulo the period."""
-        return map(self._gap, range(len(self.begins) or 1))
 
     def _gap(self, at: int) -> tuple[int, int]:
         """That behind the reservation of this number; where there is none, all of the period, which may as well begin anywhere."""

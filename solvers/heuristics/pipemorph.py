@@ -68,13 +68,11 @@ class PipeMorph(Constructive, frozen=True):
         counts = planned_warm_up(problem, self.policy) if self.warm_up is None else self.warm_up
         if len(counts) != len(path):
             raise InvalidInput(f"pipemorph: warm_up: found {list(counts)}, expected a list of {len(path)} counts")
-        per_stage = [0] * len(path)
-        for stage, count in zip(path, counts, strict=True):
-            per_stage[stage] = count
+        per_stage = dict(zip(path, counts, strict=True))
         rule = Rule(
             priority=(BACKWARD_FORWARD_WEIGHT,) * len(path),
             in_flight=(None,) * len(path),
-            warm_up=tuple(per_stage),
+            warm_up=tuple(per_stage[stage] for stage in range(len(path))),
             weight_lag=(0,) * len(path),
         )
         return list_schedule(problem, rule).schedule
@@ -138,15 +136,7 @@ def planned_warm_up(problem: Problem, policy: Policy) -> tuple[int, ...]:
     delays_ns = []
     for before, after in pairwise(stages):
         onward, back = problem.link(before.rank, after.rank), problem.link(after.rank, before.rank)
-        delays_ns.append(
-            onward.latency_ns
-            + onward.occupancy_ns(before.message_bytes)
-            + back.latency_ns
-            + back.occupancy_ns(before.gradient_message_bytes)
-        )
-    return adapted_warm_up(
-        [max(stage.forward_ns) for stage in stages],
-        [max(stage.durations_ns(backward)) for stage in stages],
-        delays_ns,
-        problem.microbatches,
-    )
+        delays_ns.append(onward.latency_ns + back.latency_ns + onward.occupancy_ns(before.message_bytes))
+        delays_ns[-1] += back.occupancy_ns(before.gradient_message_bytes)
+    forward_ns, backward_ns = ([max(stage.durations_ns(kind)) for stage in stages] for kind in (Kind.F, backward))
+    return adapted_warm_up(forward_ns, backward_ns, delays_ns, problem.microbatches)

@@ -35,7 +35,7 @@ def round_trip_in_flight(problem: Problem, *, whole_period: bool) -> tuple[int, 
             work_ns[stage.rank] += sum(count * _mean_ns(stage.durations_ns(kind)) for kind in kinds)
     busiest_ns = max(1, *work_ns)
     trips = [1] * len(problem.stages)
-    for number, index, trip_ns in _round_trips(problem):
+    for number, index, trip_ns in round_trips_ns(problem):
         trips[index] = max(trips[index], -(-trip_ns * visits[number] // busiest_ns))
     return tuple(trip + max(0, len(problem.slices) - 1) for trip in trips)
 
@@ -49,7 +49,7 @@ def in_flight_before_first_backward(problem: Problem) -> tuple[int, ...]:
     """
     backward = _backward(problem)
     counts = [1] * len(problem.stages)
-    for number, index, trip_ns in _round_trips(problem):
+    for number, index, trip_ns in round_trips_ns(problem):
         stage = problem.stages[index]
         neighbours = [problem.stages[other] for other in problem.paths[number] if problem.stages[other].rank == stage.rank]
         turn_ns = max(1, sum(_mean_ns(neighbour.forward_ns) for neighbour in neighbours))
@@ -57,7 +57,7 @@ def in_flight_before_first_backward(problem: Problem) -> tuple[int, ...]:
     return tuple(count + max(0, len(problem.slices) - 1) for count in counts)
 
 
-def _round_trips(problem: Problem) -> Iterator[tuple[int, int, int]]:
+def round_trips_ns(problem: Problem) -> Iterator[tuple[int, int, int]]:
     """Of each path and each of its stages: the time from the start of the stage's F to the end of its B if nothing queues."""
     backward = _backward(problem)
     links = {(link.source, link.destination): link for link in problem.links}

@@ -24,6 +24,7 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.ir import Kind, Op, Problem, Schedule
 from schedc.solvers.common.method import Constructive, fusing_saves_time
+from schedc.solvers.heuristics.greedy_rule import of_ranks
 from schedc.solvers.templates.shape import WAVE_OF_TWO, grid_for, need_split, schedule_of
 
 if TYPE_CHECKING:
@@ -86,11 +87,10 @@ class ZBVFilled(Constructive, frozen=True):
 def _fused(problem: Problem, grid: Grid, schedule: Schedule, split: Sequence[Sequence[tuple[float, float]]]) -> Schedule:
     """Each B in the middle, with its W, as BW in its place."""
     steady: dict[int, range] = {}
-    for at, stages in enumerate(grid.stages):
+    for (at, stages), chunk in product(enumerate(grid.stages), (0, 1)):
         share = at / max(1, grid.positions - 1)
-        for chunk, along in enumerate((share, 1 - share)):
-            first, last = (round(grid.positions * (a + (b - a) * along)) for a, b in (ends[chunk] for ends in split))
-            steady[stages[chunk]] = range(first, problem.microbatches - last)
+        first, last = (of_ranks(ends[chunk], 1 - share if chunk else share, grid.positions) for ends in split)
+        steady[stages[chunk]] = range(first, problem.microbatches - last)
 
     def mixed(order: Sequence[Op]) -> tuple[Op, ...]:
         kept = (op for op in order if op.kind is not Kind.W or op.microbatch not in steady[op.stage])
@@ -178,7 +178,8 @@ class _Filling:
         while self.pending[at] and self.room_bytes[at] < self._taken_bytes(Kind.F if which < 2 else Kind.B, self.stage(which, at)):
             self.put_weight(at)
         comes_ns = self.arrival_ns(which, at)
-        while self.pending[at] and comes_ns is not None and comes_ns >= self.clock_ns[at] + self._duration_ns(self.pending[at][0]):
+        takes_ns = self.problem.duration_ns
+        while self.pending[at] and comes_ns is not None and comes_ns >= self.clock_ns[at] + takes_ns(*self.pending[at][0][:3]):
             self.put_weight(at)
         wait_ns = (self.way_ns(which, at) if comes_ns is None else comes_ns) - self.clock_ns[at]
         most_ns = max(self.worst_ns, max(self.approved_ns) - self.approved_ns[at] if self.approved_ns else 0)
@@ -187,23 +188,16 @@ class _Filling:
             self.put_weight(at)
         self.put(which, at)
 
-    def has_room(self, forwards: int, at: int) -> bool:
-        """Whether this many forwards of the first chunk fit beside what is held."""
-        return forwards * self._taken_bytes(Kind.F, self.stage(0, at)) <= self.room_bytes[at]
-
     def _taken_bytes(self, kind: Kind, stage: int) -> int:
         costs = self.problem.stages[stage]
         return costs.activation_bytes if kind is Kind.F else -(costs.activation_bytes - costs.activation_after_input_bytes)
-
-    def _duration_ns(self, op: Op) -> int:
-        return self.problem.duration_ns(op.kind, op.stage, op.microbatch)
 
     def _run(self, op: Op, at: int) -> None:
         kept_bytes = self.problem.stages[op.stage].activation_after_input_bytes
         self.room_bytes[at] += kept_bytes if op.kind is Kind.W else -self._taken_bytes(op.kind, op.stage)
         if self.room_bytes[at] < 0:
             raise Unsupported(NO_SCHEDULE)
-        self.clock_ns[at] += self._duration_ns(op)
+        self.clock_ns[at] += self.problem.duration_ns(op.kind, op.stage, op.microbatch)
         self.orders[at].append(op)
 
 
@@ -221,7 +215,8 @@ def _filled(problem: Problem, grid: Grid, fills: tuple[bool, bool], approved_ns:
         if at < state.last:
             comes_ns = state.arrival_ns(1, at) or 0
             first_ns = problem.duration_ns(Kind.F, state.stage(0, at), 0)
-            while state.has_room(2 + 2 * at, at) and state.clock_ns[at] + first_ns <= comes_ns and state.count(0, at) < n:
+            most_bytes = (2 + 2 * at) * problem.stages[state.stage(0, at)].activation_bytes
+            while most_bytes <= state.room_bytes[at] and state.clock_ns[at] + first_ns <= comes_ns and state.count(0, at) < n:
                 for other in range(at + 1):
                     state.put(0, other)
         state.put(1, at)

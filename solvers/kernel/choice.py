@@ -12,11 +12,11 @@ from typing import Any
 from schedc.compiled.kernel import kernel
 from schedc.solvers.kernel.tables import NEVER, B, F, W
 
-FIRST_OF_ALL = 1 << 40
+FIRST_OF_ALL = 1 << 60
 """Taken off a priority to put it before all that a rule gives."""
 GRAPHS = MYOPIC = RESERVES = TURNS = True
 """What a compiled form may leave out, so that it is smaller and faster: graphs and slices, rules without foresight, reserves, and
-what is particular to single heuristics (`hold`, `alternate`, `oldest_first`)."""
+what is particular to single heuristics (`hold`, `alternate`, `later`)."""
 
 
 @kernel(inline=True)
@@ -52,7 +52,7 @@ def scan(
     # F, B and W compare in the same way, written out: a function for it would give back all that is best so far.
     free_ns, unlimited = rank.free_ns, rank.limit_bytes >= NEVER
     forward_first = TURNS and settings.alternate and rank.after_b
-    oldest_first, foresight = TURNS and settings.oldest_first, not MYOPIC or settings.foresight
+    foresight = not MYOPIC or settings.foresight
     best_kind, best_lane, best_ns, best_ready_ns, best_priority = -1, -1, NEVER, NEVER, NEVER
     is_first = latest_ns < free_ns
     bound_ns, floor_ns = (NEVER, NEVER) if is_first else (latest_ns, -1)  # none starts later; one before the floor goes first
@@ -67,11 +67,11 @@ def scan(
             ready_ns, priority = blocks[next_f].f_at_ns, lane.priority_f
             if forward_first:
                 priority -= FIRST_OF_ALL
+            if TURNS:
+                priority += blocks[next_f].microbatch * settings.later
             start_ns = ready_ns if ready_ns > free_ns else free_ns
             if foresight:
                 ready_ns = start_ns
-            if oldest_first:
-                ready_ns = blocks[next_f].microbatch
             if start_ns <= bound_ns and (
                 start_ns < floor_ns or priority < best_priority or (priority == best_priority and ready_ns < best_ready_ns)
             ):
@@ -84,11 +84,11 @@ def scan(
             if sliced:
                 at_b = backward_at(lane, next_b, settings)
             ready_ns, priority = blocks[at_b].b_at_ns, lane.priority_b
+            if TURNS:
+                priority += blocks[at_b].microbatch * settings.later
             start_ns = ready_ns if ready_ns > free_ns else free_ns
             if foresight:
                 ready_ns = start_ns
-            if oldest_first:
-                ready_ns = blocks[at_b].microbatch
             if start_ns <= bound_ns and (
                 start_ns < floor_ns or priority < best_priority or (priority == best_priority and ready_ns < best_ready_ns)
             ):

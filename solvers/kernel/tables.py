@@ -92,7 +92,7 @@ COLUMNS = {
         *(
             "look_ahead_ns",
             "alternate",
-            "oldest_first",
+            "later",
             "foresight",
             "width",
             "mixes",

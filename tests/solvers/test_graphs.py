@@ -56,7 +56,7 @@ def some_rule(random: Random, problem: Problem) -> Rule:
         look_ahead_ns=random.choice([0, 1, 5]),
         foresight=foresight,
         alternate=random.random() < 0.3,
-        oldest_first=random.random() < 0.3,
+        later=random.choice([0, 1]),
         n_sub=1 if foresight else random.randint(1, 3),
     )
 
@@ -105,7 +105,7 @@ def test_the_list_scheduler_finds_a_schedule_wherever_one_microbatch_after_anoth
         problem = replace(problem, memory_limit_bytes=tuple(limits))
         fits = exceeded_limit(problem, constructive("sequential")(problem)) is None
         assert fits or graphs or any(stage.recompute for stage in problem.stages), seed
-        for name in ("greedy{n_sub=1}", "rule-table") if seed % 5 == 0 else ("greedy{n_sub=1}",):
+        for name in ("greedy{n_sub=1}", "greedy{by_time=true}", "rule-table") if seed % 5 == 0 else ("greedy{n_sub=1}",):
             try:
                 schedule = constructive(name)(problem)
             except Unsupported:

@@ -26,7 +26,7 @@ from schedc.solvers.heuristics.greedy import CHOOSING_BLOCKS, Greedy, choose_rul
 from schedc.solvers.heuristics.greedy_rule import GreedyRule
 from schedc.solvers.heuristics.warm_up_counts import in_flight_before_first_backward, round_trip_in_flight
 from schedc.solvers.kernel.list_scheduler import list_schedule
-from schedc.study.bench.pipelines import pipeline
+from schedc.study.bench.pipelines import LinkTimes, pipeline
 from schedc.verify.schedule.checks import verify_schedule
 
 if TYPE_CHECKING:
@@ -285,11 +285,15 @@ FUSED = ("first", "steady", "all")
 
 
 @examples(60)
-@given(problems(max_ranks=3, max_microbatches=5), st.sampled_from(FUSED), st.sampled_from([1, 4]))
-def test_with_fused_backwards_it_is_valid_too(problem: Problem, fused: str, n_sub: int) -> None:
+@given(
+    problems(max_ranks=3, max_microbatches=5),
+    st.sampled_from(("none", *FUSED)),
+    st.sampled_from(("n_sub=1", "n_sub=4", "by_time=true")),
+)
+def test_with_fused_backwards_it_is_valid_too(problem: Problem, fused: str, more: str) -> None:
     problem = with_fused_backward(problem, 9)
     try:
-        schedule = constructive(f"greedy{{fused={fused},n_sub={n_sub}}}")(problem)
+        schedule = constructive(f"greedy{{fused={fused},{more}}}")(problem)
     except Unsupported:
         return
     assert not verify_schedule(problem, schedule)
@@ -322,6 +326,27 @@ def test_fused_in_the_middle_a_long_loop_is_nearly_as_short_as_its_bound() -> No
     split, fused, *middle = (simulate(problem, constructive(f"greedy{{{text}}}")(problem)).makespan_ns / bound_ns for text in texts)
     assert split > 1.05 and fused > 1.02
     assert max(middle) < 1.01
+
+
+def test_by_time_a_long_loop_with_room_for_p_is_shorter() -> None:
+    """In odd nanoseconds, with messages that take 0.5 ms; otherwise it is 5 % above the bound, fused in the middle, too."""
+    costs_ns, links = (30_000_007, 29_621_013, 19_388_005), LinkTimes(511_003, 0)
+    loop = pipeline("loop", 8, 64, costs_ns, in_flight=8, placement="loop", otherwise=links)
+    problem = with_fused_backward(loop, 9)
+    bound_ns = best_bound(problem).value_ns
+    schedules = [constructive(f"greedy{{fused=steady,{text}}}")(problem) for text in ("n_sub=1", "by_time=true")]
+    assert verify_schedule(problem, schedules[1]) == ()
+    without, by_time = (simulate(problem, schedule).makespan_ns / bound_ns for schedule in schedules)
+    assert without > 1.05 and by_time < 1.035, (without, by_time)
+
+
+def test_by_time_one_microbatch_follows_the_other_a_period_apart() -> None:
+    """F of stage 0, 1, 2 half of their trips of 60, 40, 20 before the turn, B all of them behind; a rank's F and BW take 29."""
+    problem = with_fused_backward(make_problem(3, 6, costs_ns=(10, 10, 11)), 19)
+    rule = GreedyRule(by_time=(0.5, 1.0)).rule(problem, 1)
+    assert [(f, b) for f, b, _ in rule.priority] == [(-30, 60), (-20, 40), (-10, 20)]
+    assert rule.later == 10 + problem.stages[0].backward_ns[0]
+    assert rule.foresight
 
 
 def test_where_nothing_is_split_all_backwards_are_fused() -> None:
