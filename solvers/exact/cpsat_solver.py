@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 LARGE = 1 << 27
 """With values above this the presolve's search for rows within rows is left out: it adds coefficients of Booleans in 32 bits, and
 what it proves where that overflows is false (google/or-tools, issue 5293, of ortools 9.15)."""
-MOST_AREA = 1 << 31
+MOST_AREA = 1 << 29
 """Where a resource's capacity times the horizon is more than this, the LP adds no cuts: rows of those for scheduling have such
-areas as coefficients of times, and squares of them; where 64 bits overflow, ortools 9.15 ends the process, or a bound is false."""
+areas as coefficients of times, and squares of them; near 64 bits, from 0.94 × 2^31 on, ortools 9.15 ends, or a bound is false."""
 NEIGHBOURHOOD, NEIGHBOURHOODS = 0.1, 50
 """A neighbourhood gets the first at most, CP-SAT's own limit, and of a limit of work one in the second at most: in odd nanoseconds
 its search may come down one by one, of which CP-SAT counts a hundredth."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from inputs.claim_problems import claim_problem
 from ortools.sat.python import cp_model
 
 from schedc.analysis.simulation.simulate import simulate
@@ -73,9 +74,18 @@ def test_no_proof_is_false_where_areas_overflow() -> None:
     assert found.lower_bound_ns <= simulate(given, known).stage_span_ns
 
 
+def test_no_proof_is_1_ns_too_high_where_squares_of_times_are_near_64_bits() -> None:
+    """With cuts, ortools 9.15 called 1,906,547,028 ns optimal."""
+    large = claim_problem(79)[1]
+    assert large is not None
+    start = constructive("greedy{n_sub=1}")(large.problem)
+    found = solve_cpsat(large.problem, start, limits=Limits(workers=1, deterministic=0.05))
+    assert found.lower_bound_ns == found.objective_ns == 1_906_547_027
+
+
 @pytest.mark.parametrize(
     ("horizon", "capacity", "rows", "cuts"),
-    [(100, 9, True, True), ((1 << 27) + 1, 1, False, True), (9, (1 << 27) + 1, False, True), (1 << 20, 1 << 12, True, False)],
+    [(100, 9, True, True), ((1 << 27) + 1, 1, False, True), (3, (1 << 27) + 1, False, True), (1 << 20, 1 << 12, True, False)],
 )
 def test_what_overflows_is_left_out(horizon: int, capacity: int, rows: bool, cuts: bool) -> None:
     model, solver = cp_model.CpModel(), solver_of(NO_LIMITS)
