@@ -33,7 +33,7 @@ CLOSE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """In ticks. Where `least` is above the upper bound, there is no schedule, and a window may be empty."""
+    """In ticks. Where `least` is above the upper bound, there is no schedule, and a window may be empty; else none is."""
 
     earliest: dict[Op, int]
     """Per op, its earliest start."""
@@ -78,7 +78,7 @@ def windows_of(problem: Problem, blocks: Blocks, upper: int) -> Windows:
     for op, ticks in blocks.duration.items():  # fused, B and W take the least together
         work[problem.rank_of(op)] += 0 if blocks.may_vanish(op) else blocks.fused.get(op, ticks)
     paths = (earliest[op] + least[op] for op in after if origin[problem.rank_of(op)] is not None)
-    least_span = max(max(work.values()), *paths, 0)
+    least_span = max(max(work.values()), *paths, *(upper + 1 for op in after if latest[op] < earliest[op]), 0)
     return Windows(
         earliest, latest, dict.fromkeys(after, 0), max(end.values()), origin, _firsts(problem, blocks, origin), least_span
     )

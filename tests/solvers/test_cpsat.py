@@ -122,6 +122,19 @@ def test_a_fused_backward_lets_the_message_of_another_rank_go_first(solve: Calla
     assert solve(problem, best, limits=Limits(workers=1)).objective_ns == 94
 
 
+@pytest.mark.parametrize("below_ns", [12, 24, 31, 36])
+def test_a_stage_span_in_which_no_op_has_a_window_is_impossible(below_ns: int) -> None:
+    """The way there and back takes longer, though no rank's own ops do; brute force agrees."""
+    links = {(0, 1): (1, 6), (1, 0): (6, 6)}
+    costs = [(8, 1, 1), (1, 1, 6), (8, 1, 1), (1, 1, 3)]
+    problem = make_problem(2, 1, placement="bidirectional", costs_ns=costs, links=links)
+    problem = replace(problem, objective=Objective.STAGE_SPAN)
+    assert optimum(problem) == 31
+    start = constructive("sequential")(problem)
+    solved = solve_cpsat(problem, start, limits=Limits(workers=1), below_ns=below_ns)
+    assert solved.lower_bound_ns == min(below_ns, 31)
+
+
 def test_the_incumbent_is_kept_where_nothing_is_better() -> None:
     problem = make_problem(2, 2, costs_ns=(3, 4, 5), in_flight=2)
     start = random_schedule(Random(1), problem)
