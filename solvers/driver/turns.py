@@ -75,7 +75,7 @@ TURNS: dict[str, tuple[Turn, ...]] = {
         Turn("local{rounds=4}", 0.2, RULES),
         Turn("cpsat", 0.15, PROOF),
         Turn("refute", 0.2, PROOF),
-        Turn("cpsat{near=true}", 0.4, NEAR),
+        Turn("cpsat{near=true}", 0.6, NEAR),
         Turn("local{rounds=30}", 0.3, RULES),
         *ANEW,
         Turn("polish{rounds=60}", 0.8, ORDERS),
