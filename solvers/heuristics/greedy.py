@@ -31,8 +31,9 @@ LARGE_OPS = 50_000
 ONE_RULE = "greedy{n_sub=1,in_flight=0,weight_lag=0}"
 """Of a large problem it makes one schedule, not one for each of several rules."""
 CHOOSING_BLOCKS = 25_000
-"""On larger problems, rules are compared on as many of the first microbatches as have this many blocks, and only in the two options
-that decide most."""
+"""On larger problems, rules are compared on the first microbatches of so many blocks, and only in the options that decide most."""
+LONG = 4
+"""From so many microbatches for each rank on `by_time` is tried: of fewer, what begins better ends worse behind `polish`."""
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """How much busier `spread` makes links."""
 PartsOfW = Annotated[int, Meta(ge=1, le=256)]
@@ -76,13 +77,12 @@ class Greedy(Constructive, frozen=True):
             if not is_small:
                 yield from ("greedy{n_sub=32}", "greedy{n_sub=32,weights_first=2}")  # no search has the time to do better
         saves_time = fusing_saves_time(problem)
-        if len(problem.stages) > problem.ranks and not saves_time:
-            yield "greedy{by_time=true}"
         if saves_time:
             yield "greedy{fused=all,n_sub=1}"  # where all are fused, there is nothing to cut
             for which in ("first", "steady"):
                 yield from (f"greedy{{fused={which},n_sub={cut}}}" for cut in ((1, 4) if is_small else (1,)))
-            yield "greedy{fused=steady,by_time=true}"
+        if problem.microbatches >= LONG * problem.ranks and (saves_time or len(problem.stages) > problem.ranks):
+            yield "greedy{fused=steady,by_time=true}" if saves_time else "greedy{by_time=true}"
         if saves_time or fusing_frees(problem):
             yield f"greedy{{n_sub=1}}{FUSED}"
 
