@@ -31,9 +31,9 @@ LARGE_OPS = 50_000
 ONE_RULE = "greedy{n_sub=1,in_flight=0,weight_lag=0}"
 """Of a large problem it makes one schedule, not one for each of several rules."""
 CHOOSING_BLOCKS = 25_000
-"""On larger problems, rules are compared on the first microbatches of so many blocks, and only in the options that decide most."""
+"""On larger problems, rules are compared on the first microbatches, up to so many blocks, in the options that decide most."""
 LONG = 4
-"""From so many microbatches for each rank on `by_time` is tried: of fewer, what begins better ends worse behind `polish`."""
+"""Microbatches for each rank from which on `by_time` is tried: of fewer, what begins better ends worse behind `polish`."""
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """How much busier `spread` makes links."""
 PartsOfW = Annotated[int, Meta(ge=1, le=256)]
@@ -63,7 +63,8 @@ class Greedy(Constructive, frozen=True):
     fused: Literal["none", "first", "steady", "all"] = "none"
     """Which backwards are fused, where the problem splits them (`GreedyRule.fused`)."""
     by_time: bool = False
-    """Whether ops go in the order of their times in a steady state (`GreedyRule.by_time`); blocks then stay whole."""
+    """Whether ops go in the order of their times in a steady state (`GreedyRule.trip_shares`). Blocks then stay whole, whatever
+    `n_sub`, and `weights_first` counts for nothing."""
 
     @classmethod
     def candidates(cls, problem: Problem) -> Iterator[str]:
@@ -196,16 +197,16 @@ def choose_rule(
     Raises:
         Unsupported: a rank's memory limit does not hold one microbatch.
     """
-    trial = _first_microbatches(problem)
+    trial, options = _first_microbatches(problem), _options(problem, by_time=by_time)
     made: dict[GreedyRule, ListSchedule] = {}
-    list_schedule = ListScheduler(trial, n_sub=n_sub, rules=sum(map(len, _options(problem))), room=room)
+    list_schedule = ListScheduler(trial, n_sub=n_sub, rules=sum(map(len, options)), room=room)
 
     def reached_ns(rule: GreedyRule) -> int:
         if rule not in made:
             made[rule] = list_schedule(rule.rule(trial, n_sub))
         return made[rule].objective_ns(trial.objective)
 
-    best, options = GreedyRule(**given), [BY_TIME] * by_time + _options(problem)
+    best = GreedyRule(**given)
     if by_time or best.fused == "steady":
         ends = SPLIT_ENDS if best.fused == "steady" else SPLIT_ENDS[:1]
         orders = BY_TIME[:1] if by_time else ({"deep_backward": False}, {"deep_backward": True})
@@ -214,24 +215,24 @@ def choose_rule(
             (replace(best, **{"split_ends": end, "alternate": turn, **order, **given}) for end, turn, order in ways), key=reached_ns
         )
     for option in options if trial is problem else options[:2]:
-        if option and not given.keys() & option[0].keys():
-            best = min((best, *(replace(best, **values) for values in option)), key=reached_ns)
+        if option and next(iter(option[0])) not in given:
+            best = min((best, *(replace(best, **values | given) for values in option)), key=reached_ns)
     if trial is problem and best in made:
         return best, made[best]
     scheduler = list_schedule if trial is problem else ListScheduler(problem, n_sub=n_sub, room=room)
     return best, scheduler(best.rule(problem, n_sub))
 
 
-def _options(problem: Problem) -> list[tuple[dict[str, Any], ...]]:
+def _options(problem: Problem, *, by_time: bool = False) -> list[tuple[dict[str, Any], ...]]:
     """What is tried beside the defaults of `GreedyRule`, option by option; what decides most comes first."""
-    several = len(problem.stages) > problem.ranks
+    several, splits = len(problem.stages) > problem.ranks, problem.split_backward
     chunks = tuple({"shallow_forward": f, "deep_backward": b} for f, b in ((False, True), (True, False), (True, True)))
-    return [
+    return [BY_TIME] * by_time + [
         tuple({"in_flight": extra, "whole_period": whole} for whole in (False, True) for extra in (0, 1, 2)),
-        ({"weight_lag": 0.5}, {"weight_lag": 1.0}) if problem.split_backward else (),
+        ({"weight_lag": 0.5}, {"weight_lag": 1.0}) if splits else (),
         ({"alternate": True},),
-        tuple({"weights_first": count} for count in (1, 2, 4)) if problem.split_backward else (),
-        chunks if several else (),
+        tuple({"weights_first": count} for count in (1, 2, 4)) if splits and not by_time else (),
+        chunks if several and not by_time else (),
         ({"look_ahead": 0.25}, {"look_ahead": 0.5}),
     ]
 

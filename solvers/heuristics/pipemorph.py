@@ -136,7 +136,7 @@ def planned_warm_up(problem: Problem, policy: Policy) -> tuple[int, ...]:
     delays_ns = []
     for before, after in pairwise(stages):
         onward, back = problem.link(before.rank, after.rank), problem.link(after.rank, before.rank)
-        delays_ns.append(onward.latency_ns + back.latency_ns + onward.occupancy_ns(before.message_bytes))
-        delays_ns[-1] += back.occupancy_ns(before.gradient_message_bytes)
+        there_ns = onward.latency_ns + onward.occupancy_ns(before.message_bytes)
+        delays_ns.append(there_ns + back.latency_ns + back.occupancy_ns(before.gradient_message_bytes))
     forward_ns, backward_ns = ([max(stage.durations_ns(kind)) for stage in stages] for kind in (Kind.F, backward))
     return adapted_warm_up(forward_ns, backward_ns, delays_ns, problem.microbatches)

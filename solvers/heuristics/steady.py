@@ -141,7 +141,8 @@ def _drained(problem: Problem, path: tuple[int, ...], *, split: bool) -> Iterato
             warm_up = min(most, len(path) - place, count) - 1
             order = [Op(Kind.F, stage, each) for each in range(warm_up)]
             for each in range(count):
-                order += [Op(Kind.F, stage, each + warm_up)] if each + warm_up < count else []
+                if each + warm_up < count:
+                    order.append(Op(Kind.F, stage, each + warm_up))
                 order += [Op(kind, stage, each) for kind in ((Kind.B, Kind.W) if split else (Kind.BW,))]
             orders[problem.stages[stage].rank] = (*order, Op(Kind.U, stage, 0))
         schedule = Schedule(orders=tuple(orders))

@@ -24,7 +24,7 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.ir import Kind, Op, Problem, Schedule
 from schedc.solvers.common.method import Constructive, fusing_saves_time
-from schedc.solvers.heuristics.greedy_rule import of_ranks
+from schedc.solvers.heuristics.greedy_rule import interpolated
 from schedc.solvers.templates.shape import WAVE_OF_TWO, grid_for, need_split, schedule_of
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _fused(problem: Problem, grid: Grid, schedule: Schedule, split: Sequence[Seq
     steady: dict[int, range] = {}
     for (at, stages), chunk in product(enumerate(grid.stages), (0, 1)):
         share = at / max(1, grid.positions - 1)
-        first, last = (of_ranks(ends[chunk], 1 - share if chunk else share, grid.positions) for ends in split)
+        first, last = (interpolated(ends[chunk], 1 - share if chunk else share, grid.positions) for ends in split)
         steady[stages[chunk]] = range(first, problem.microbatches - last)
 
     def mixed(order: Sequence[Op]) -> tuple[Op, ...]:
@@ -178,8 +178,7 @@ class _Filling:
         while self.pending[at] and self.room_bytes[at] < self._taken_bytes(Kind.F if which < 2 else Kind.B, self.stage(which, at)):
             self.put_weight(at)
         comes_ns = self.arrival_ns(which, at)
-        takes_ns = self.problem.duration_ns
-        while self.pending[at] and comes_ns is not None and comes_ns >= self.clock_ns[at] + takes_ns(*self.pending[at][0][:3]):
+        while self.pending[at] and comes_ns is not None and comes_ns >= self.clock_ns[at] + self._duration_ns(self.pending[at][0]):
             self.put_weight(at)
         wait_ns = (self.way_ns(which, at) if comes_ns is None else comes_ns) - self.clock_ns[at]
         most_ns = max(self.worst_ns, max(self.approved_ns) - self.approved_ns[at] if self.approved_ns else 0)
@@ -192,12 +191,15 @@ class _Filling:
         costs = self.problem.stages[stage]
         return costs.activation_bytes if kind is Kind.F else -(costs.activation_bytes - costs.activation_after_input_bytes)
 
+    def _duration_ns(self, op: Op) -> int:
+        return self.problem.duration_ns(op.kind, op.stage, op.microbatch)
+
     def _run(self, op: Op, at: int) -> None:
         kept_bytes = self.problem.stages[op.stage].activation_after_input_bytes
         self.room_bytes[at] += kept_bytes if op.kind is Kind.W else -self._taken_bytes(op.kind, op.stage)
         if self.room_bytes[at] < 0:
             raise Unsupported(NO_SCHEDULE)
-        self.clock_ns[at] += self.problem.duration_ns(op.kind, op.stage, op.microbatch)
+        self.clock_ns[at] += self._duration_ns(op)
         self.orders[at].append(op)
 
 

@@ -16,7 +16,7 @@ FIRST_OF_ALL = 1 << 60
 """Taken off a priority to put it before all that a rule gives."""
 GRAPHS = MYOPIC = RESERVES = TURNS = True
 """What a compiled form may leave out, so that it is smaller and faster: graphs and slices, rules without foresight, reserves, and
-what is particular to single heuristics (`hold`, `alternate`, `later`)."""
+what is particular to single heuristics (`hold`, `alternate`, `priority_step`)."""
 
 
 @kernel(inline=True)
@@ -68,7 +68,7 @@ def scan(
             if forward_first:
                 priority -= FIRST_OF_ALL
             if TURNS:
-                priority += blocks[next_f].microbatch * settings.later
+                priority += blocks[next_f].microbatch * settings.priority_step
             start_ns = ready_ns if ready_ns > free_ns else free_ns
             if foresight:
                 ready_ns = start_ns
@@ -85,7 +85,7 @@ def scan(
                 at_b = backward_at(lane, next_b, settings)
             ready_ns, priority = blocks[at_b].b_at_ns, lane.priority_b
             if TURNS:
-                priority += blocks[at_b].microbatch * settings.later
+                priority += blocks[at_b].microbatch * settings.priority_step
             start_ns = ready_ns if ready_ns > free_ns else free_ns
             if foresight:
                 ready_ns = start_ns

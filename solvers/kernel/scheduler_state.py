@@ -38,8 +38,8 @@ class Rule:
     starts."""
     alternate: bool = False
     """After a B of a rank, its F go before its B, whatever the priorities say."""
-    later: int = 0
-    """Added to the priority of F and B per microbatch before; where it is a period, priorities are times in a steady state."""
+    priority_step: int = 0
+    """Added k times to the priority of F and B of microbatch k; where it is a period, priorities are times in a steady state."""
     n_sub: int = 1
     """Into how many equal parts a W may be cut, to make way for an op that goes first and becomes ready."""
 
@@ -222,7 +222,8 @@ def set_rule(scheduler: SchedulerState, problem: Problem, rule: Rule) -> None:
             block.fused = int(rule.fused[stage][block.microbatch] if rule.fused else not problem.split_backward)
     if not settings.slices:
         _set_holds(scheduler, rule)
-    settings.look_ahead_ns, settings.alternate, settings.later = rule.look_ahead_ns, int(rule.alternate), rule.later
+    settings.look_ahead_ns, settings.alternate = rule.look_ahead_ns, int(rule.alternate)
+    settings.priority_step = rule.priority_step
     settings.foresight, settings.width = int(rule.foresight), rule.n_sub + 1
 
 

@@ -92,7 +92,7 @@ COLUMNS = {
         *(
             "look_ahead_ns",
             "alternate",
-            "later",
+            "priority_step",
             "foresight",
             "width",
             "mixes",

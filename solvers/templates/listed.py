@@ -97,7 +97,6 @@ def _in_unit_times(problem: Problem, priority: tuple[tuple[int, int, int], ...],
     no_limits = (None,) * problem.ranks
     units = replace(problem, stages=stages, links=links, memory_limit_bytes=no_limits, split_backward=False, data_parallel=None)
     caps = tuple(cap_of.get(stage) for stage in range(len(stages)))
-    apart = tuple(
-        (problem.microbatches * f, problem.microbatches * b, w) for f, b, w in priority
-    )  # of equals the lowest goes first
-    return list_schedule(units, Rule(priority=apart, in_flight=caps, weight_lag=(0,) * len(stages), later=1))
+    step = problem.microbatches  # of equal priorities the lowest microbatch goes first
+    apart = tuple((step * f, step * b, w) for f, b, w in priority)
+    return list_schedule(units, Rule(priority=apart, in_flight=caps, weight_lag=(0,) * len(stages), priority_step=1))

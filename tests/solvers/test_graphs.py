@@ -56,7 +56,7 @@ def some_rule(random: Random, problem: Problem) -> Rule:
         look_ahead_ns=random.choice([0, 1, 5]),
         foresight=foresight,
         alternate=random.random() < 0.3,
-        later=random.choice([0, 1]),
+        priority_step=random.choice([0, 1]),
         n_sub=1 if foresight else random.randint(1, 3),
     )
 

@@ -343,9 +343,9 @@ def test_by_time_a_long_loop_with_room_for_p_is_shorter() -> None:
 def test_by_time_one_microbatch_follows_the_other_a_period_apart() -> None:
     """F of stage 0, 1, 2 half of their trips of 60, 40, 20 before the turn, B all of them behind; a rank's F and BW take 29."""
     problem = with_fused_backward(make_problem(3, 6, costs_ns=(10, 10, 11)), 19)
-    rule = GreedyRule(by_time=(0.5, 1.0)).rule(problem, 1)
+    rule = GreedyRule(trip_shares=(0.5, 1.0)).rule(problem, 1)
     assert [(f, b) for f, b, _ in rule.priority] == [(-30, 60), (-20, 40), (-10, 20)]
-    assert rule.later == 10 + problem.stages[0].backward_ns[0]
+    assert rule.priority_step == 10 + problem.stages[0].backward_ns[0]
     assert rule.foresight
 
 

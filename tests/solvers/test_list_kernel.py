@@ -61,7 +61,7 @@ def problems_and_rules(draw: st.DrawFn, *, foresight: bool | None = None, shared
         look_ahead_ns=draw(st.sampled_from([0, 1, 5, 20])),
         foresight=foresight,
         alternate=draw(st.booleans()),
-        later=draw(st.sampled_from([0, 1, 3])),
+        priority_step=draw(st.sampled_from([0, 1, 3])),
         n_sub=1 if foresight else draw(st.integers(1, 4)),
     )
     return problem, rule

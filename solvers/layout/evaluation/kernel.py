@@ -270,7 +270,7 @@ def lay_out(costs: LayoutCosts, sketch: Sketch, scheduler: Any) -> Any:
         bound_ns = max(bound_ns, alone_ns)
     settings = scheduler.settings[0]
     settings.stages, settings.paths, settings.microbatches, settings.span = stages, 1, microbatches, numbers[SPAN]
-    settings.width, settings.foresight, settings.alternate, settings.later = 2, 1, 0, 0
+    settings.width, settings.foresight, settings.alternate, settings.priority_step = 2, 1, 0, 0
     settings.slices, settings.most = 1 if joined else 0, NEVER
     return bound_ns
 

@@ -46,7 +46,8 @@ WITH_TRUNKS = 6
 
 
 def small_graph(number: int) -> Problem:
-    """2 or 3 ranks, up to 5 stages, up to 3 microbatches or slices: a graph, slices, or both; a third has collectives."""
+    """2 or 3 ranks, up to 5 stages, up to 3 microbatches or slices: a graph, slices, or both, or a chain with trunks; a third of
+    the others has collectives."""
     if number % (2 * WITH_TRUNKS) == 0:
         return small_problem(number // (2 * WITH_TRUNKS), shared_trunks=True, may_be_odd=False)
     problem = graph_problem(Random(number), most_ops=22, most_stages=5, collectives=number % 3 == 0)
