@@ -44,8 +44,8 @@ STEPS, MOST_STEPS = 100, 1600
 LEAST_S, SHARE, FEW_SHARE = 0.25, 0.5, 0.05
 """A question gets no less than the first where as much is left; of that, the second at most, or the last if memory alone counts."""
 RANKS, RANKS_SHARE = 3, 0.1
-"""So many ranks' memory counts at last, with all compute: those where it causes the longest waits. To find them takes at most this
-share of a time limit."""
+"""Of this many ranks the memory counts at last, with all compute: those where it causes the longest waits. To find them takes at
+most this share of a time limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,10 +143,8 @@ class _Asker:
     lower: int
     """The bound in ticks."""
     spent: float = 0.0
-    crowded: frozenset[int] = frozenset()
-    """Ranks that run several F or backwards at once in the best schedule of the relaxation that was settled last."""
     counts_all: bool = False
-    """Whether that schedule keeps to all that counts, so that no relaxation bounds more."""
+    """Whether the best schedule of a relaxation keeps to all that counts, so that no relaxation bounds more."""
 
     @property
     def enough(self) -> int:
@@ -163,16 +161,15 @@ class _Asker:
         """Whether there is something to ask, and a limit allows it."""
         return not self.is_good_enough and self.limits.left(self.begun, self.spent).least > 0
 
-    def ask(self, counted: _Counted, upper: int, share: float) -> SolverStatus:
-        """For the best relaxed schedule of at most `upper` ticks, in a share of what is left."""
+    def ask(self, counted: _Counted, upper: int, share: float) -> tuple[SolverStatus, frozenset[int]]:
+        """For the best relaxed schedule of at most `upper` ticks, in a share of what is left; and of it, if found, `_crowded`."""
         windows, computing, limited = windows_of(self.problem, self.blocks, upper), counted.computing, counted.limited
         model = build_relaxed(self.problem, self.blocks, windows, self.lower, upper, computing=computing, limited=limited)
         limits = self.limits.left(self.begun, self.spent).part(share, least=LEAST_S)
         solver = one_worker(replace(limits, gap=0.0))  # several settle the same with more work
         status, ended_by = run(solver, model.model)
         self.spent += work_of(solver)
-        if status is SolverStatus.OPTIMAL:
-            self.crowded = _crowded(self.problem, model, solver.value)
+        crowded = _crowded(self.problem, model, solver.value) if status is SolverStatus.OPTIMAL else frozenset()
         if status is not SolverStatus.UNKNOWN:
             least = upper + 1 if status is SolverStatus.INFEASIBLE else int(solver.best_objective_bound)
             self.lower, tick_ns = max(self.lower, least), self.grid.tick_ns
@@ -185,7 +182,7 @@ class _Asker:
                 self.on_bound(self.bound_ns, (*asked_of(solver), what, digest_of(model.model), answer))
         if ended_by is not None:
             raise ended_by
-        return status
+        return status, crowded
 
 
 def _grow(asker: _Asker, order: Sequence[int], path: int) -> Iterator[None]:
@@ -226,14 +223,14 @@ def _settle(asker: _Asker, counted: _Counted, path: int, share: float) -> Genera
     """Ask for one makespan after another above the bound until one is possible; a question each time it goes on.
 
     Start windows are narrow where a makespan is little above the bound, and answers soon there. After each that is refuted the
-    next is as far above it; after one that is not settled half as far. Returns `crowded` of the relaxation's best, or None.
+    next is as far above it; after one that is not settled half as far. Returns `_crowded` of the relaxation's best, or None.
     """
     step, least = (max(1, asker.enough // parts) for parts in (STEPS, MOST_STEPS))
     while step >= least and asker.goes_on:
-        status = asker.ask(counted, max(path, min(asker.lower + step, asker.enough - 1)), share)
+        status, crowded = asker.ask(counted, max(path, min(asker.lower + step, asker.enough - 1)), share)
         yield
         if status is SolverStatus.OPTIMAL:
-            return asker.crowded
+            return crowded
         step = step if status is SolverStatus.INFEASIBLE else step // 2
     return None
 

@@ -15,8 +15,11 @@ from schedc.analysis.bounds.lower_bounds import best_bound
 from schedc.analysis.simulation.simulate import simulate
 from schedc.errors import Unsupported
 from schedc.ir.problem import Objective
+from schedc.models.blocks import blocks_of, grid_of
+from schedc.models.cpsat.model import build_relaxed
+from schedc.models.start_windows import windows_of
 from schedc.solvers.common.base import Limits, SolverStatus
-from schedc.solvers.exact.cpsat_solver import CONFLICTS, run
+from schedc.solvers.exact.cpsat_solver import CONFLICTS, one_worker, run
 from schedc.solvers.exact.refute import SHARE, Refuted, _Asker, _Counted, refute
 from schedc.solvers.heuristics.greedy import Greedy
 
@@ -100,12 +103,28 @@ def test_a_question_that_takes_long_does_not_displace_one_that_says_more(monkeyp
     """Where what counts compute is never settled, narrow makespans with the memory of a few ranks say as much as before."""
     ask = _Asker.ask
 
-    def without_compute(asker: _Asker, counted: _Counted, upper: int, share: float = SHARE) -> SolverStatus:
+    def without_compute(asker: _Asker, counted: _Counted, upper: int, share: float = SHARE) -> tuple[SolverStatus, frozenset[int]]:
         is_settled = not counted.computing and (not counted.limited or upper - asker.lower <= STEP)
-        return ask(asker, counted, upper, share) if is_settled else SolverStatus.UNKNOWN
+        return ask(asker, counted, upper, share) if is_settled else (SolverStatus.UNKNOWN, frozenset())
 
     monkeypatch.setattr(_Asker, "ask", without_compute)
     assert refuted(STARVED).lower_bound_ns == 297
+
+
+@pytest.mark.parametrize(("seed", "cut_short"), [(17, True), (20, True), (26, False)])
+def test_is_the_optimum_of_what_counts_all_where_nothing_cut_it_short(seed: int, cut_short: bool) -> None:
+    """Each row of relaxations goes by the crowded ranks of its own: with those of the other row, all three answers were wrong."""
+    random, pairs = Random(seed), [(low, high) for low in range(3) for high in range(3) if low != high]
+    links = {pair: (random.randint(0, 9), random.randint(0, 20)) for pair in pairs}
+    f, b, w, held = (random.randint(3, 9), random.randint(3, 9), random.randint(3, 9), random.choice([2, 3]))
+    problem = make_problem(3, 5, placement="loop", chunks=2, costs_ns=(f, b, w), links=links, in_flight=held)
+    found, known = refuted(problem, bound_ns=best_bound(problem).value_ns), simulate(problem, Greedy(n_sub=1)(problem)).makespan_ns
+    blocks, solver = blocks_of(problem, grid_of(problem, known)), one_worker(LIMITS)
+    windows, tick_ns = windows_of(problem, blocks, grid_of(problem, known).ticks(known)), grid_of(problem, known).tick_ns
+    whole = build_relaxed(problem, blocks, windows, 0, known // tick_ns, computing=range(3), limited=range(3))
+    assert run(solver, whole.model)[0] is SolverStatus.OPTIMAL
+    assert found.cut_short is cut_short
+    assert cut_short or found.lower_bound_ns == solver.best_objective_bound * tick_ns
 
 
 def test_starts_from_the_bound_that_is_known() -> None:
