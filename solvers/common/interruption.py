@@ -32,7 +32,7 @@ LATER_S = 0.05
 UNBROKEN = ("<frozen importlib._bootstrap>", weakref.__file__)
 """Where the interpreter's code is that imports, and where callbacks are whose exceptions it prints and drops."""
 NOTICE_S = 0.1
-"""A wait looks this often whether a signal came, and tells work again to stop that may not have listened before."""
+"""A wait looks this often whether a signal came, and asks work again to stop that may not have listened before."""
 
 
 Ends: TypeAlias = Literal["both", "time"]
@@ -205,15 +205,16 @@ def _unbroken(frame: FrameType | None) -> int:
 
 
 def wait_for(jobs: Sequence[Future[Any]], stop: Callable[[], None]) -> BaseException | None:
-    """Wait for work in other threads. An interruption stops it, and is returned once the work has ended, so that its result counts.
+    """Wait for work in other threads. The end of one stops the others; an interruption all, and is returned once they have ended.
 
     Args:
         jobs: the work.
-        stop: tells all of it to end soon; called until it has ended.
+        stop: asks all of it to end soon; called until it has ended.
     """
     try:
-        while wait(jobs, timeout=NOTICE_S).not_done:
-            pass  # a signal that the system gave to another thread does not wake this one
+        while (state := wait(jobs, timeout=NOTICE_S)).not_done:  # a signal given to another thread does not wake this one
+            if state.done:
+                stop()
     except (KeyboardInterrupt, OutOfTime) as interruption:
         if isinstance(interruption, (Interrupted, OutOfTime)):
             interruption.by.quiet()

@@ -43,13 +43,12 @@ MOST_CUT_PAIRS = 30_000
 """Where the whole ops of ranks make more pairs, there is no model of schedules that cut W: 65,536 take 11 to 17 s to build, and
 nothing ends that in time but a command's alarm."""
 NEAR, NEAR_WORK, WIDER_WORK = (128, 4, 32, 2, 8), 3.0, 0.1
-"""Above the bound by one of these parts of what is open, in turn; so much work is for each, and twice as much in the next round. In
-which one soon shows differs: M70's loop link-0.25-2 has one 2 and 71 ticks above the bound, not 35. Behind a width that is refuted
-comes one twice as wide, with the last share of the work, until that is open."""
-BESIDE = 2
-"""So many questions at once, as many as the local searches climb."""
-NEAR_TICKS = 1 << 14
-"""The grid of these questions is so coarse, where a width is a tick of it or more: in odd nanoseconds CP-SAT finds nothing."""
+"""A width is one of these parts of what is open, in turn: schedules are sought above the bound by no more. Each question has this
+much work, and twice as much in the next round. In which width one soon shows differs. Behind a width that is refuted comes one
+twice as wide, with the last share of the work."""
+BESIDE, NEAR_TICKS = 2, 1 << 14
+"""Two questions at once, as local searches climb; the grid has at most this many ticks where a width is the horizon over them or
+more (a tick may be up to twice as long): in odd nanoseconds CP-SAT finds nothing."""
 
 
 class CpSat(Search, frozen=True):
@@ -89,7 +88,10 @@ def seek_near(incumbent: Incumbent, limits: Limits) -> None:
     ask `BESIDE` questions at once; under a limit of work one, so that the result is the same each time.
     """
     questions = tuple(product(NEAR, (False, True) if fusing_saves_time(incumbent.problem) else (True,)))
-    near, beside = _Near(incumbent, limits, questions), min(BESIDE, limits.workers) if limits.deterministic is None else 1
+    near, beside = (
+        _Near(incumbent, limits, questions, incumbent.work),
+        min(BESIDE, limits.workers) if limits.deterministic is None else 1,
+    )
     with ThreadPoolExecutor(beside) as threads:
         jobs = [threads.submit(near.seek) for _ in range(beside)]
         ended_by = wait_for(jobs, near.stop)
@@ -106,39 +108,52 @@ class _Near:
 
     incumbent: Incumbent
     limits: Limits
-    questions: tuple[tuple[int, bool], ...]
-    """The part of what is open that a schedule may take beyond the bound, and whether it may fuse; in round after round."""
+    questions: tuple[tuple[int, bool], ...]  # of a round: the part of what is open that is the width, and whether any may fuse
+    worked: float  # of the incumbent, before the first question
+    begun_s: float = field(default_factory=time.perf_counter)
     numbers: Iterator[int] = field(default_factory=count)
-    open_at: int = -1
-    """Of the last question that stayed open, the number."""
-    solvers: list[cp_model.CpSolver] = field(default_factory=list)
+    unsettled: set[int] = field(default_factory=set)  # the numbers of the questions that are being asked, or stayed open
+    solvers: set[cp_model.CpSolver] = field(default_factory=set)  # those that run, or wait for their model
     is_over: bool = False
 
     def seek(self) -> None:
         """Ask one question after another."""
-        known, begun_s, worked, in_round = self.incumbent, time.perf_counter(), self.incumbent.work, len(self.questions)
         for number in self.numbers:
-            (part, fuses), wider = self.questions[number % in_round], 1
-            while wider:
-                left = self.limits.left(begun_s, known.work - worked)
-                if known.gap <= left.gap:
-                    self.stop()
-                if self.is_over or left.least <= 0 or number > self.open_at + in_round:  # then the model leaves something out
-                    return
-                known_ns, bound_ns, seed = known.objective_ns, known.bound_ns, left.seed + number
-                below_ns, work = bound_ns + 1 + wider * (known_ns - bound_ns) // part, NEAR_WORK * 2 ** (number // in_round)
-                self.solvers.append(solver := for_narrow(replace(left, seed=seed), work if wider == 1 else WIDER_WORK * work))
-                ticks = NEAR_TICKS if known_ns < NEAR_TICKS * (below_ns - bound_ns) else MOST_TICKS
-                solve = partial(solve_cpsat, below_ns=below_ns, most_ticks=ticks, fuses=fuses, solver=solver)
-                status = improve_by(solve, CpSat.name, known, left)
-                is_better, is_refuted = known.objective_ns < known_ns, fuses and status.is_final and known.bound_ns > bound_ns
-                wider = 1 if is_better else min(2 * wider, part // 2) if is_refuted else int(wider > 1)
-                self.open_at = max(self.open_at, -1 if status.is_final else number)
+            if self.is_over or number > max(self.unsettled, default=-1) + len(self.questions):
+                return  # a whole round is settled, with something left open: the model leaves something out
+            self.unsettled.add(number)
+            if self._settles(number):
+                self.unsettled.remove(number)
+
+    def _settles(self, number: int) -> bool:
+        """Ask of one width until no schedule is found, and of wider ones while each is refuted; whether all answers were final."""
+        known, (part, fuses) = self.incumbent, self.questions[number % len(self.questions)]
+        most_work, wider, is_final = NEAR_WORK * 2 ** (number // len(self.questions)), 1, True
+        while True:
+            left = self.limits.left(self.begun_s, known.work - self.worked)
+            if self.is_over or left.least <= 0 or known.gap <= left.gap:
+                self.is_over = True
+                return False
+            known_ns, bound_ns = known.objective_ns, known.bound_ns
+            below_ns = bound_ns + 1 + wider * (known_ns - bound_ns) // part
+            solver = for_narrow(replace(left, seed=left.seed + number), most_work if wider == 1 else WIDER_WORK * most_work)
+            ticks = NEAR_TICKS if known_ns < NEAR_TICKS * (below_ns - bound_ns) else MOST_TICKS
+            self.solvers.add(solver)
+            solve = partial(solve_cpsat, below_ns=below_ns, most_ticks=ticks, fuses=fuses, solver=solver)
+            status = improve_by(solve, CpSat.name, known, left)
+            self.solvers.remove(solver)
+            is_final &= status.is_final
+            if known.objective_ns == known_ns and fuses and status.is_final and known.bound_ns > bound_ns:
+                wider = min(2 * wider, part // 2)
+            elif known.objective_ns == known_ns and wider == 1:
+                return is_final
+            else:
+                wider = 1
 
     def stop(self) -> None:
-        """End soon; to be told again until it has."""
+        """End soon; to be called until all have ended, as a search that has not begun does not stop."""
         self.is_over = True
-        for solver in self.solvers:
+        for solver in tuple(self.solvers):
             solver.stop_search()
 
 
@@ -176,10 +191,10 @@ def solve_cpsat(
         incumbent: a valid schedule of whole blocks; the search starts from it and looks only below its objective.
         limits: when to stop, and the seed.
         known_bound_ns: a lower bound that is known already; the search does not look below it.
-        most_ticks: the grid is coarser where it would have more.
+        most_ticks: at most this many ticks up to the horizon.
         below_ns: only schedules with a smaller objective are sought, though the incumbent has a larger one; if there is none, that
             is proven. None: all that are as good as the incumbent.
-        solver: what it is asked of; None: one of `solver_of`.
+        solver: the solver to use; None: one of `solver_of`.
         fuses: whether schedules are sought that fuse a backward, too; where not, nothing is said of bounds.
         on_schedule: is called with every better schedule.
         on_bound: is called with every better bound, in nanoseconds.

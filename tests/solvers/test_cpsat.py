@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import count
 from random import Random
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 from inputs.claim_problems import claim_problem
@@ -17,14 +19,15 @@ from oracles.brute_force import SearchTooLarge, optimum
 
 from schedc.analysis.bounds.lower_bounds import best_bound, lower_bounds
 from schedc.analysis.simulation.simulate import simulate
-from schedc.errors import Unsupported
+from schedc.errors import Defect, Unsupported
 from schedc.ir import BoundName, Kind, Op, Schedule
 from schedc.ir.problem import Objective
 from schedc.models.blocks import grid_of
 from schedc.solvers.common.base import Limits, SearchSettings, SolverStatus
+from schedc.solvers.common.incumbent import Incumbent
 from schedc.solvers.driver.portfolio import solve
 from schedc.solvers.driver.registry import constructive
-from schedc.solvers.exact.cpsat import solve_cpsat
+from schedc.solvers.exact.cpsat import NEAR, seek_near, solve_cpsat
 from schedc.solvers.exact.cpsat_solver import run
 from schedc.solvers.exact.milp import solve_milp
 from schedc.solvers.heuristics.greedy import Greedy
@@ -210,6 +213,62 @@ def test_near_the_bound_two_questions_are_asked_at_once(limits: Limits, at_once:
     if at_once == 1:
         assert asked[: len(asked) // 2] == asked[len(asked) // 2 :]
         assert (found[0].schedule, found[0].bound_ns, found[0].work) == (found[1].schedule, found[1].bound_ns, found[1].work)
+
+
+NEAR_LINKS = make_problem(
+    2, 4, placement="loop", chunks=2, costs_ns=(4, 5, 3), links={(0, 1): (5, 20), (1, 0): (5, 20)}, in_flight=3
+)
+"""Nothing fuses, so a round is of as many questions as there are widths."""
+
+
+def near_the_bound() -> Incumbent:
+    incumbent = Incumbent(problem=NEAR_LINKS, bound_ns=1, bound_by=BoundName.WORK)
+    incumbent.offer(Greedy(n_sub=1)(NEAR_LINKS), "greedy")
+    return incumbent
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_near_the_bound_it_goes_on_while_a_question_is_open(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two threads one settles all others before the first answer, which says nothing."""
+    asked, others = list[int](), threading.Event()
+
+    def answer(solve: Any, name: str, known: Incumbent, limits: Limits) -> SolverStatus:
+        number = solve.keywords["solver"].parameters.random_seed
+        asked.append(number)
+        if number == len(NEAR) - 1 or workers == 1:
+            others.set()
+        if len(asked) > 4 * len(NEAR):
+            known.raise_bound(known.objective_ns, BoundName.CPSAT, ())
+        assert number or others.wait(60)
+        return SolverStatus.INFEASIBLE if number % len(NEAR) else SolverStatus.UNKNOWN
+
+    monkeypatch.setattr("schedc.solvers.exact.cpsat.improve_by", answer)
+    seek_near(near_the_bound(), Limits(workers=workers))
+    assert len(asked) > 4 * len(NEAR)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_near_the_bound_a_proof_or_an_error_of_one_thread_stops_the_other(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Again and again: the other may still build its model, and CP-SAT does not stop before it has begun."""
+    both, stopped, heard = threading.Barrier(2), threading.Semaphore(0), list[bool]()
+
+    def answer(solve: Any, name: str, known: Incumbent, limits: Limits) -> SolverStatus:
+        if both.wait(60):
+            heard.extend(stopped.acquire(timeout=60) for _ in range(3))
+            return SolverStatus.UNKNOWN
+        if fails:
+            raise Defect("a bound is wrong")
+        known.raise_bound(known.objective_ns, BoundName.CPSAT, ())
+        return SolverStatus.INFEASIBLE
+
+    def narrow(*_: object) -> Mock:
+        return Mock(stop_search=stopped.release)
+
+    monkeypatch.setattr("schedc.solvers.exact.cpsat.improve_by", answer)
+    monkeypatch.setattr("schedc.solvers.exact.cpsat.for_narrow", narrow)
+    with pytest.raises(Defect) if fails else nullcontext():
+        seek_near(near_the_bound(), Limits(workers=2))
+    assert heard == [True] * 3
 
 
 def test_near_the_bound_odd_times_take_few_questions(monkeypatch: pytest.MonkeyPatch) -> None:
