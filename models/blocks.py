@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 
 
 MOST_TICKS = 1 << 40
-"""A horizon of more ticks than this (1,100 s in nanoseconds) is rounded to a coarser grid; CP-SAT's sums stay far from overflow."""
+"""A horizon of more ticks (1,100 s in nanoseconds) is rounded to a grid of as many or down to half; sums stay far from overflow."""
 TRIED = 1000
-"""So many lengths of a tick are tried where one must round: of measured times most are near a few multiples."""
+"""This many ticks, from the finest allowed to twice that, are tried where one must round: most times are near a few multiples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +70,16 @@ class TimeGrid:
 
 
 def grid_of(problem: Problem, horizon_ns: int, most_ticks: int = MOST_TICKS) -> TimeGrid:
-    """For schedules that end by the horizon; where it rounds, a tick that cuts little off the durations, up to twice as long."""
-    times_ns = [time_ns for stage in problem.stages for kind in BLOCKS for time_ns in stage.durations_ns(kind)]
+    """The grid for schedules that end by the horizon; where it must round, one of `TRIED` with the least sum of remainders."""
+    times_ns = {time_ns for stage in problem.stages for kind in BLOCKS for time_ns in stage.durations_ns(kind)}
     sizes = {size_bytes for stage in problem.stages for size_bytes in (stage.message_bytes, stage.gradient_message_bytes)}
     if problem.edges:
         sizes = {size_bytes or 0 for edge in problem.edges for size_bytes in (edge.message_bytes, edge.gradient_message_bytes)}
     sizes = {share_bytes(size_bytes, problem.slices, index) for size_bytes in sizes for index in range(len(problem.slices) or 1)}
     for link in problem.links:
-        times_ns += link.latency_ns, *map(link.occupancy_ns, sizes)
+        times_ns |= {link.latency_ns, *map(link.occupancy_ns, sizes)}
     if problem.data_parallel is not None:
-        times_ns += *problem.data_parallel.reduce_scatter_ns, *problem.data_parallel.all_gather_ns
+        times_ns |= {*problem.data_parallel.reduce_scatter_ns, *problem.data_parallel.all_gather_ns}
     tick_ns, coarse_ns = max(gcd(*times_ns), 1), -(-horizon_ns // most_ticks)
     if tick_ns >= coarse_ns:
         return TimeGrid(tick_ns, True)

@@ -10,8 +10,8 @@ shorter of B + W and BW takes longer. The gradient is sent after the gradient pa
 
 Pace. F(r, k) and B(r, k) are the starts of F and gradient part k on rank r. The pace is a time for each microbatch. The *mark* of k
 is B(m, k), of one rank m. Microbatches l = 1, …, `ahead` keep ahead of the pace if mark(l) - mark(0) < l × pace, for each of them.
-Why B and not F? Much of the model must come after B(m, 0): it gives back the memory for which later F wait. Ops before it may have
-run at any time, as most may before F(m, 0), or first gradients that cross a slow link to reach m: so some marks refute less.
+Why B and not F? Much of the model must come after B(m, 0): it frees memory for which later F wait. Ops that need not are free in
+the model. For F as the mark these are most; for a rank behind a slow link, also gradients on their way to it. So marks differ.
 
 Ticks. Let B(m, 0) be at time 0, and round all other starts and all durations down to ticks: all needs are still kept, and no mark
 grows. The pace is given in finer units than ticks. Marks are whole ticks, so each is at most the last tick before l × pace.
