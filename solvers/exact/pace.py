@@ -114,7 +114,6 @@ class _Questions:
     incumbent: Incumbent
     work: float  # of the incumbent, before the first
     begun_s: float
-    log: tuple[str, ...] = ()
 
     def narrow(self, paces: Paces, aheads: Sequence[int], limits: Limits, share: float, least: float, finest: int) -> None:
         """Refute higher and higher paces for the first of `aheads`, or for the next where it refutes nothing."""
@@ -136,15 +135,16 @@ class _Questions:
         model, solver = build_pace(paces.chain, ahead, asked), pace_solver(left.part(share, least))
         status, ended_by = run(solver, model)
         self.incumbent.work += solver.response_proto.deterministic_time
+        self.incumbent.cut_short |= left.clock_s is not None and status is SolverStatus.UNKNOWN
         if ended_by is not None:
             raise ended_by
         if status is not SolverStatus.INFEASIBLE:
             return False
-        paces.refuted[ahead] = asked
-        said = f"rank {paces.chain.marked}: none is followed by {ahead} others in {asked * paces.tick_ns / PARTS:.15g} ns for each"
+        paces.refuted[ahead], pace_ns = asked, asked * paces.tick_ns / PARTS
+        said = f"rank {paces.chain.marked}: none is followed by {ahead} others at less than {pace_ns:.15g} ns for each"
         proof = f"status {SolverStatus.INFEASIBLE} without presolve, at least {bound_ns} ns"
-        self.log = (*(self.log or asked_of(solver)), f"pace on {said}", digest_of(model), proof)
-        self.incumbent.raise_bound(bound_ns, BoundName.CPSAT_CUT, self.log)
+        paces.log = (*(paces.log or asked_of(solver)), f"pace on {said}", digest_of(model), proof)
+        self.incumbent.raise_bound(bound_ns, BoundName.CPSAT_CUT, paces.log)
         return True
 
 
@@ -191,8 +191,8 @@ class Paces:
             kept=tuple(kept),
             marked=0,
         )
-        self._microbatches, self._known_ns, self.refuted = problem.microbatches, known_ns, dict[int, int]()
-        """The refuted pace by `ahead`."""
+        self._microbatches, self._known_ns, self.log = problem.microbatches, known_ns, tuple[str, ...]()
+        self.refuted: dict[int, int] = {}  # the pace by `ahead`
         most = (max(LEAST_AHEAD, rounds * slots) for rounds in ROUNDS_AHEAD)
         self.aheads = aheads or tuple(dict.fromkeys(ahead for ahead in most if ahead < problem.microbatches))
         self._last_ns = [count * cost.backward_ns for count in range(1, self.aheads[-1] + 1)]
@@ -206,7 +206,7 @@ class Paces:
     def marking(self, rank: int) -> Paces:
         """The same for the marks of this rank, with nothing refuted."""
         other = copy(self)
-        other.chain, other.refuted = replace(self.chain, marked=rank), {}
+        other.chain, other.refuted, other.log = replace(self.chain, marked=rank), {}, ()
         return other
 
     def bound_ns(self, more: Mapping[int, int] | None = None) -> int:

@@ -14,6 +14,7 @@ from schedc.analysis.simulation.simulate import simulate
 from schedc.ir import BoundName, Kind, Objective
 from schedc.models.cpsat.pace import PARTS, build_pace
 from schedc.solvers.common.base import Limits, SearchSettings, SolverStatus
+from schedc.solvers.common.incumbent import Incumbent
 from schedc.solvers.driver.portfolio import solve
 from schedc.solvers.exact.cpsat_solver import run
 from schedc.solvers.exact.pace import LEAST_AHEAD, MOST_TICKS, Pace, Paces, pace_solver
@@ -137,6 +138,18 @@ def test_raises_the_bound_of_many_microbatches() -> None:
     assert before.value_ns < found.bound_ns <= found.objective_ns
     assert found.bound_by is BoundName.CPSAT_CUT
     assert "status INFEASIBLE" in found.solver_log[-1]
+
+
+@pytest.mark.parametrize(("limits", "cut_short"), [(Limits(time_s=60), True), (LIMITS, False)])
+def test_a_question_that_a_clock_ended_is_no_reproducible_answer(
+    limits: Limits, cut_short: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("schedc.solvers.exact.pace.run", lambda *asked: (SolverStatus.UNKNOWN, run(*asked)[1]))
+    best, incumbent = best_bound(REPEATS), Incumbent(problem=REPEATS, bound_ns=1, bound_by=BoundName.WORK)
+    incumbent.offer(Greedy(n_sub=1)(REPEATS), "greedy")
+    incumbent.raise_bound(best.value_ns, best.name, ())
+    Pace().improve(incumbent, limits)
+    assert incumbent.cut_short is cut_short
 
 
 def test_bounds_of_the_last_are_weaker_without_time_and_never_missing() -> None:
