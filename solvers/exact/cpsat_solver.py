@@ -27,7 +27,7 @@ NEIGHBOURHOOD, NEIGHBOURHOODS = 0.1, 50
 """A neighbourhood gets the first at most, CP-SAT's own limit, and of a limit of work one in the second at most: in odd nanoseconds
 its search may come down one by one, of which CP-SAT counts a hundredth."""
 CONFLICTS, LEAST_WORK = 20_000, 1e-3
-"""So many conflicts of one worker count as one unit of work, at least: in odd nanoseconds it may raise a start one tick at a time,
+"""Per unit of work one worker has at most this many conflicts: in odd nanoseconds it may raise a start one tick at a time,
 which CP-SAT hardly counts. And no question counts as less than the second."""
 SOLVER = f"solver CP-SAT, ortools {version('ortools')}"
 
