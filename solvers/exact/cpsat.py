@@ -129,6 +129,7 @@ class _Near:
         """Ask of one width until no schedule is found, and of wider ones while each is refuted; whether all answers were final."""
         known, (part, fuses) = self.incumbent, self.questions[number % len(self.questions)]
         most_work, wider, is_final = NEAR_WORK * 2 ** (number // len(self.questions)), 1, True
+        may_round = known.problem.objective is Objective.MAKESPAN  # of a span a grid that rounds proves nothing
         while True:
             left = self.limits.left(self.begun_s, known.work - self.worked)
             if self.is_over or left.least <= 0 or known.gap <= left.gap:
@@ -136,14 +137,18 @@ class _Near:
                 return False
             known_ns, bound_ns = known.objective_ns, known.bound_ns
             below_ns = bound_ns + 1 + wider * (known_ns - bound_ns) // part
-            solver = for_narrow(replace(left, seed=left.seed + number), most_work if wider == 1 else WIDER_WORK * most_work)
-            ticks = NEAR_TICKS if known_ns < NEAR_TICKS * (below_ns - bound_ns) else MOST_TICKS
+            work = most_work if wider == 1 else WIDER_WORK * most_work
+            solver = for_narrow(replace(left, seed=left.seed + number), work, proves=fuses)
+            rounds = may_round and known_ns < NEAR_TICKS * (below_ns - bound_ns)
+            ticks = NEAR_TICKS if rounds else MOST_TICKS
             self.solvers.add(solver)
             solve = partial(solve_cpsat, below_ns=below_ns, most_ticks=ticks, fuses=fuses, solver=solver)
             status = improve_by(solve, CpSat.name, known, left)
             self.solvers.remove(solver)
             is_final &= status.is_final
-            if known.objective_ns == known_ns and fuses and status.is_final and known.bound_ns > bound_ns:
+            if known.objective_ns == known_ns and rounds and status is SolverStatus.RELAXED:
+                may_round = False  # what there is on this grid takes longer in nanoseconds
+            elif known.objective_ns == known_ns and fuses and status.is_final and known.bound_ns > bound_ns:
                 wider = min(2 * wider, part // 2)
             elif known.objective_ns == known_ns and wider == 1:
                 return is_final
@@ -211,7 +216,7 @@ def solve_cpsat(
     valid = grid.exact or problem.objective is Objective.MAKESPAN
     # With a rounded grid a schedule can take fewer ticks than its nanoseconds say, so nothing is said from below.
     floor = -(-known_bound_ns // grid.tick_ns) if grid.exact and valid else 0
-    valid = valid and (fuses or not blocks.fused)
+    valid = valid and fuses
     is_below = below_ns is not None and below_ns <= best_ns  # the incumbent is none of what is sought
     most = grid.ticks(below_ns - 1 if is_below and below_ns is not None else best_ns)
 

@@ -66,7 +66,8 @@ def solver_of(limits: Limits) -> cp_model.CpSolver:
 
     solver = cp_model.CpSolver()
     parameters = solver.parameters
-    parameters.num_workers, parameters.random_seed, parameters.relative_gap_limit = limits.workers, limits.seed, limits.gap
+    parameters.num_workers, parameters.relative_gap_limit = limits.workers, limits.gap
+    parameters.random_seed = limits.seed % (1 << 31)
     if limits.deterministic is not None:
         parameters.max_deterministic_time = limits.deterministic
         parameters.interleave_search = True  # the workers take turns in a fixed order
@@ -91,12 +92,16 @@ def work_of(solver: cp_model.CpSolver) -> float:
     return max(solver.response_proto.deterministic_time, of_conflicts, LEAST_WORK)
 
 
-def for_narrow(limits: Limits, work: float) -> cp_model.CpSolver:
-    """For narrow windows, where the order of two ops follows from the others; no LP, and no more than this work."""
+def for_narrow(limits: Limits, work: float, *, proves: bool) -> cp_model.CpSolver:
+    """For narrow windows, where the order of two ops follows from the others; no LP, and no more than this work.
+
+    Unless it `proves`, with strong propagation, which finds more; but where blocks take no time, ortools 9.15 then refutes what is
+    possible.
+    """
     solver = one_worker(replace(limits, deterministic=min(work, limits.deterministic or work)))
     if limits.clock_s is not None:
         solver.parameters.max_time_in_seconds = limits.clock_s
-    solver.parameters.linearization_level, solver.parameters.use_strong_propagation_in_disjunctive = 0, True
+    solver.parameters.linearization_level, solver.parameters.use_strong_propagation_in_disjunctive = 0, not proves
     return solver
 
 

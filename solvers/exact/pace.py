@@ -141,7 +141,7 @@ class _Questions:
         if status is not SolverStatus.INFEASIBLE:
             return False
         paces.refuted[ahead], pace_ns = asked, asked * paces.tick_ns / PARTS
-        said = f"rank {paces.chain.marked}: none is followed by {ahead} others at less than {pace_ns:.15g} ns for each"
+        said = f"place {paces.chain.marked} of the path: none is followed by {ahead} others at less than {pace_ns:.15g} ns for each"
         proof = f"status {SolverStatus.INFEASIBLE} without presolve, at least {bound_ns} ns"
         paces.log = (*(paces.log or asked_of(solver)), f"pace on {said}", digest_of(model), proof)
         self.incumbent.raise_bound(bound_ns, BoundName.CPSAT_CUT, paces.log)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 LARGE_OPS = 50_000
-"""From this many compute ops on, only the strongest variant is tried."""
+"""From this many compute ops on, one way to cut W is tried."""
 ONE_RULE = "greedy{n_sub=1,in_flight=0,weight_lag=0}"
 """Of a large problem it makes one schedule, not one for each of several rules."""
 CHOOSING_BLOCKS = 25_000

@@ -28,7 +28,7 @@ from schedc.solvers.common.incumbent import Incumbent
 from schedc.solvers.driver.portfolio import solve
 from schedc.solvers.driver.registry import constructive
 from schedc.solvers.exact.cpsat import NEAR, seek_near, solve_cpsat
-from schedc.solvers.exact.cpsat_solver import run
+from schedc.solvers.exact.cpsat_solver import for_narrow, run
 from schedc.solvers.exact.milp import solve_milp
 from schedc.solvers.heuristics.greedy import Greedy
 from schedc.verify.schedule.checks import verify_schedule
@@ -167,6 +167,21 @@ def test_stages_that_two_paths_share() -> None:
     assert solved.objective_ns == solved.lower_bound_ns == optimum(shared)
 
 
+def test_near_the_bound_blocks_of_no_time_prove_nothing_false() -> None:
+    """With strong propagation CP-SAT refutes all below 195,022,440 ns on this grid, where two of the blocks take no tick."""
+    costs_ns = [(10_000_003, 2_000_000, 50_000_015), (1, 2_000, 5_000_000), (3_000, 20_000_006, 2_000), (3_000, 2, 20_000_006)]
+    links = {(0, 1): (1, 0), (1, 0): (2, 0)}
+    problem = make_problem(2, 3, placement=[1, 1, 0, 0], costs_ns=costs_ns, links=links, in_flight=3)
+    first = replace(problem.stages[0], backward_ns=(50_000_015,))
+    problem, limits = replace(problem, stages=(first, *problem.stages[1:])), Limits(workers=1, time_s=100)
+    start = Greedy(n_sub=1)(problem)
+    assert solve_cpsat(problem, start, limits=limits).objective_ns == 195_012_060
+    for proves in (False, True):
+        solver = for_narrow(limits, 3.0, proves=proves)
+        found = solve_cpsat(problem, start, limits=limits, most_ticks=1 << 14, below_ns=195_012_061, solver=solver, fuses=proves)
+        assert found.lower_bound_ns <= 195_012_060
+
+
 @pytest.mark.parametrize("most_ticks", [1 << 14, 40, 9])
 @pytest.mark.parametrize("limits", [Limits(deterministic=1.0, workers=2), Limits(time_s=100, workers=2)], ids=["work", "threads"])
 def test_near_the_bound_it_refutes_nothing_possible(limits: Limits, most_ticks: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +276,7 @@ def test_near_the_bound_a_proof_or_an_error_of_one_thread_stops_the_other(fails:
         known.raise_bound(known.objective_ns, BoundName.CPSAT, ())
         return SolverStatus.INFEASIBLE
 
-    def narrow(*_: object) -> Mock:
+    def narrow(*_: object, proves: bool) -> Mock:
         return Mock(stop_search=stopped.release)
 
     monkeypatch.setattr("schedc.solvers.exact.cpsat.improve_by", answer)
