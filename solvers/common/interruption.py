@@ -204,16 +204,17 @@ def _unbroken(frame: FrameType | None) -> int:
     return found
 
 
-def wait_for(jobs: Sequence[Future[Any]], stop: Callable[[], None]) -> BaseException | None:
-    """Wait for work in other threads. The end of one stops the others; an interruption all, and is returned once they have ended.
+def wait_for(jobs: Sequence[Future[Any]], stop: Callable[[], None], *, together: bool = False) -> BaseException | None:
+    """Wait for work in other threads. An interruption stops it, and is returned once the work has ended, so that its result counts.
 
     Args:
         jobs: the work.
         stop: asks all of it to end soon; called until it has ended.
+        together: the end of one, also by an error, stops the others.
     """
     try:
         while (state := wait(jobs, timeout=NOTICE_S)).not_done:  # a signal given to another thread does not wake this one
-            if state.done:
+            if together and state.done:
                 stop()
     except (KeyboardInterrupt, OutOfTime) as interruption:
         if isinstance(interruption, (Interrupted, OutOfTime)):

@@ -94,7 +94,7 @@ def seek_near(incumbent: Incumbent, limits: Limits) -> None:
     )
     with ThreadPoolExecutor(beside) as threads:
         jobs = [threads.submit(near.seek) for _ in range(beside)]
-        ended_by = wait_for(jobs, near.stop)
+        ended_by = wait_for(jobs, near.stop, together=True)
     incumbent.cut_short |= beside > 1  # the threads raced
     for job in jobs:
         job.result()

@@ -341,3 +341,13 @@ def test_the_command_writes_the_plan_and_says_interrupted(tmp_path: Path, number
     assert process.returncode == 0
     assert printed.splitlines()[-1].endswith("interrupted")
     assert read_plan(output).made_by.reproducible is False
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_the_end_of_one_job_stops_others_only_where_they_work_together(together: bool) -> None:
+    """Climbs beside each other end at their own time, so that a seed gives the same schedule."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(2) as threads:
+        jobs = [threads.submit(stop.wait, 0.0), threads.submit(stop.wait, 60 if together else 0.5)]
+        assert wait_for(jobs, stop.set, together=together) is None
+    assert jobs[1].result() is together
