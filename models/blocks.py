@@ -27,8 +27,8 @@ is proven holds for the models, in which a rank may begin as before (`models.sta
   slice j before F of the k-th slice j + 1, backwards the other way: their groups have the same microbatches, in the same order.
 - The transfers of a group over one edge are of one size, and leave in the order in which their producers end: the k-th of them
   brings what the k-th producer sent. Of one producer they leave in the order of its edges, each behind those before it.
-- What a rank holds at a time is a sum over groups: some have started, some have ended, and each takes and gives back the same
-  bytes as the others of its group, activations, states' gradients and recomputed ones alike. So it stays the same. Values that wait
+- What a rank holds at a time is a sum over groups, of how many have started and ended: each takes and gives back the same bytes
+  as the others of its group, activations, states' gradients and recomputed ones alike. So it stays the same. Values that wait
   are those that have arrived, of one size for each edge and group, less those whose op has started: also as many as before.
 """
 

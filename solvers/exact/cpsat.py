@@ -88,10 +88,8 @@ def seek_near(incumbent: Incumbent, limits: Limits) -> None:
     ask `BESIDE` questions at once; under a limit of work one, so that the result is the same each time.
     """
     questions = tuple(product(NEAR, (False, True) if fusing_saves_time(incumbent.problem) else (True,)))
-    near, beside = (
-        _Near(incumbent, limits, questions, incumbent.work),
-        min(BESIDE, limits.workers) if limits.deterministic is None else 1,
-    )
+    near = _Near(incumbent, limits, questions, incumbent.work)
+    beside = min(BESIDE, limits.workers) if limits.deterministic is None else 1
     with ThreadPoolExecutor(beside) as threads:
         jobs = [threads.submit(near.seek) for _ in range(beside)]
         ended_by = wait_for(jobs, near.stop, together=True)
@@ -216,7 +214,8 @@ def solve_cpsat(
     valid = grid.exact or problem.objective is Objective.MAKESPAN
     # With a rounded grid a schedule can take fewer ticks than its nanoseconds say, so nothing is said from below.
     floor = -(-known_bound_ns // grid.tick_ns) if grid.exact and valid else 0
-    valid = valid and fuses
+    solver = solver or solver_of(limits)
+    valid = valid and fuses and not solver.parameters.use_strong_propagation_in_disjunctive  # false bounds: see `for_narrow`
     is_below = below_ns is not None and below_ns <= best_ns  # the incumbent is none of what is sought
     most = grid.ticks(below_ns - 1 if is_below and below_ns is not None else best_ns)
 
@@ -235,7 +234,6 @@ def solve_cpsat(
             variables.model.add(is_fused == 0)
     elif not is_below:
         add_hint(variables, incumbent, timeline, grid, best_ns)
-    solver = solver or solver_of(limits)
     if valid:
         solver.best_bound_callback = lambda bound: on_bound(int(bound) * grid.tick_ns)
     status, ended_by = run(solver, variables.model, _listener(variables, problem, on_schedule))

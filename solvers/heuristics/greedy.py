@@ -31,7 +31,7 @@ LARGE_OPS = 50_000
 ONE_RULE = "greedy{n_sub=1,in_flight=0,weight_lag=0}"
 """Of a large problem it makes one schedule, not one for each of several rules."""
 CHOOSING_BLOCKS = 25_000
-"""On larger problems, rules are compared on the first microbatches, up to so many blocks, in the options that decide most."""
+"""On larger problems, rules are compared on the first microbatches, up to this many blocks, in the options that decide most."""
 LONG = 4
 """Microbatches for each rank from which on `by_time` is tried: of fewer, what begins better ends worse behind `polish`."""
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
